@@ -88,8 +88,8 @@ class ConnectThread:
         embedded = self._embedded = EmbeddedCollector.start(
             one_machine=one_machine, metrics_port=config.embedded_metrics_port, summary=config.embedded_summary
         )
-        page, change = embedded.metrics_url.removesuffix("metrics"), embedded.describe_port_change()
-        log_line(f"watching run {identity.run!r}: live page {page}, metrics {embedded.metrics_url}{change}")
+        page, metrics, change = embedded.page_url, embedded.metrics_url, embedded.describe_port_change()
+        log_line(f"watching run {identity.run!r}: live page {page}, metrics {metrics}{change}")
         here = embedded.address
         if rendezvous.is_possible and identity.world_size > 1:
             port = here.endpoint.rpartition(":")[2]

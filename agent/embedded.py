@@ -33,31 +33,31 @@ class EmbeddedCollector:
     """A collector in a child process, which ends with this process."""
 
     def __init__(
-        self, child: "subprocess.Popen[str]", address: CollectorAddress, metrics_url: str, port_wanted: int = 0
+        self, child: "subprocess.Popen[str]", address: CollectorAddress, url: str, token: str = "", port_wanted: int = 0
     ) -> None:
         self._child = child
+        self._url = url
+        self._query = f"?token={token}" if token else ""
         self._port_wanted = port_wanted
         self.address = address
         """Its address on this machine; other machines use another host with the same port and keys."""
-        self.metrics_url = metrics_url
 
     @classmethod
     def start(cls, *, one_machine: bool, metrics_port: int, summary: bool) -> "EmbeddedCollector":
         """Start it and wait until it listens. Raise UnavailableError with its output otherwise.
 
-        If other machines have to reach it, it makes keys for this run and writes them to its stdout, a pipe.
+        It makes keys and a token for this run, and writes them to its stdout, a pipe. Also on one machine: other users
+        of it reach loopback, and could report in the name of any rank.
         """
         host = "127.0.0.1" if one_machine else "0.0.0.0"  # noqa: S104 - the other machines' ranks must reach it
         command = build_child_command(
-            sys.executable, "rankscope.collector", "serve", "--embedded",
+            sys.executable, "rankscope.collector", "serve", "--embedded", "--fresh-keys",
             "--parent-pid", str(os.getpid()),
             "--listen", f"tcp://{host}:0",
             "--http-listen", f"127.0.0.1:{metrics_port}",
         )  # fmt: skip
         if not summary:
             command.append("--no-summary")
-        if not one_machine:
-            command.append("--fresh-keys")
         # In a new session, so that Ctrl-C in the terminal ends the ranks but not the collector, which still receives
         # their last reports.
         child = subprocess.Popen(  # noqa: S603 - the agent's own program
@@ -72,15 +72,29 @@ class EmbeddedCollector:
             line = _read_line(child.stdout, START_S_MAX)
             address = CollectorAddress.from_text(line)
             here = f"tcp://127.0.0.1:{address.endpoint.rpartition(':')[2]}"
-            return cls(child, CollectorAddress(here, address.keys), json.loads(line)["metrics_url"], metrics_port)
+            announced = json.loads(line)
+            url = announced["metrics_url"].removesuffix("/metrics")
+            return cls(child, CollectorAddress(here, address.keys), url, announced["http_token"], metrics_port)
         except (ValueError, KeyError, OSError) as error:
             child.kill()
             child.wait()
             raise UnavailableError(f"the embedded collector did not start ({error})") from error
 
+    @property
+    def page_url(self) -> str:
+        """Where the live page is. The token in it lets whoever has this address read; it is empty where the settings
+        name a token.
+        """
+        return f"{self._url}/{self._query}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where /metrics is, with the token as above."""
+        return f"{self._url}/metrics{self._query}"
+
     def describe_port_change(self) -> str:
         """Return a remark for the user if the metrics are not at the configured port, else an empty text."""
-        has_moved = self._port_wanted and f":{self._port_wanted}/" not in self.metrics_url
+        has_moved = self._port_wanted and not self._url.endswith(f":{self._port_wanted}")
         return f" (a free port: {self._port_wanted} could not be used)" if has_moved else ""
 
     def wait(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from rankscope.collector.address_token import split_token
 from rankscope.collector.client_config import DEFAULT_URL, ClientConfig, read_client_config
 from rankscope.collector.wrong_address import WHERE, describe_failure
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -28,6 +29,8 @@ BLOCK_BYTES: Final = 1 << 20
 ERROR_BYTES_MAX: Final = 4096
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 """A complete run of 16,384 ranks has 35 MB of JSON; a larger answer comes from another server."""
+IN_ADDRESS: Final = "the address"
+"""Where a token is from that no file holds."""
 OUR_REALM: Final = 'realm="rankscope"'
 """The realm in a collector's 401 answers (`publish/http_auth.py`); other servers have another."""
 
@@ -126,9 +129,11 @@ def find_controlled(options: argparse.Namespace) -> Collector:
 
 def _open(config: ClientConfig, key: str, file: str) -> Collector:
     """Return the collector with the token in `file`, which the setting `key` names."""
-    token = _read_token(config, key, file) if file else ""
-    shown = f"{file} ({config.source(key)})"
-    return Collector(config.url.rstrip("/"), Credentials(token, _read_trust(config), shown))
+    url, token = split_token(config.url)
+    shown = IN_ADDRESS if token else ""
+    if file:
+        token, shown = _read_token(config, key, file), f"{file} ({config.source(key)})"
+    return Collector(url.rstrip("/"), Credentials(token, _read_trust(config), shown))
 
 
 def _read_token(config: ClientConfig, key: str, file: str) -> str:
@@ -258,8 +263,13 @@ def _describe_unauthorised(url: str, error: urllib.error.HTTPError, credentials:
         if OUR_REALM not in str(error.headers.get("WWW-Authenticate", "")):
             return f"what answers at {url} asks for a login and is no rankscope collector (HTTP 401). {WHERE}."
     if not credentials.token:
-        cure = "Name the file that holds it with --token-file (RANKSCOPE_TOKEN_FILE)."
+        cure = (
+            "Name the file that holds it with --token-file (RANKSCOPE_TOKEN_FILE), or give the whole address that rank "
+            "0 has printed."
+        )
         return f"the collector at {url} answers 401: it requires its token. {cure}"
+    if credentials.token_file == IN_ADDRESS:
+        return f"the collector at {url} answers 401: the token in the address is that of another collector. {WHERE}."
     return (
         f"the collector at {url} answers 401: the token in {credentials.token_file} is not its token. It uses the "
         "one that the file named by its http_token_file held when the collector was started."

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
+from rankscope.collector.address_token import split_token
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import FROM_DEFAULT, Setting, Settings, Value, find_settings, read, setting
 
@@ -28,7 +29,7 @@ def _find_url_problem(url: str) -> str | None:
         has_host_and_port = bool(parts.hostname) and parts.port != 0
     except ValueError as error:  # a port that is no number or above 65535, an IPv6 address without its last bracket
         return f"{form}: {error}"
-    if not has_host_and_port or "@" in parts.netloc or parts.query or parts.fragment:
+    if not has_host_and_port or "@" in parts.netloc or urlsplit(split_token(url)[0]).query or parts.fragment:
         return f"{form}, without a user, a query or a fragment"
     return None
 
@@ -47,7 +48,9 @@ class ClientConfig(Settings):
     url: str = setting(
         DEFAULT_URL,
         Setting(
-            "HTTP address of the collector, http://HOST:PORT or https://HOST:PORT. Agents have another one, tcp://.",
+            "HTTP address of the collector, http://HOST:PORT or https://HOST:PORT. Agents have another one, tcp://. "
+            "For a collector that rank 0 has started it is the address of the live page that rank 0 has printed, with "
+            "?token=TOKEN.",
             find_problem=_find_url_problem,
         ),
     )

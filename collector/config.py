@@ -204,7 +204,8 @@ class CollectorConfig(Settings):
     runs_max: int = setting(
         64,
         Setting(
-            "Most runs known at a time; beyond it the run that ended first is forgotten for a new one.",
+            "Most runs known at a time. Beyond it the run that ended first is forgotten for a new one, else the one "
+            "that has been silent for longest; a `store` keeps them. A new one is refused while all others report.",
             unit="runs",
             smallest=1,
             largest=10_000,
@@ -213,7 +214,8 @@ class CollectorConfig(Settings):
     ranks_max: int = setting(
         16_384,
         Setting(
-            "Most ranks of all runs together. Further ones are refused, with an error in their log.",
+            "Most ranks of all runs together. Beyond it runs are forgotten as for `runs_max`; where that frees too "
+            "little, further ranks are refused, with an error in their log.",
             unit="ranks",
             smallest=1,
             largest=1_000_000,

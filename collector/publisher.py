@@ -183,6 +183,8 @@ def run_publisher(connection: Connection, config: CollectorConfig, listener: Htt
         certificate_file=config.http_certificate_file,
         key_file=config.http_key_file,
     )
+    if listener.token:
+        access = access._replace(token=listener.token, is_in_address=True)
     with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as ends:
         publisher = Publisher(
             config, listener, access, send=send, read_block=connection.recv_bytes, first=connection.recv()
@@ -236,12 +238,13 @@ class PublisherThread:
 
 
 class _Settings(msgspec.Struct):
-    """The standard input of a publisher process, as JSON: the settings of the collector by key, the host of its
-    address, the descriptors of its connection and of its listening socket, and the levels to log from.
+    """The standard input of a publisher process, as JSON: the settings of the collector by key, the host and the token
+    of its address, the descriptors of its connection and of its listening socket, and the levels to log from.
     """
 
     config: dict[str, Any]
     host: str
+    token: str
     connection_fd: int
     listener_fd: int
     log_level: int
@@ -255,7 +258,7 @@ class PublisherProcess:
         values = {key: getattr(config, key) for key, _, _ in find_settings(type(config))}
         levels = (logging.getLogger(name).getEffectiveLevel() for name in ("", "rankscope"))
         fds = connection.fileno(), listener.socket.fileno()
-        settings = msgspec.json.encode(_Settings(values, listener.host, *fds, *levels))
+        settings = msgspec.json.encode(_Settings(values, listener.host, listener.token, *fds, *levels))
         self._child = subprocess.Popen(  # noqa: S603 - our own program
             build_child_command(sys.executable, "rankscope.collector.publisher"),
             pass_fds=fds,
@@ -293,7 +296,7 @@ def main() -> int:
     limit_malloc_arenas()
     raise_gc_threshold()
     start_malloc_trim()
-    listener = HttpListener(socket.socket(fileno=settings.listener_fd), settings.host)
+    listener = HttpListener(socket.socket(fileno=settings.listener_fd), settings.host, settings.token)
     try:
         run_publisher(Connection(settings.connection_fd), CollectorConfig(**settings.config), listener)
     except SettingError as error:

@@ -19,7 +19,7 @@ from rankscope.collector.detect.view import Detected
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.ingest.admission import ProcessCounts
-from rankscope.collector.ingest.exchange import AskForClock, EventBatch, Exchange
+from rankscope.collector.ingest.exchange import AskForClock, EventBatch, Exchange, SendToRank
 from rankscope.collector.ingest.message_admission import MessageAdmission
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
@@ -34,6 +34,7 @@ from rankscope.collector.runs.events import (
     PeerEvent,
     ProcessGone,
     RankJoined,
+    RefuseProcess,
     ReportAdmitted,
     RunEffect,
     RunEvent,
@@ -103,6 +104,8 @@ class RunUpdates:
         does not exist, nothing of it is acknowledged, and it is asked for its Hello. An event of a known rank process
         that cannot be handled is lost, counted, and acknowledged: sent again it would fail each time.
         """
+        for name in batch.forgotten:
+            self._remove_forgotten(name)
         try:
             self._handle_events(batch)
         except Exception:  # noqa: BLE001 - the fault log has it
@@ -176,8 +179,17 @@ class RunUpdates:
         for run_id in over - self._over:
             self._admission.end_run(read_run_name(run_id))
         self._over = over
+        self.note_forgettable()
         if detects:
             self._detection_limiter.record(now_ns, time.thread_time_ns() - began_ns)
+
+    def note_forgettable(self) -> None:
+        """Tell admission which runs it may forget for others: those that are over, the first to end first, then those
+        that are silent, the longest first.
+        """
+        spare = [runs for runs in self.runs.by_name if not any(run.has_live_ranks for run in runs)]
+        spare.sort(key=lambda runs: (not runs[-1].is_over, runs[-1].last_message_collector_ns))
+        self._admission.may_forget([runs[-1].name for runs in spare])
 
     def record_earlier_runs(self, run_id: str, read: EarlierRunsRead) -> None:
         """Apply what the store has of earlier runs of the same work to a run; nothing where the run is forgotten."""
@@ -227,6 +239,9 @@ class RunUpdates:
         match effect:
             case AskClock(boot_id):
                 self._exchange.answer(AskForClock(boot_id))
+            case RefuseProcess(boot_id, detail):
+                answer = self._admission.refuse_replaced(boot_id, detail)
+                self._exchange.answer(SendToRank(boot_id, answer))
             case OpenFinding(run, finding):
                 LOG.warning("run %r: %s", run, finding.sentence)
                 self._journal.open(run, finding, ns_to_s(self._clock.wall_ns()))
@@ -281,11 +296,22 @@ class RunUpdates:
         )
         return self._admission.restore(rank.hello.identity, counts)
 
-    def _forget(self, run: RunState) -> None:
+    def _remove_forgotten(self, name: str) -> None:
+        """Remove the runs of a name that admission has forgotten for another, unless a rank has come back meanwhile:
+        then it is asked for its Hello.
+        """
+        for run in [run for run in self.runs if run.name == name and not run.has_live_ranks]:
+            self._remove(run)
+            LOG.info("run %r was forgotten for a new one: runs_max or ranks_max is reached", run.run)
+
+    def _remove(self, run: RunState) -> None:
         self.runs.remove(run)
-        self._forget_processes(run.name, frozenset(run.processes))
         self._on_forget(run.run)
         self.evicted += 1
+
+    def _forget(self, run: RunState) -> None:
+        self._remove(run)
+        self._forget_processes(run.name, frozenset(run.processes))
         text = "run %r was removed: no rank has reported for %.0f s, or enough later runs of its name are kept"
         LOG.debug(text, run.run, self._config.run_kept_s)
 

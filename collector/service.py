@@ -69,8 +69,10 @@ class Service:
         clock: Clock,
         curve: CurveServer | None = None,
         start_publisher: StartPublisher = PublisherThread,
+        http_token: str = "",
     ) -> None:
-        """Bind both ports. `curve` are keys that are in no file. Raises UnavailableError naming the port that cannot be
+        """Bind both ports. `curve` are keys that are in no file, `http_token` a token for HTTP that the address
+        carries. Raises UnavailableError naming the port that cannot be
         bound, SettingError for keys that are missing or cannot be used.
         """
         self._config = config
@@ -97,7 +99,7 @@ class Service:
         self._journal = Journal(config, self._wall_s(), self._faults.count)
         # A publisher that is a process has the port for a moment longer than the collector before this one.
         wait_s = 0.0 if start_publisher is PublisherThread else PORT_WAIT_S
-        self._listener = self._listen(config.http_listen, wait_s)
+        self._listener = self._listen(config.http_listen, wait_s)._replace(token=http_token)
         self._metrics_url = f"{self._listener.url(is_secure=http.tls is not None)}/metrics"
         self._receive_thread.messages.metrics_url = self._metrics_url
         self._link = PublisherLink(
@@ -129,6 +131,7 @@ class Service:
             clock=clock, faults=self._faults,
         )  # fmt: skip
         self._recording.open(self._updates.runs, self._clocks())
+        self._updates.note_forgettable()
         self._snapshot = self._build_snapshot()
         self._captures.start()
         self._notifier.start()

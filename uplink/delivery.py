@@ -60,7 +60,7 @@ class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     hello_interval_ns_max: int = 30 * NS_PER_S
     """Longest pause between Hellos. Actual pauses are a random 50 to 100 % of the nominal one."""
 
-    reasons_retried: frozenset[str] = frozenset({"full"})
+    reasons_retried: frozenset[str] = frozenset({"full", "replaced"})
     """Reasons of a Refused that are temporary. After any other reason no Hello is sent any more."""
 
     def __post_init__(self) -> None:

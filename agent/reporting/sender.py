@@ -229,10 +229,10 @@ class Sender:
         delivery = self._delivery
         if delivery.state in {DeliveryState.REFUSED, DeliveryState.CLOSED}:
             return 0
-        if delivery.ever_welcomed:
-            return deadline_ns
         if self.refused is not None:
             return 0
+        if delivery.ever_welcomed:
+            return deadline_ns
         return deadline_ns if delivery.has_sent_hello else self._first_connect_by_ns
 
     def _exchange_once(self, until_ns: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.collector.address_token import make_token
 from rankscope.collector.commands.command import add_settings, announce, read_overrides
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.embedded import Lifetime
@@ -90,14 +91,16 @@ rankscope serve -v                                         also log joins, ends,
         map_large_blocks()
         clock = SystemClock()
         fresh = RunKeys.make() if options.fresh_keys else None
+        # A token of the settings stays what it is: Prometheus may know it.
+        token = make_token() if options.fresh_keys and not config.http_token_file else ""
         has_probes = config.health_listen and not options.embedded
         health = listen_http(config.health_listen, PORT_WAIT_S) if has_probes else None
-        service = _make_service(config, clock, fresh, is_embedded=options.embedded)
+        service = _make_service(config, clock, fresh, token, is_embedded=options.embedded)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: service.stop())
         logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
         if options.announce or options.embedded:
-            keys = {} if fresh is None else {"keys": msgspec.to_builtins(fresh.for_ranks())}
+            keys = {} if fresh is None else {"keys": msgspec.to_builtins(fresh.for_ranks()), "http_token": token}
             announce({"endpoint": service.endpoint, "metrics_url": service.metrics_url, **keys})
         raise_gc_threshold()
         shorten_switch_interval()
@@ -121,18 +124,21 @@ def _add_internals(parser: argparse.ArgumentParser) -> None:
     # End with the run that it was started for, or with the parent process.
     parser.add_argument("--embedded", action="store_true", help=hidden)
     parser.add_argument("--parent-pid", type=int, default=None, help=hidden)
-    # Make keys for the run, and announce those of its ranks.
+    # Make keys and a token for the run, and announce those of its ranks and readers.
     parser.add_argument("--fresh-keys", action="store_true", help=hidden)
     # Print no summary when the run is over.
     parser.add_argument("--no-summary", action="store_true", help=hidden)
 
 
-def _make_service(config: CollectorConfig, clock: SystemClock, keys: RunKeys | None, *, is_embedded: bool) -> Service:
+def _make_service(
+    config: CollectorConfig, clock: SystemClock, keys: RunKeys | None, token: str, *, is_embedded: bool
+) -> Service:
     """Bind the ports. Of an embedded collector a free HTTP port replaces one that is in use."""
 
     def make(config: CollectorConfig) -> Service:
         curve = None if keys is None else CurveServer(keys.collector, keys.is_allowed)
-        return Service(config, clock, curve, start_publisher=PublisherThread if is_embedded else PublisherProcess)
+        start = PublisherThread if is_embedded else PublisherProcess
+        return Service(config, clock, curve, start_publisher=start, http_token=token)
 
     host, _, port = config.http_listen.rpartition(":")
     try:

@@ -21,6 +21,7 @@ key that began it, until it is over: the next run of its name may have another. 
 when its first rank comes: the state of a run is as large as its world, and a Hello of a hundred bytes may claim any.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -29,7 +30,8 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Refused, Welcome
 
 REFUSED_FULL = "full"
-"""May resolve by itself: the agent tries again after its longest pause. After any other reason it gives up."""
+REFUSED_REPLACED = "replaced"
+"""May resolve by themselves: the agent tries again after its longest pause. After any other reason it gives up."""
 
 REFUSED_RANK_OUTSIDE_WORLD = "rank_outside_world"
 REFUSED_IDENTITY_CHANGED = "identity_changed"
@@ -101,10 +103,11 @@ class Admission:
     """The peers by their routing id, and the next number expected from each.
 
     At most `runs_max` runs and `ranks_max` rank processes are known, and the worlds of all runs together have no more
-    than `ranks_max` ranks; a further one is refused. None that is known is dropped for it, with two exceptions: a
-    restarted rank takes the place of its own earlier process, and superseded processes (of earlier restarts, or with
-    orphaned reports) are dropped first. ORPHANED_MAX more orphaned ones are admitted beyond `ranks_max`. The owner
-    forgets what has ended.
+    than `ranks_max` ranks. For a further run those that no rank reports for are forgotten, as many as it needs, in the
+    order of `may_forget`; where that is not enough it is refused, and none is forgotten. No other that is known is
+    dropped, with two exceptions: a restarted rank takes the place of its own earlier process, and superseded processes
+    (of earlier restarts, or with orphaned reports) are dropped first. ORPHANED_MAX more orphaned ones are admitted
+    beyond `ranks_max`. The owner forgets what ended long ago.
 
     `key` is everywhere the client key of the connection, empty without keys; for a rank behind a relay relays.py
     determines it.
@@ -119,14 +122,27 @@ class Admission:
         self._runs: dict[str, RankIdentity] = {}  # with the identity that its world size is from
         self._run_keys: dict[str, str] = {}
         self._processes = _RankProcesses()
+        self._forgettable: dict[str, None] = {}
+        self._forgotten: list[str] = []
         self.refused: dict[str, int] = {}
         """Hellos refused, by reason, and messages and notices in the name of another sender's rank."""
         self.unknown_processes = 0
         """Notices about a rank process that is not known."""
 
+    def may_forget(self, names: Iterable[str]) -> None:
+        """Set the runs that may be forgotten for others, in that order: none of their ranks reports."""
+        self._forgettable = dict.fromkeys(names)
+
+    def pop_forgotten(self) -> list[str]:
+        """Return the names of the runs that were forgotten for others since the last call."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
     def hello(self, peer: bytes, hello: Hello, key: str = "") -> Welcome | Refused:
         """Admit a rank process, or one that is known again, and give up the messages it can no longer send."""
         identity = hello.identity
+        if not hello.left_behind:
+            self._forgettable.pop(identity.run, None)
         process = self._processes.by_boot_id.get(identity.boot_id)
         refusal = _find_contradiction(identity, process) or self._find_theft(peer, identity, process, key)
         if refusal is None and process is None:
@@ -234,6 +250,13 @@ class Admission:
         if process is not None:
             self._processes.drop(process)
 
+    def refuse_replaced(self, boot_id: str, detail: str) -> tuple[Refused, str]:
+        """Count that the run of a rank process ignores it; return what to tell it, and its run."""
+        self._count_refused(REFUSED_REPLACED)
+        process = self._processes.by_boot_id.get(boot_id)
+        run = "" if process is None else process.identity.run
+        return Refused(reason=REFUSED_REPLACED, detail=detail[:DETAIL_LENGTH_MAX]), run
+
     def _find_process(self, peer: bytes, key: str) -> "_RankProcess | None":
         """Return the rank process of a peer. Another key means that another client has replaced its connection."""
         process = self._processes.by_peer.get(peer)
@@ -265,15 +288,9 @@ class Admission:
         return None
 
     def _make_room(self, identity: RankIdentity, *, orphaned: bool) -> Refused | None:
-        newest = self._runs.get(identity.run)
-        if newest is None and len(self._runs) >= self._runs_max:
-            return _refuse_full("runs", len(self._runs), self._runs_max)
-        # One of fewer restarts may begin a new run of this name, and then needs all the room of its world.
-        is_newest = newest is None or identity.restart_count >= newest.restart_count
-        if newest is None or is_newest or identity.world_size > newest.world_size:
-            others = sum(one.world_size for run, one in self._runs.items() if run != identity.run)
-            if others + identity.world_size > self._ranks_max:
-                return _refuse_world(identity, others, self._ranks_max)
+        refusal = self._make_room_for_run(identity)
+        if refusal is not None:
+            return refusal
         count = len(self._processes.by_boot_id)
         if count >= self._ranks_max + (ORPHANED_MAX if orphaned else 0):
             earlier = None if orphaned else self._processes.latest.get((identity.run, identity.rank))
@@ -281,6 +298,31 @@ class Admission:
             if spare is None:
                 return _refuse_full("ranks", count, self._ranks_max)
             self._processes.drop(spare)
+        return None
+
+    def _make_room_for_run(self, identity: RankIdentity) -> Refused | None:
+        """Forget as many runs as this one needs room; none where that is not enough."""
+        newest = self._runs.get(identity.run)
+        # One of fewer restarts may begin a new run of this name, and then needs all the room of its world.
+        is_newest = newest is None or identity.restart_count >= newest.restart_count
+        needs_world = newest is None or is_newest or identity.world_size > newest.world_size
+        runs_max, ranks_max = self._runs_max - 1, self._ranks_max - identity.world_size
+        runs = len(self._runs)
+        ranks = others = sum(one.world_size for run, one in self._runs.items() if run != identity.run)
+        spare = [name for name in self._forgettable if name in self._runs and name != identity.run]
+        forgotten: list[str] = []
+        while (newest is None and runs > runs_max) or (needs_world and ranks > ranks_max):
+            if len(forgotten) == len(spare):
+                is_full = newest is None and len(self._runs) > runs_max
+                refuse_runs = _refuse_full("runs", len(self._runs), self._runs_max)
+                return refuse_runs if is_full else _refuse_world(identity, others, self._ranks_max)
+            name = spare[len(forgotten)]
+            forgotten.append(name)
+            runs, ranks = runs - 1, ranks - self._runs[name].world_size
+        for name in forgotten:
+            self._forgettable.pop(name)
+            self.forget(name)
+        self._forgotten += forgotten
         return None
 
     def _count_refused(self, reason: str) -> None:
@@ -425,7 +467,7 @@ def _find_contradiction(identity: RankIdentity, process: _RankProcess | None) ->
 def _refuse_full(what: str, count: int, count_max: int) -> Refused:
     detail = (
         f"this collector knows {count} {what}; {what}_max in its configuration is {count_max}. Raise it there, or wait "
-        "until an ended one is forgotten; this rank tries again by itself."
+        "until one has ended; this rank tries again by itself."
     )
     return Refused(reason=REFUSED_FULL, detail=detail)
 
@@ -433,7 +475,7 @@ def _refuse_full(what: str, count: int, count_max: int) -> Refused:
 def _refuse_world(identity: RankIdentity, others: int, ranks_max: int) -> Refused:
     detail = (
         f"run {identity.run!r} has {identity.world_size} ranks, and the other runs that this collector knows have "
-        f"{others}; ranks_max in its configuration is {ranks_max}. Raise it there, or wait until a run that has "
-        "ended is forgotten; this rank tries again by itself."
+        f"{others}; ranks_max in its configuration is {ranks_max}. Raise it there, or wait until a run has "
+        "ended; this rank tries again by itself."
     )
     return Refused(reason=REFUSED_FULL, detail=detail[:DETAIL_LENGTH_MAX])

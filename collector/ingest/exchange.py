@@ -44,6 +44,8 @@ class EventBatch:
     """Boot ids of rank processes that no run knows: none of their messages may be acknowledged."""
     hello_wanted: set[str] = field(default_factory=set)
     """Those of them to ask for a Hello. The others were asked when an earlier batch came back."""
+    forgotten: list[str] = field(default_factory=list)
+    """The names of runs that admission has forgotten for those that begin in this batch."""
     messages: int = 0
     """How many messages it was made of."""
 

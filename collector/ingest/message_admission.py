@@ -46,6 +46,7 @@ from rankscope.measure.messages import (
     RankEnded,
     RankUnresponsive,
     RasAnswered,
+    Refused,
     Report,
     Welcome,
 )
@@ -106,6 +107,11 @@ class MessageAdmission:
         with self._lock:
             self._admission.end_run(name)
 
+    def may_forget(self, names: Iterable[str]) -> None:
+        """Set the runs that may be forgotten for others, in that order."""
+        with self._lock:
+            self._admission.may_forget(names)
+
     def forget(self, run: str) -> None:
         """Forget every run of this name, as the run state has."""
         with self._lock:
@@ -124,6 +130,13 @@ class MessageAdmission:
             self._admission.forget_peer(boot_id)
         return peer
 
+    def refuse_replaced(self, boot_id: str, detail: str) -> Refused:
+        """Count and log that a known rank process is ignored by its run; return what to tell it."""
+        with self._lock:
+            refused, run = self._admission.refuse_replaced(boot_id, detail)
+            self.refusals.note(Refusal(refused.reason, run=run, text=detail))
+        return refused
+
     # -- the receive thread -------------------------------------------------------------------------------------------
 
     def admit(self, received: Iterable[Received]) -> EventBatch:
@@ -141,6 +154,7 @@ class MessageAdmission:
                     self._admit(one)
                 except Exception:  # noqa: BLE001 - the fault log has it
                     self._faults.note(FAULT, f"a {type(one.message).__name__} could not be processed")
+            batch.forgotten = self._admission.pop_forgotten()
         return batch
 
     def _read(self, received: Iterable[Received]) -> Iterator[Received]:

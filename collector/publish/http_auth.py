@@ -5,6 +5,11 @@ The token comes as `Authorization: Bearer TOKEN` (RFC 6750), which Prometheus se
 password of basic authentication (RFC 7617) with any user, which browsers ask for. A request
 without the token is answered with 401.
 
+A collector that rank 0 starts makes its own token, which is part of the address that rank 0 prints: `?token=TOKEN`. So
+this address works as it is in a browser, by curl and in a scrape. The live page takes the token out of its address
+at once and keeps it in the tab. No cookie holds it: browsers send cookies to every port of a host, so other users'
+servers on this machine would get it.
+
 What orders something (a capture) needs the control token, another one, as a bearer token only: a browser repeats a
 password by itself, also for a page of somebody else. Without `http_control_token_file` it is refused with 403 for
 everybody, on loopback too. The control token also reads; the token for reading controls nothing.
@@ -23,6 +28,7 @@ import ssl
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
+from rankscope.collector.address_token import split_token
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import read_private_text
 
@@ -58,22 +64,29 @@ WRONG_CONTROL_TOKEN: Final = ControlProblem(
 
 class HttpAuth(NamedTuple):
     """Requirements on HTTP clients. An empty token: none; an empty control token: nobody controls; no TLS context:
-    plain HTTP.
+    plain HTTP. `is_in_address`: the token may also come in the address.
     """
 
     token: str = ""
     tls: ssl.SSLContext | None = None
     control_token: str = ""
+    is_in_address: bool = False
 
-    def admits(self, path: str, authorization: str) -> bool:
-        """Return whether a request for this path may be answered, given its header Authorization, empty without one.
+    def admits(self, path: str, authorization: str, address_token: str = "") -> bool:
+        """Return whether a request for this path may be answered, given its header Authorization and the token in its
+        address, each empty without one.
 
         The comparison takes as long for any token of a length, so that its time does not reveal the right one.
         """
         if not self.token or path in OPEN_PATHS:
             return True
-        is_reader = hmac.compare_digest(_find_token(authorization), self.token.encode())
+        given = (_find_token(authorization), address_token.encode(errors="replace"))
+        is_reader = any(hmac.compare_digest(one, self.token.encode()) for one in given)
         return is_reader or self.find_control_problem(authorization) is None
+
+    def take_token(self, target: str) -> tuple[str, str]:
+        """Return a request's path and query without the token, and that token; empty where the address has none."""
+        return split_token(target) if self.is_in_address else (target, "")
 
     def find_control_problem(self, authorization: str) -> ControlProblem | None:
         """Return why a request with this header Authorization may control nothing, or None where it may."""

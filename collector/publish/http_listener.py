@@ -17,10 +17,13 @@ EVERYWHERE: Final = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - compared
 
 
 class HttpListener(NamedTuple):
-    """A listening socket, and the host of its address as the setting has it."""
+    """A listening socket, the host of its address as the setting has it, and the token that its address carries (empty:
+    none, the settings may name one).
+    """
 
     socket: socket.socket
     host: str
+    token: str = ""
 
     def url(self, *, is_secure: bool) -> str:
         """Return `http://HOST:PORT` with the real port; the machine's name where it listens everywhere."""

@@ -317,6 +317,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def __init__(self, limited: Connection, request: socket.socket, client_address: Any, server: _Server) -> None:
         self._limited = limited
+        self._address_token = ""
         super().__init__(request, client_address, server)
 
     def setup(self) -> None:
@@ -328,6 +329,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a GET, or a HEAD, which leaves the body out."""
         if self._limited.is_closed:  # the end of the connection looks like the end of the head
             return
+        # Taken out before anything reads the path, so that it is in no log and no answer.
+        self.path, self._address_token = self.server.access.take_token(self.path)
         answer = self._find_open_answer() or self._find_answer()
         if isinstance(answer, EventStream):
             self._send_events(answer)
@@ -344,6 +347,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer an order. Its body is read first, up to the limit and within the time for a request, so that a
         refusal arrives.
         """
+        self.path, self._address_token = self.server.access.take_token(self.path)
         length = _read_length(self.headers)
         body = self.rfile.read(min(length or 0, BODY_BYTES_MAX))
         if self._limited.is_closed or len(body) < min(length or 0, BODY_BYTES_MAX):
@@ -417,9 +421,11 @@ class _Handler(BaseHTTPRequestHandler):
         page_file = find_page_file(path, self.headers.get("Accept", ""))
         if page_file is not None:
             return page_file
-        if not self.server.access.admits(path, self.headers.get("Authorization", "")):
+        if not self.server.access.admits(path, self.headers.get("Authorization", ""), self._address_token):
             self.server.count_refused(UNAUTHORISED)
             error = "this collector requires its token: send `Authorization: Bearer TOKEN`"
+            if self.server.access.is_in_address:
+                error += ", or use the whole address that rank 0 has printed, with ?token=..."
             return refuse(HTTPStatus.UNAUTHORIZED, error, CHALLENGE)
         return self._ask(path) if path in OPEN_PATHS else None
 

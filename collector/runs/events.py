@@ -148,6 +148,13 @@ class AskClock(NamedTuple):
     boot_id: str
 
 
+class RefuseProcess(NamedTuple):
+    """Tell this rank process, and the log, that its run ignores it: `detail` is why, and the cure."""
+
+    boot_id: str
+    detail: str
+
+
 class OpenFinding(NamedTuple):
     """A finding is new, and is to be announced."""
 
@@ -171,7 +178,7 @@ class CloseFinding(NamedTuple):
     merged_into: int | None = None
 
 
-RunEffect = AskClock | OpenFinding | UpdateFinding | CloseFinding
+RunEffect = AskClock | RefuseProcess | OpenFinding | UpdateFinding | CloseFinding
 
 EVENTS_KEPT: Final = 256
 """Events kept in each of the two rings."""

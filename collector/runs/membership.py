@@ -1,6 +1,7 @@
 """Decide which rank processes belong to a run, and what the Hello of another one begins. Pure."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.attempt import Attempt
@@ -8,6 +9,10 @@ from rankscope.collector.runs.former_attempts import NO_ATTEMPTS
 from rankscope.collector.runs.rank import RankState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
+from rankscope.measure.units import NS_PER_S
+
+REPLACED_AFTER_NS: Final = 10 * NS_PER_S
+"""Time after the begin of an attempt in which processes of earlier ones may still report: they are being ended."""
 
 
 class RankProcesses:
@@ -22,6 +27,9 @@ class RankProcesses:
         self.former: frozenset[str] = frozenset()
         #: Where the ranks of all attempts before the present one ran.
         self.former_attempts = NO_ATTEMPTS
+        #: Other boot ids whose processes were told so by the present attempt.
+        self._told: set[str] = set()
+        self._begun_collector_ns: int | None = None
 
     def __contains__(self, boot_id: str) -> bool:
         return boot_id in self._present or boot_id in self.former
@@ -34,15 +42,28 @@ class RankProcesses:
         """Add a process of the present attempt."""
         self._present[identity.boot_id] = identity.rank
 
-    def begin_attempt(self, ended: Attempt | None = None) -> None:
+    def begin_attempt(self, ended: Attempt | None = None, now_collector_ns: int | None = None) -> None:
         """Begin another attempt after the one that has ended, if any: its processes are not known yet."""
         self.former, self._present = frozenset(self._present), {}
+        self._told, self._begun_collector_ns = set(), now_collector_ns
         if ended is not None:
             self.former_attempts = self.former_attempts.add(rank.hello for rank in ended.ranks.values())
 
     def find_rank(self, boot_id: str) -> int | None:
         """Return the rank of a process of the present attempt; None for any other."""
         return self._present.get(boot_id)
+
+    def note_replaced(self, boot_id: str, now_collector_ns: int) -> bool:
+        """Return, once for each, whether a process still reports although the present attempt, of which it is not, has
+        begun long ago.
+        """
+        begun_ns = self._begun_collector_ns
+        if boot_id in self._present or boot_id in self._told or begun_ns is None:
+            return False
+        if now_collector_ns - begun_ns < REPLACED_AFTER_NS:
+            return False
+        self._told.add(boot_id)
+        return True
 
     def validate(self, ranks: Mapping[int, RankState]) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""

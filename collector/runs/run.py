@@ -23,6 +23,7 @@ from rankscope.collector.runs.events import (
     GoodbyeAdmitted,
     RankJoined,
     RankProcessEvent,
+    RefuseProcess,
     ReportAdmitted,
     RunEffect,
     RunEvent,
@@ -133,13 +134,15 @@ class RunState:
                 self.log.record(type(event).__name__, number, event.boot_id, find_event_time(event))
                 if number is not None and self.attempt is not None:
                     self._apply_to_rank(self.attempt, number, event)
+                elif isinstance(event, ReportAdmitted):
+                    return self._refuse_replaced(event.boot_id, event.now_collector_ns)
         return []
 
     def _join(self, event: RankJoined) -> list[RunEffect]:
         """Add the process of a Hello."""
         identity, now_ns = event.hello.identity, event.now_collector_ns
         if not is_to_be_added(event.hello, self.attempt, self.processes):
-            return []
+            return [] if event.hello.left_behind else self._refuse_replaced(identity.boot_id, now_ns)
         attempt = self.attempt
         effects: list[RunEffect] = []
         if attempt is None or begins_attempt(identity, attempt):
@@ -148,7 +151,7 @@ class RunState:
             if attempt is not None:
                 self.goodput.restart(now_ns)
                 self.attempts += 1
-            self.processes.begin_attempt(attempt)
+            self.processes.begin_attempt(attempt, now_ns)
             attempt = self.attempt = Attempt.begin(identity, self._config, attempt)
             self.speed = SpeedHistory()
         if identity.rank < attempt.world_size:
@@ -159,6 +162,20 @@ class RunState:
                 self.begun_collector_ns = now_ns
             self._record_message(now_ns)
         return effects
+
+    def _refuse_replaced(self, boot_id: str, now_collector_ns: int) -> list[RunEffect]:
+        """Return what tells a process of an earlier attempt that it is ignored, once it should have ended."""
+        if self.attempt is None or not self.attempt.ranks:
+            return []
+        if not self.processes.note_replaced(boot_id, now_collector_ns):
+            return []
+        present = min(self.attempt.ranks.values(), key=lambda rank: rank.identity.rank).identity
+        detail = (
+            f"a later start of run {self.name!r} has begun, with rank {present.rank} as process {present.pid} on node "
+            f"{present.node!r}, and this process is of an earlier one: its reports are ignored. Two runs need names of "
+            "their own (RANKSCOPE_RUN). If nobody of yours has started it, use keys: docs/keys.md."
+        )
+        return [RefuseProcess(boot_id, detail)]
 
     def _apply_to_rank(self, attempt: Attempt, number: int, event: RankProcessEvent) -> None:
         if isinstance(event, ReportAdmitted):
@@ -243,7 +260,7 @@ class RunState:
         view = found.view
         effects = self.findings.apply(found)
         for effect in effects:
-            if not isinstance(effect, AskClock | UpdateFinding):
+            if not isinstance(effect, AskClock | RefuseProcess | UpdateFinding):
                 kind = f"{type(effect).__name__} {effect.finding.number} {effect.finding.kind}"
                 self.log.record(kind, effect.finding.rank, "", view.now_collector_ns)
         for steps, lost_ns in self.findings.charged:

@@ -67,6 +67,11 @@ class Runs:
         return frozenset(self._by_name)
 
     @property
+    def by_name(self) -> list[tuple[RunState, ...]]:
+        """The runs of each name, the latest last."""
+        return [tuple(runs) for runs in self._by_name.values()]
+
+    @property
     def over_ids(self) -> frozenset[str]:
         """The ids of runs that are over and the latest of their name."""
         return frozenset(runs[-1].run for runs in self._by_name.values() if runs[-1].is_over)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -27,6 +28,7 @@ from urllib.parse import quote
 import msgspec
 import psutil
 
+from rankscope.collector.address_token import split_token
 from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 
@@ -43,16 +45,28 @@ FIXED_PORTS = range(20_000, 30_000)
 T = TypeVar("T")
 
 
-class Api:
-    """What a collector says over HTTP at `url`."""
+WATCHING = re.compile(
+    r"^rankscope: watching run '(.+)': live page (http://[^/\s]+/(\?token=[\w-]{22})), metrics http://[^/\s]+/metrics\3$",
+    re.MULTILINE,
+)
+"""What rank 0 says of the collector that it has started: the run, the page, and the token in both addresses."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+
+class Api:
+    """What a collector says over HTTP at an address, which may carry a token. `url` is the address without it."""
+
+    def __init__(self, address: str) -> None:
+        address, self.token = split_token(address)
+        self.url = address.rstrip("/")
+
+    def read(self, path: str) -> bytes:
+        """The body of a page of it."""
+        return read_url(f"{self.url}{path}", self.token)
 
     def read_run(self, name: str) -> RunSnapshot | None:
         """A run as the API gives it; None while the collector does not know it."""
         try:
-            return msgspec.json.decode(read_url(f"{self.url}/api/v1/runs/{quote(name, safe='')}"), type=RunSnapshot)
+            return msgspec.json.decode(self.read(f"/api/v1/runs/{quote(name, safe='')}"), type=RunSnapshot)
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
@@ -60,11 +74,11 @@ class Api:
 
     def read_run_names(self) -> list[str]:
         """The runs the collector knows."""
-        return [run["run"] for run in json.loads(read_url(f"{self.url}/api/v1/runs"))["runs"]]
+        return [run["run"] for run in json.loads(self.read("/api/v1/runs"))["runs"]]
 
     def read_metrics(self) -> str:
         """The page at /metrics."""
-        return read_url(f"{self.url}/metrics").decode()
+        return self.read("/metrics").decode()
 
     def wait_for_metrics(self, *lines: str) -> str:
         """The first page of metrics with all these texts in it: it may show an earlier moment than the API."""
@@ -237,10 +251,11 @@ def wait_for_end_of(pid: int, deadline_s: float = DEADLINE_S) -> None:
         assert not left, f"still there after {deadline_s} s: {process.status()} {process.cmdline()}"
 
 
-def read_url(url: str) -> bytes:
+def read_url(url: str, token: str = "") -> bytes:
     """Return the body of a page. Raises OSError, also where the server ends amid its answer."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S) as answer:
             body: bytes = answer.read()
     except http.client.HTTPException as error:
         raise ConnectionError(f"the answer of {url} is not complete: {error!r}") from error

@@ -8,12 +8,14 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.serving import (
+    WATCHING,
     Api,
     can_listen,
     find_rank,
@@ -22,7 +24,6 @@ from tests.integration.serving import (
 )
 from tests.integration.torchrun import DEADLINE_S, Ended, Job, started, torchrun
 
-WATCHING = re.compile(r"^rankscope: watching run '(.+)': live page (http://\S+)/, metrics \2/metrics$", re.MULTILINE)
 LINGER_S = 1.0
 A_STORE_FOR_EACH_LIFE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """By default torchrun (torch 2.13) keeps one store for all lives, where gloo finds its neighbour's address of the life
@@ -43,12 +44,12 @@ class Embedded:
     def wait_for_collector(self, life: int = 0) -> tuple[str, Api]:
         """The run and its collector as rank 0 names them, once it does; `life` counts the elastic restarts."""
 
-        def look() -> tuple[str, str] | None:
+        def look() -> tuple[str, str, str] | None:
             found = WATCHING.findall(self.read_stderr())
             return found[life] if len(found) > life else None
 
-        run, url = wait_for(look, self.read_stderr)
-        return run, Api(url)
+        run, page, _ = wait_for(look, self.read_stderr)
+        return run, Api(page)
 
     def wait_for_steps(self, life: int = 0) -> RunSnapshot:
         """The run once both ranks have trained some steps."""
@@ -169,7 +170,7 @@ def test_a_collector_ends_when_its_rank_0_was_killed_and_the_next_life_has_one_o
     assert again.restart_count == run.restart_count + 1
     assert second.pid != first.pid
     assert ended.left == ()
-    assert [can_listen(int(url.rpartition(":")[2])) for _, url in WATCHING.findall(stderr)] == [True, True]
+    assert [can_listen(urlsplit(page).port or 0) for _, page, _ in WATCHING.findall(stderr)] == [True, True]
     summaries = re.findall(r"^rankscope: ended: (.+)$", stderr, re.MULTILINE)
     assert len(summaries) == 2
     assert "killed: rank" in summaries[0]
@@ -201,7 +202,7 @@ def test_a_port_that_is_in_use_is_replaced_by_a_free_one_and_rank_0_says_so(tmp_
             stderr = job.read_stderr()
     assert (ended.exit_code, ended.left) == (0, ())
     said = (
-        rf"^rankscope: watching run '.+': live page \S+/, metrics http://127\.0\.0\.1:(\d+)/metrics "
+        rf"^rankscope: watching run '.+': live page \S+, metrics http://127\.0\.0\.1:(\d+)/metrics\?token=\S+ "
         rf"\(a free port: {port} could not be used\)$"
     )
     (free,) = re.findall(said, stderr, re.MULTILINE)

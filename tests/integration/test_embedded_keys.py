@@ -17,10 +17,9 @@ from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from tests.connections import list_connections
-from tests.integration.serving import Api, find_fixed_port, wait_for
+from tests.integration.serving import WATCHING, Api, find_fixed_port, wait_for
 from tests.integration.torchrun import Job, started
 
-WATCHING = re.compile(r"^rankscope: watching run '(.+)': live page (http://\S+)/, metrics \2/metrics$", re.MULTILINE)
 RUN = "of-two-machines"
 NO_ENTRY = re.compile(r'rankscope_peers_refused_total\{reason="(no_keys|broken_handshake)"\} [1-9]')
 

@@ -23,6 +23,17 @@ export const token = () => sessionStorage.getItem(TOKEN_KEY);
 export const keepToken = (text) => sessionStorage.setItem(TOKEN_KEY, text);
 export const forgetToken = () => sessionStorage.removeItem(TOKEN_KEY);
 
+/** Take the token out of the address, which history and screenshots keep, and keep it for this tab. */
+export const takeTokenFromAddress = () => {
+  const query = new URLSearchParams(location.search);
+  const held = query.get("token");
+  if (held === null) return;
+  if (held) keepToken(held);
+  query.delete("token");
+  const rest = query.size ? `?${query}` : "";
+  history.replaceState(null, "", `${location.pathname}${rest}${location.hash}`);
+};
+
 /** The token for orders of this tab, null without one. It is sent with an order only. */
 export const controlToken = () => sessionStorage.getItem(CONTROL_KEY);
 export const keepControlToken = (text) => sessionStorage.setItem(CONTROL_KEY, text);

@@ -2,7 +2,18 @@
 
 import { CaptureList } from "./captures.js";
 import { deviceShares, drawShares, drawPeers, phaseShares } from "./charts.js";
-import { Refused, Unreachable, follow, forgetToken, keepToken, ofRun, readBytes, readJson, token } from "./client.js";
+import {
+  Refused,
+  Unreachable,
+  follow,
+  forgetToken,
+  keepToken,
+  ofRun,
+  readBytes,
+  readJson,
+  takeTokenFromAddress,
+  token,
+} from "./client.js";
 import { clearComparison, offerRuns, startComparing } from "./compare.js";
 import { at, number, say } from "./dom.js";
 import { FindingList, announce } from "./findings.js";
@@ -338,5 +349,6 @@ dark.addEventListener("change", () => {
   heat.recolour();
   for (const draw of Object.values(drawn)) draw();
 });
+takeTokenFromAddress();
 shown.run = undefined; // so that the first address counts as new, also without a run
 readAddress();

@@ -163,8 +163,8 @@ def test_run_above_the_limit_is_refused_until_one_is_forgotten() -> None:
     answer = refusal(admission.hello(b"two", other))
     assert answer.reason == "full"
     assert answer.detail == (
-        "this collector knows 1 runs; runs_max in its configuration is 1. Raise it there, or wait until an ended one "
-        "is forgotten; this rank tries again by itself."
+        "this collector knows 1 runs; runs_max in its configuration is 1. Raise it there, or wait until one has ended; "
+        "this rank tries again by itself."
     )
     admission.forget("a")
     assert admission.hello(b"two", other) == Welcome(admitted_through=0)
@@ -188,8 +188,47 @@ def test_world_too_large_is_refused_with_its_first_rank() -> None:
     assert answer.reason == "full"
     assert answer.detail == (
         "run 'b' has 1 ranks, and the other runs that this collector knows have 8; ranks_max in its configuration is "
-        "8. Raise it there, or wait until a run that has ended is forgotten; this rank tries again by itself."
+        "8. Raise it there, or wait until a run has ended; this rank tries again by itself."
     )
+
+
+def admission_of_three() -> Admission:
+    """It is full: of the runs a, b and c with two ranks each, b has ended first and then a."""
+    admission = Admission(runs_max=3, ranks_max=6)
+    for run in "abc":
+        admission.hello(run.encode(), hello_of(identity_of(f"boot-of-{run}", run=run, world_size=2)))
+    admission.may_forget(["b", "a"])
+    return admission
+
+
+def test_run_that_ended_first_is_forgotten_for_a_new_one() -> None:
+    admission = admission_of_three()
+    new = hello_of(identity_of("boot-of-d", run="d", world_size=2))
+    assert admission.hello(b"d", new) == Welcome(admitted_through=0)
+    assert admission.pop_forgotten() == ["b"]
+    assert (admission.number(b"b", 1), admission.world_size("b"), admission.world_size("a")) == (UnknownPeer(), None, 2)
+
+
+def test_as_many_ended_runs_are_forgotten_as_the_new_world_needs() -> None:
+    admission = admission_of_three()
+    new = hello_of(identity_of("boot-of-d", run="d", world_size=4))
+    assert admission.hello(b"d", new) == Welcome(admitted_through=0)
+    assert admission.pop_forgotten() == ["b", "a"]
+
+
+def test_none_is_forgotten_for_a_world_that_finds_no_room() -> None:
+    admission = admission_of_three()
+    new = hello_of(identity_of("boot-of-d", run="d", world_size=5))
+    assert refusal(admission.hello(b"d", new)).reason == "full"
+    assert (admission.pop_forgotten(), admission.world_size("b")) == ([], 2)
+
+
+def test_run_whose_rank_has_come_back_is_not_forgotten() -> None:
+    admission = admission_of_three()
+    admission.hello(b"b", hello_of(identity_of("boot-of-b", run="b", world_size=2)))
+    admission.hello(b"d", hello_of(identity_of("boot-of-d", run="d", world_size=2)))
+    assert admission.pop_forgotten() == ["a"]
+    assert refusal(admission.hello(b"e", hello_of(identity_of("boot-of-e", run="e", world_size=2)))).reason == "full"
 
 
 def test_restart_may_not_grow_beyond_the_limit() -> None:

@@ -79,7 +79,7 @@ class Story:
                 fault=self.faults.get(rank, ""),
                 wants_summary=self.wants_summaries and rank == 0,
             )
-            self.run.apply(RankJoined(hello, self.now_ns))
+            self.effects += self.run.apply(RankJoined(hello, self.now_ns))
         return self
 
     def restart(self, *, counted: bool = True) -> "Story":
@@ -123,7 +123,9 @@ class Story:
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
             out_of_memory=out_of_memory,
         )
-        self.run.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
+        self.effects += self.run.apply(
+            ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0)
+        )
 
     def say_goodbye(self, rank: int, reason: str = "finished") -> "Story":
         self.sequence[rank] += 1

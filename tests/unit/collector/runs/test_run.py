@@ -13,6 +13,7 @@ from rankscope.collector.runs.events import (
     OpenFinding,
     ProcessGone,
     RankJoined,
+    RefuseProcess,
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.liveness import GONE_NS_MIN
@@ -99,6 +100,32 @@ def test_report_of_the_former_attempt_changes_nothing() -> None:
     story.life = 0
     story.report(0, [], [])
     assert story.snapshot().ranks[0].reports_admitted == 0
+
+
+def find_refused(story: Story) -> list[RefuseProcess]:
+    return [effect for effect in story.effects if isinstance(effect, RefuseProcess)]
+
+
+def test_process_that_another_has_replaced_is_told_once() -> None:
+    """Not in the first 10 s of the new attempt, in which the processes of the one before are being ended."""
+    story = Story(2).join().train(5).restart()
+    story.life = 0
+    told = []
+    for wait_s in (9, 2, 2):
+        story.now_ns += wait_s * S
+        story.report(0, [], [])
+        told.append([effect.boot_id for effect in find_refused(story)])
+    assert told == [[], [boot_of(0)], [boot_of(0)]]
+
+
+def test_hello_of_a_replaced_process_is_answered_by_a_refusal() -> None:
+    story = Story(2).join().train(5).restart()
+    story.now_ns += 11 * S
+    story.life = 0
+    story.come_back(1)
+    (refused,) = find_refused(story)
+    assert refused.boot_id == boot_of(1)
+    assert refused.detail.startswith("a later start of run 'story' has begun, with rank 0 as process 1000 on node 'n")
 
 
 def test_uncounted_restart_begins_an_attempt() -> None:
