@@ -2,7 +2,7 @@
 
 import argparse
 import fnmatch
-import os
+import glob
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from typing import Final
 
 from rankscope.measure.errors import SettingError, UnavailableError
 
+PACKAGE: Final = Path(__file__).resolve().parents[2]
 FOLDERS: Final = ("configs", "deploy", "docs")
-KINDS: Final = frozenset(
-    {".collector", ".json", ".md", ".png", ".sbatch", ".service", ".svg", ".tmpl", ".toml", ".tpl", ".training"}
-    | {".txt", ".yaml", ".yml"}
-)
-"""File name endings of the package data in pyproject.toml. Keys have none of them."""
+SHIPPED: Final = "shipped"
+"""The folder of an installation that has these folders: the package data of rankscope.shipped in pyproject.toml, which
+is the only list of what is shipped.
+"""
 
 
 class Files:
@@ -45,7 +45,7 @@ rankscope files --copy . 'deploy/grafana/*'"""
 
     def run(self, options: argparse.Namespace) -> int:
         """List or copy the files that match; return 1 if an existing file differs and was kept, else 0."""
-        root = find_root(Path(__file__).resolve().parents[2])
+        root = find_root(PACKAGE)
         names = find_names(root, options.pattern)
         if options.copy is not None:
             return copy_files(root, names, options.copy)
@@ -56,7 +56,7 @@ rankscope files --copy . 'deploy/grafana/*'"""
 
 def find_root(package: Path) -> Path:
     """Return the folder with the files: `shipped` in an installation, the checkout itself in an editable one."""
-    for root in (package / "shipped", package):
+    for root in (package / SHIPPED, package):
         if all((root / folder).is_dir() for folder in FOLDERS):
             return root
     raise UnavailableError(
@@ -66,14 +66,27 @@ def find_root(package: Path) -> Path:
 
 def find_names(root: Path, pattern: str) -> list[str]:
     """Return the sorted names, relative to `root`, that match `pattern`; raise SettingError for no match."""
-    # The chart has links to folders of rules and dashboards; a wheel has files there.
-    walks = [os.walk(root / folder, followlinks=True) for folder in FOLDERS]
-    found = [Path(folder, name) for walk in walks for folder, _, files in walk for name in files]
-    names = sorted(path.relative_to(root).as_posix() for path in found if path.suffix in KINDS)
+    patterns = [f"{folder}/**" for folder in FOLDERS] if root.name == SHIPPED else _read_patterns()
+    # Not Path.glob, which follows no links before Python 3.13: the chart has links to folders of rules and dashboards.
+    found = {name for one in patterns for name in glob.iglob(one, root_dir=root, recursive=True)}  # noqa: PTH207
+    names = sorted(Path(name).as_posix() for name in found if (root / name).is_file())
     matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
     if not matching:
         raise SettingError(f"No file matches {pattern!r}. `rankscope files --list` prints all {len(names)}.")
     return matching
+
+
+def _read_patterns() -> list[str]:
+    """Return the patterns of what is shipped, of the checkout that this is: it has other files too, also keys that
+    somebody made.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415 - only a checkout needs the parser
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns: list[str] = project["tool"]["setuptools"]["package-data"]["rankscope.shipped"]
+    return patterns
 
 
 def copy_files(root: Path, names: Sequence[str], folder: Path) -> int:
@@ -97,7 +110,7 @@ def copy_files(root: Path, names: Sequence[str], folder: Path) -> int:
 def _copy_whole(source: Path, target: Path) -> None:
     """Copy a file, and remove what was written when that fails: the next try would find a file that differs."""
     try:
-        shutil.copyfile(source, target)
+        shutil.copy(source, target)  # a script stays one that can be run
     except OSError:
         target.unlink(missing_ok=True)
         raise

@@ -1,6 +1,7 @@
 """Check the files in the wheel, which setuptools builds from a list of packages and not from the folders."""
 
 import email
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from packaging.requirements import Requirement
 
 from rankscope.collector.commands.files import FOLDERS, find_names
 from rankscope.measure import __version__
+from tests.helm import find_helm
+from tests.programs import find_program
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "collector", "measure", "uplink")
@@ -48,6 +51,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return zipfile.ZipFile(built)
+
+
+@pytest.fixture(scope="module")
+def copied(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with all files that the installed wheel copies."""
+    folder = tmp_path_factory.mktemp("installed")
+    assert wheel.filename is not None
+    options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder / "site"), wheel.filename]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options], check=True, timeout=200)
+    # Before the editable installation that these tests run in.
+    command = [sys.executable, "-m", "rankscope.collector", "files", "--copy", str(folder / "copy")]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
+    subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL, timeout=100)
+    return folder / "copy"
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +103,42 @@ def test_wheel_has_every_file_of_the_four_packages_only(wheel: zipfile.ZipFile) 
 def test_the_files_in_the_wheel_are_those_of_the_tree(wheel: zipfile.ZipFile) -> None:
     changed = [name for name in find_shipped() if wheel.read(name) != (ROOT / find_source(name)).read_bytes()]
     assert changed == []
+
+
+def test_the_installed_wheel_copies_what_a_checkout_does(copied: Path) -> None:
+    names = sorted(path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file())
+    assert names == find_names(ROOT, "*")
+    assert os.access(copied / "deploy/k8s/node-condition/check-node.sh", os.X_OK)
+
+
+def test_every_kustomization_of_the_copy_renders(copied: Path) -> None:
+    found = sorted(copied.rglob("kustomization.yaml"))
+    assert len(found) == len([*ROOT.glob("deploy/**/kustomization.yaml")]) > 0
+    for one in found:
+        command = [find_program("kubectl"), "kustomize", str(one.parent)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+
+
+def test_every_chart_of_the_copy_renders(copied: Path) -> None:
+    (chart,) = copied.rglob("Chart.yaml")
+    options = ["--set=rules.enabled=true", "--set=dashboards.enabled=true"]
+    command = [find_helm(), "template", "rankscope", str(chart.parent), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("RankscopeStragglerRank") == done.stdout.count("- alert: RankscopeStragglerRank") * 2 > 0
+
+
+def test_every_link_of_the_copy_leads_to_a_file(copied: Path) -> None:
+    """Those to the checkout itself (README, SECURITY, tests) are left: the copy has three folders of it."""
+    broken = [
+        f"{page.relative_to(copied)}: {target}"
+        for page in copied.rglob("*.md")
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+        and (page.parent / target).resolve().relative_to(copied).parts[0] in FOLDERS
+    ]  # fmt: skip
+    assert broken == []
 
 
 def test_each_package_says_that_it_is_typed(wheel: zipfile.ZipFile) -> None:
