@@ -40,10 +40,11 @@ def write_parquet(history: RunHistory, folder: str) -> tuple[str, str]:
         files.makedirs(place, exist_ok=True)
         _write_steps(pa, files, f"{place}/steps.parquet", history)
         _write_ranks(pa, files, f"{place}/ranks.parquet", history)
-    except (OSError, ValueError, ImportError, pa.ArrowException) as error:
+    except Exception as error:  # each driver has exceptions of its own kind
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise UnavailableError(
-            f"the Parquet files cannot be written to {folder}: {error}. Name a writable folder, or a URL "
-            "that fsspec supports."
+            f"the Parquet files cannot be written to {folder}: {reason}. Name a writable folder, or a URL "
+            "that fsspec supports, with its credentials in the environment."
         ) from error
     return steps, ranks
 

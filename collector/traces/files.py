@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
-from rankscope.measure.errors import CutOffError, SettingError, TraceError, UnavailableError
+from rankscope.measure.errors import CutOffError, RankscopeError, SettingError, TraceError, UnavailableError
 
 CHUNK_BYTES = 1 << 17
 """Bytes of a read; inflated they are 5 to 15 times as many."""
@@ -91,7 +91,7 @@ def _expand(path: str) -> list[TraceFile]:
 def _expand_url(path: str) -> list[TraceFile]:
     system, inner = _open_file_system(path)
     scheme = path.partition("://")[0]
-    try:
+    with _wrapping_errors(f"{path} cannot be listed", path):
         if any(sign in inner for sign in "*?["):
             names = system.glob(inner)
         elif system.isdir(inner):
@@ -100,8 +100,6 @@ def _expand_url(path: str) -> list[TraceFile]:
             return [TraceFile(path, named=True)]
         else:
             raise UnavailableError(f"{path}: there is no such object or folder")
-    except (OSError, ValueError) as error:
-        raise UnavailableError(f"{path} cannot be listed: {_describe(error)}") from error
     return _choose([f"{scheme}://{name}" for name in names], path)
 
 
@@ -156,17 +154,14 @@ def read_chunks(path: str) -> Iterator[bytes]:
     Raises UnavailableError when it cannot be opened or read, TraceError when the compression is broken, CutOffError at
     the end of a compressed file that ends too early.
     """
-    try:
-        with _open(path) as file:
+    with _wrapping_errors("it cannot be read", path), _open(path) as file:
+        first = file.read(CHUNK_BYTES)
+        if first[:2] == GZIP_MAGIC:
+            yield from _inflate(first, file)
+            return
+        while first:
+            yield first
             first = file.read(CHUNK_BYTES)
-            if first[:2] == GZIP_MAGIC:
-                yield from _inflate(first, file)
-                return
-            while first:
-                yield first
-                first = file.read(CHUNK_BYTES)
-    except (OSError, ValueError) as error:
-        raise UnavailableError(f"it cannot be read: {_describe(error)}") from error
 
 
 def _open(path: str) -> IO[bytes]:
@@ -219,6 +214,12 @@ def _find_inflater() -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_CREDENTIALS = {
+    "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID with its secret",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`",
+    "azure": "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with its key",
+}
+"""Where the drivers of an extra look for credentials."""
 
 
 def _open_file_system(path: str) -> tuple[Any, str]:
@@ -237,8 +238,43 @@ def _open_file_system(path: str) -> tuple[Any, str]:
             f"{path}: no driver for {scheme}:// ({error}): pip install 'rankscope[{_EXTRAS.get(scheme, 'traces')}]'"
         ) from error
     except ValueError as error:
-        raise SettingError(f"{path}: {error}") from error
+        raise SettingError(f"{path}: {_describe(error)}") from error
+    except Exception as error:
+        raise UnavailableError(f"{path} cannot be opened: {describe_driver_error(error, scheme)}") from error
     return system, inner
+
+
+@contextlib.contextmanager
+def _wrapping_errors(what: str, path: str) -> Iterator[None]:
+    """Raise UnavailableError for every error of reading this path: each driver has exceptions of its own kind."""
+    scheme = find_scheme(path)
+    try:
+        yield
+    except RankscopeError:
+        raise
+    except Exception as error:
+        if not scheme and not isinstance(error, OSError | ValueError):
+            raise  # no driver is involved: a fault here
+        raise UnavailableError(f"{what}: {describe_driver_error(error, scheme)}") from error
+
+
+def find_scheme(path: str) -> str:
+    """Return the scheme of a URL that a driver opens; empty for a local path."""
+    scheme = path.partition("://")[0] if "://" in path else ""
+    return "" if scheme == "file" else scheme
+
+
+def describe_driver_error(error: BaseException, scheme: str) -> str:
+    """Return an error as one line, of a driver with the cure.
+
+    >>> describe_driver_error(OSError("no such bucket."), "webdav")
+    'no such bucket. Check the address, the network and the credentials of webdav://'
+    """
+    if not scheme:
+        return _describe(error)
+    extra = _EXTRAS.get(scheme, "")
+    where = f": {_CREDENTIALS[extra]}" if extra in _CREDENTIALS else f" of {scheme}://"
+    return f"{_describe(error).rstrip('.')}. Check the address, the network and the credentials{where}"
 
 
 def _describe(error: BaseException) -> str:
