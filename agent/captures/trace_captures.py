@@ -107,7 +107,6 @@ class TraceCaptures:
             identity.rank,
             bytes_max=config.capture_bytes_max,
             restart_count=identity.restart_count,
-            is_private=self._uploads is not None,
         )
         self._finished: Ring[RawCapture] = Ring(WAITING_MAX)
         self._refused: Ring[Refused] = Ring(REFUSED_KEPT)

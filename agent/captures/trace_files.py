@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from rankscope.agent.capture_settings import CaptureSteps
 from rankscope.agent.captures.trace_recording import RawCapture
 from rankscope.agent.guard import describe
-from rankscope.agent.private_folder import choose_private, make_parents, make_private
+from rankscope.agent.private_folder import PRIVATE_FILE, choose_private, make_parents, make_private
 
 LAST_BYTES: Final = 64
 """A whole trace has its closing brace among so many last bytes. On a full disk torch writes a part, in silence."""
@@ -45,8 +45,7 @@ class Written(NamedTuple):
 
 class TraceFiles:
     """The files of one rank, of at most `bytes_max` together; without a folder, each by itself in a temporary one, from
-    which the caller removes it. Folders that are missing are made for whoever the umask allows, or, where `is_private`,
-    for this user alone.
+    which the caller removes it. Files and folders that are made are for this user alone: traces have lines of source.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class TraceFiles:
         *,
         bytes_max: int,
         restart_count: int = 0,
-        is_private: bool = False,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         again = (f"restart-{restart_count}",) if restart_count else ()
@@ -66,7 +64,6 @@ class TraceFiles:
         self.is_temporary = not folder
         self._rank = rank
         self._bytes_max = bytes_max
-        self._is_private = is_private
         self._monotonic_ns = monotonic_ns
         self.written_bytes = 0
         """The size of all files so far."""
@@ -85,11 +82,9 @@ class TraceFiles:
             )
             path = os.path.join(folder, f"rank-{self._rank}.pt.trace.json.gz")
             plain, packed = (os.path.join(folder, f".rank-{self._rank}.{part}") for part in ("json", "gz"))
-            if self._is_private:
-                make_parents(folder)
-            else:
-                os.makedirs(folder, exist_ok=True)
+            make_parents(folder)
             capture.profile.export_chrome_trace(plain)
+            os.chmod(plain, PRIVATE_FILE)
             end_ns = self._monotonic_ns()
             check_whole(plain)
             size_bytes = compress(plain, packed, self._bytes_max - self.written_bytes, bytes_max)
@@ -148,7 +143,8 @@ def compress(source: str, target: str, room_bytes: int, bytes_max: int = 0) -> i
     for all captures, and above `bytes_max` unless that is 0; and OSError.
     """
     limit = min(room_bytes, bytes_max or room_bytes)
-    with open(source, "rb") as plain, open(target, "wb") as raw:
+    file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+    with os.fdopen(file, "wb") as raw, open(source, "rb") as plain:
         with gzip.GzipFile("", "wb", LEVEL, raw, 0) as packed:
             while (chunk := plain.read(CHUNK_BYTES)) and raw.tell() <= limit:
                 packed.write(chunk)

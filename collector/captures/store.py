@@ -17,6 +17,7 @@ import msgspec
 from rankscope.collector.captures.capture import ENDED, Capture, CaptureFile, find_captures_folder
 from rankscope.collector.captures.orders import Progress
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.private_files import make_private_folder, narrow, write_private
 
 DESCRIPTION: Final = "capture.json"
 CHUNK_BYTES: Final = 1 << 20
@@ -43,16 +44,17 @@ class CaptureStore:
         return self._folder / capture_id
 
     def load(self, on_unreadable: Callable[[Path], object]) -> list[KeptCapture]:
-        """Return all captures; see `read_kept`."""
+        """Return all captures; see `read_kept`. Only the owner may read them from now on."""
+        narrow(self._folder)
         return read_kept(self._folder, on_unreadable)
 
     def write(self, kept: KeptCapture) -> None:
         """Write the description of a capture, which replaces the one before at once."""
         folder = self.folder_of(kept.capture.id)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         partial = folder / f".{DESCRIPTION}.part"
         try:
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+            write_private(partial, msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
             partial.replace(folder / DESCRIPTION)
         except OSError:
             _unlink(partial)

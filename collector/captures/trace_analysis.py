@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.collector.captures.store import FULL_CURE
+from rankscope.collector.private_files import OTHERS, open_private
 from rankscope.measure.child_command import build_child_command
 
 NICENESS: Final = 19
@@ -109,7 +110,7 @@ class TraceAnalysis:
     def _start(self, name: str, arguments: list[str]) -> None:
         self._name, self._end_s = name, time.monotonic() + self._child_s_max
         output = self._folder / (TEXT if name == "analyze" else ".merge.txt")
-        with output.open("wb") as out, self._errors.open("wb") as errors:
+        with open_private(output) as out, open_private(self._errors) as errors:
             self._child = subprocess.Popen(  # noqa: S603 - our own program
                 build_child_command(sys.executable, "rankscope.collector", name, *arguments),
                 stdin=subprocess.DEVNULL,
@@ -117,6 +118,7 @@ class TraceAnalysis:
                 stderr=errors,
                 env=self._environment,
                 start_new_session=True,
+                umask=OTHERS,
             )
         _limit(self._child.pid)
 

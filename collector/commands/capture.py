@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from rankscope.collector.captures.capture import ALL, COMPLETE, ENDED, SLOWEST, Around, Capture, CaptureFile
 from rankscope.collector.client import Collector, add_control, fetch, fetch_blocks, find_controlled, post
+from rankscope.collector.private_files import make_private_folder, open_private
 from rankscope.collector.publish.api.capture_routes import CAPTURES_PATH, CAPTURES_SUFFIX, CaptureOptions
 from rankscope.collector.publish.routes import RUNS_PATH
 from rankscope.collector.reports.capture_text import REPORT, describe_change, describe_end, describe_order
@@ -161,7 +162,7 @@ def follow(read: Callable[[], Capture], before: Capture, sleep: Callable[[float]
 def _check_folder(folder: Path) -> None:
     """Make the folder. Raises SettingError for one with files: those of two captures must not be mixed."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         is_empty = next(folder.iterdir(), None) is None
     except OSError as error:
         raise SettingError(f"-o is {str(folder)!r}, which cannot be used: {error.strerror}. Name another.") from error
@@ -203,7 +204,7 @@ def is_plain_name(name: str) -> bool:
 def _write_blocks(collector: Collector, source: str, size_bytes: int, part: Path) -> None:
     """Write what is at `source` into a new file. Raises UnavailableError unless it has `size_bytes` bytes."""
     written = 0
-    with part.open("xb") as file:
+    with open_private(part, is_new=True) as file:
         for block in fetch_blocks(source, collector.credentials):
             written += len(block)
             if written > size_bytes:

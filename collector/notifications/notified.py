@@ -13,6 +13,7 @@ import msgspec
 
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.notifications.event import CHANGED, OPENED, RESOLVED, find_signature, is_severe
+from rankscope.collector.private_files import write_private
 
 SCHEMA: Final = 1
 
@@ -119,7 +120,7 @@ class NotifiedIncidents:
     def _write(self, path: Path) -> None:
         """Replace the file as a whole: a collector that is killed leaves the former or the new one."""
         new = path.with_name(f"{path.name}.new")
-        new.write_bytes(msgspec.json.encode(_Content(SCHEMA, self.since_wall_s, self._notified)))
+        write_private(new, msgspec.json.encode(_Content(SCHEMA, self.since_wall_s, self._notified)))
         new.replace(path)
 
 

@@ -4,6 +4,8 @@ One collector writes it, holding a lock beside the file for its lifetime; any nu
 `synchronous = NORMAL` a commit does not wait for the disk: committed data survives a crash of the process at any time;
 a power failure may lose the last commits and never the file. A file that is damaged, from another program or of a later
 release is refused and left unchanged.
+
+Only the owner may read the file, its log and its lock, also where they had a wider mode before.
 """
 
 import contextlib
@@ -16,12 +18,15 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from rankscope.collector.private_files import FILE, narrow, open_private
 from rankscope.collector.storage.file_watch import FileWatch, StoreLoss, find_inode
 from rankscope.collector.storage.migrations import MIGRATIONS, Migration
 from rankscope.measure.errors import UnavailableError
 
 APPLICATION_ID: Final = 0x5253494E
 """RSIN: distinguishes the store from a database of another program."""
+BESIDE: Final = ("-wal", "-shm", "-lock")
+"""Endings of the files beside it: its log, the index of that, and the lock of the collector."""
 BUSY_S: Final = 0.2
 """Longest wait of a write for the lock: the collector's other thread holds it for less, and ranks wait."""
 
@@ -67,6 +72,7 @@ class Database:
             self.was_reopened = lost is not None and _is_sound(path, lost)
             if lost is not None and not self.was_reopened:
                 self.set_aside = _set_aside(path, lost.reason, now_wall_s)
+            _make_private(path)
             self.connection = undo.enter_context(contextlib.closing(_connect(path, "rwc")))
             _check(self.connection, path, len(migrations))
             self.connection.execute("PRAGMA journal_mode = WAL")
@@ -168,7 +174,7 @@ class _Lock:
     """Lock of the collector that writes the store: two would give the same ids to different incidents."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             try:
@@ -184,6 +190,16 @@ class _Lock:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
+
+
+def _make_private(path: Path) -> None:
+    """Make the file unless it is there, since SQLite would make it for whoever the umask allows; its log and the index
+    of that get the mode of the file.
+    """
+    with contextlib.suppress(OSError):  # it is there; or SQLite says what is wrong
+        open_private(path, is_new=True).close()
+    for ending in ("", *BESIDE):
+        narrow(path.with_name(f"{path.name}{ending}"))
 
 
 def _connect(path: Path, mode: str, also: str = "") -> sqlite3.Connection:
