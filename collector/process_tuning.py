@@ -116,6 +116,17 @@ def start_malloc_trim() -> None:
         threading.Thread(target=work, name="rankscope-heap", daemon=True).start()
 
 
+def read_heap_bytes() -> int:
+    """Return the memory that malloc has given out; the resident memory without glibc 2.33. Raises OSError where neither
+    is known. Takes some 10 us, and more with many free pieces between.
+    """
+    library = _load_glibc()
+    if library is None:
+        return read_resident_bytes()
+    use = library.mallinfo2()
+    return int(use.uordblks) + int(use.hblkhd)
+
+
 def read_resident_bytes() -> int:
     """Return the resident memory of this process. Raises OSError where there is no /proc."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -20,7 +20,9 @@ from rankscope.collector.ingest.held_bytes import (
     HELD_BYTES_MAX,
     MEASURE_NS_EACH,
     MEASURE_NS_MIN,
+    MEMORY_BYTES_MAX,
     HeldBytes,
+    HeldMemory,
 )
 from rankscope.collector.ingest.refusal_reasons import (
     BROKEN_HANDSHAKE,
@@ -33,6 +35,7 @@ from rankscope.collector.ingest.refusal_reasons import (
     WRONG_COLLECTOR_KEY,
     Refuse,
 )
+from rankscope.collector.process_tuning import read_heap_bytes
 from rankscope.measure.units import NS_PER_MS
 
 EVENTS_PER_PASS_MAX: Final = 32_768
@@ -51,6 +54,9 @@ reads 2,048 of all connections."""
 READS_UNTIL_NOTICED_MAX: Final = 128
 """libzmq notices within 100 reads (inbound_poll_rate) which connections have messages again, and then reads one message
 of each: after this many reads and one for each connection, every connection with a message has been read."""
+
+LOOK_MS: Final = 100
+"""Longest wait while there are connections. A pass without messages takes 0.1 ms."""
 
 REFUSED_FRAMES_MAX: Final = 64
 """Invalid frames of one connection. An agent of another release sends a few, and then gives up."""
@@ -136,6 +142,7 @@ class Connections:
         """Messages since held bytes were last measured."""
         self._has_holder = False
         """Whether any connection held more than HELD_BYTES_FREE at the last measurement."""
+        self._memory = HeldMemory()
         self._was_empty = False
         """Whether there was a time since then without unread messages."""
         self._failure = ""
@@ -165,8 +172,12 @@ class Connections:
             self._bound_held()
 
     def limit_wait_ms(self, timeout_ms: int) -> int:
-        """Return how long to wait for messages at most: a connection that holds much is measured again soon."""
-        return min(timeout_ms, MEASURE_NS_MIN // NS_PER_MS) if self._has_holder else timeout_ms
+        """Return how long to wait for messages at most: a message without an end wakes nobody, and is to be noticed
+        while it is small; a connection that holds much is measured again soon.
+        """
+        if self._has_holder:
+            return min(timeout_ms, MEASURE_NS_MIN // NS_PER_MS)
+        return min(timeout_ms, LOOK_MS) if self._by_file else timeout_ms
 
     def note_empty(self) -> None:
         """Note that there is no unread message now."""
@@ -269,16 +280,27 @@ class Connections:
             self.cut(before, REPLACED)
 
     def _bound_held(self) -> None:
-        """Close the connections that hold most, while all together hold too much."""
+        """Close the connections that hold most, while all together hold too much, or cost too much memory."""
         measured = [(one.held.measure(one.file), one) for one in self._by_file.values() if not one.cut_reason]
-        self._has_holder = any(one.held.now_bytes > HELD_BYTES_FREE for _, one in measured)
+        now_bytes = sum(one.held.now_bytes for _, one in measured if one.held.now_bytes > HELD_BYTES_FREE)
+        self._has_holder = now_bytes > 0
+        cost_bytes = self._memory.update(now_bytes, self._read_heap_bytes())
+        limit_bytes = HELD_BYTES_MAX
+        if cost_bytes > MEMORY_BYTES_MAX:
+            limit_bytes = min(limit_bytes, now_bytes * MEMORY_BYTES_MAX // cost_bytes)
         holders = [(held, one) for held, one in measured if held > HELD_BYTES_FREE]
         held_bytes = sum(held for held, _ in holders)
         for held, connection in sorted(holders, key=lambda holder: holder[0], reverse=True):
-            if held_bytes <= HELD_BYTES_MAX:
+            if held_bytes <= limit_bytes:
                 return
             held_bytes -= held
             self.cut(connection, TOO_MUCH_HELD)
+
+    @staticmethod
+    def _read_heap_bytes() -> int:
+        with contextlib.suppress(OSError):
+            return read_heap_bytes()
+        return 0  # not known: the number of bytes is bounded all the same
 
     def _forget(self, file: int) -> None:
         connection = self._by_file.pop(file, None)

@@ -27,8 +27,12 @@ from rankscope.measure.units import NS_PER_MS
 HELD_BYTES_FREE: Final = 64 * 1024
 """Connections that hold less do not count: each of 16,384 may be amid a frame."""
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Most that all others may hold together: four of the largest honest frames. A message of endless empty parts takes 32
-times as much memory as bytes on the connection, 512 MiB then."""
+"""Most that all others may hold together: four of the largest honest frames."""
+MEMORY_RATIO_MAX: Final = 32
+"""Memory that a held byte costs at most: an empty part has two bytes on the connection, and 64 in libzmq."""
+MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Most memory that held bytes may cost together: four times that of the largest honest frames. Half a gigabyte, where
+16 MiB of empty parts were allowed, is more than the collector of a thousand ranks takes itself."""
 
 MEASURE_NS_MIN: Final = 50 * NS_PER_MS
 MEASURE_NS_EACH: Final = NS_PER_MS // 4
@@ -70,6 +74,30 @@ class HeldBytes:
         self.now_bytes = max(0, self.now_bytes + grown - self._received)
         self._read, self._received = read, 0
         return 0 if has_progressed else min(before, self.now_bytes)
+
+
+class HeldMemory:
+    """How much memory held bytes cost, as far as the heap has grown with them: by their number for frames, by 32 times
+    that for empty parts. Without bytes that are held it is 0.
+
+    >>> memory = HeldMemory()
+    >>> [memory.update(held, heap) for held, heap in ((0, 500), (10, 510), (20, 900), (10, 900), (0, 900))]
+    [0, 10, 330, 165, 0]
+    """
+
+    def __init__(self) -> None:
+        self._held_bytes = self._heap_bytes = 0
+        self._cost_bytes = 0
+
+    def update(self, held_bytes: int, heap_bytes: int) -> int:
+        """Return what all bytes cost that are held now, with the heap as it is now."""
+        more_bytes = held_bytes - self._held_bytes
+        if more_bytes > 0:
+            self._cost_bytes += max(0, min(heap_bytes - self._heap_bytes, MEMORY_RATIO_MAX * more_bytes))
+        elif more_bytes < 0:
+            self._cost_bytes = self._cost_bytes * held_bytes // self._held_bytes
+        self._held_bytes, self._heap_bytes = held_bytes, heap_bytes
+        return self._cost_bytes
 
 
 def _count_bytes_read(file: int) -> int:

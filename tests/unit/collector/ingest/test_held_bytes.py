@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.collector.ingest.held_bytes import HeldBytes
+from rankscope.collector.ingest.held_bytes import HeldBytes, HeldMemory
 
 SIZE_BYTES = 40_000
 ROUNDING_BYTES = 2_000
@@ -51,6 +51,22 @@ def test_held_bytes_stay_held_in_every_measurement(ends: tuple[socket.socket, so
     send(ends, SIZE_BYTES)
     measured = [held.measure(ends[1].fileno()) for _ in range(1000)]  # a hundred seconds
     assert SIZE_BYTES - ROUNDING_BYTES < measured[-1] <= SIZE_BYTES
+
+
+def test_held_frames_cost_what_they_are_and_empty_parts_32_times_that() -> None:
+    frames, parts = HeldMemory(), HeldMemory()
+    assert [frames.update(held, 1_000 + held) for held in (0, 100, 250)] == [0, 100, 250]
+    assert [parts.update(held, 1_000 + 64 * held) for held in (0, 100, 250)] == [0, 3_200, 8_000]
+
+
+def test_what_grows_without_held_bytes_is_not_their_cost() -> None:
+    memory = HeldMemory()
+    assert [memory.update(held, heap) for held, heap in ((0, 0), (10, 10), (10, 9_000), (20, 9_010))] == [0, 10, 10, 20]
+
+
+def test_cost_goes_with_the_bytes() -> None:
+    memory = HeldMemory()
+    assert [memory.update(held, 64 * held) for held in (0, 100, 25, 0, 100)] == [0, 3_200, 800, 0, 3_200]
 
 
 def test_heartbeats_do_not_add_up(ends: tuple[socket.socket, socket.socket]) -> None:
