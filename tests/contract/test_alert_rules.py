@@ -16,6 +16,7 @@ import yaml
 from rankscope.collector.detect.finding import PAUSES, STRAGGLER
 from rankscope.collector.detect.suggestions import ADVICE, FINDINGS_PAGE, OF_A_SLOW_NODE
 from rankscope.collector.incidents.nodes import OF_SCRIPTS, RATIO_MIN, RUNS_MIN
+from rankscope.collector.publish.metrics.catalog import CATALOG
 from tests.contract.promql_names import CLUSTER, Labels, find_catalog_labels, find_labels, find_uses
 from tests.contract.promql_syntax import PromqlError
 from tests.programs import find_program
@@ -56,6 +57,22 @@ FINDING_RUNBOOKS = {
 
 OF_MEASURES = {"memory_pressure", "out_of_memory", "run_failure"}
 """Kinds whose alert is about a measure: allocator retries, GPU memory, the state of the run."""
+
+
+STATES_WITHOUT_ALERT = {
+    "rankscope_rank_up": "RankscopeRankMissing reads rankscope_rank_missing: who has ended well is not up either",
+    "rankscope_rank_stalled": "RankscopeRunStalled reads rankscope_run_stalled_ranks: one alert a run, not one a rank",
+    "rankscope_straggler": "RankscopeStragglerRank reads rankscope_finding_slowdown_ratio of the same finding",
+    "rankscope_finding_not_judged": "so is every run at its start, and any with too few ranks; the run's page says why",
+    "rankscope_port_up": (
+        "unused ports are down for good; one that fails in use is a slow link, or stalls the run: both have alerts"
+    ),
+    "rankscope_agent_part_dropped": (
+        "the agent keeps its budget so, as meant; RankscopeAgentOverhead fires where that does not suffice"
+    ),
+}
+"""States of 0 or 1 that no alert is about, and why nobody is to be called for them."""
+IS_STATE = re.compile(r"1 (?:while|if) ")
 
 
 @functools.cache
@@ -200,6 +217,23 @@ def test_the_series_of_the_tests_are_those_of_the_catalogue(path: Path) -> None:
         for each in story.get("input_series", ()):
             ((name, labels),) = find_uses(each["series"]).items()
             assert labels | {CLUSTER} == known[name], each["series"]
+
+
+def find_alerted() -> set[str]:
+    """Return the metrics that alerts read, also through recorded series."""
+    recorded = {rule["record"]: rule["expr"] for rule in RECORDED}
+    waiting, found = [rule["expr"] for rule in ALERTS], set[str]()
+    while waiting:
+        new = find_uses(waiting.pop()).keys() - found
+        found |= new
+        waiting += [recorded[name] for name in new if name in recorded]
+    return found
+
+
+def test_each_state_of_0_or_1_has_an_alert_or_a_reason() -> None:
+    states = {measure.name for measure in CATALOG if measure.kind == "gauge" and IS_STATE.match(measure.help)}
+    assert "rankscope_store_writable" in states
+    assert states - find_alerted() == STATES_WITHOUT_ALERT.keys()
 
 
 def test_each_alert_has_its_page_and_each_page_its_alert() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import urllib.error
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +13,25 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import zmq
 
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.measure.codec import encode
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello
+from tests.connections import list_connections
 from tests.integration.serving import (
     WATCHING,
     Api,
     can_listen,
     find_rank,
+    read_url,
     wait_for,
     wait_for_end_of,
 )
 from tests.integration.torchrun import DEADLINE_S, Ended, Job, started, torchrun
 
+NO_ENTRY = re.compile(r'rankscope_peers_refused_total\{reason="(no_keys|broken_handshake)"\} [1-9]')
 LINGER_S = 1.0
 A_STORE_FOR_EACH_LIFE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """By default torchrun (torch 2.13) keeps one store for all lives, where gloo finds its neighbour's address of the life
@@ -85,12 +93,39 @@ def embedded(
         yield Embedded(job, stderr)
 
 
+PRINTED = re.compile(r"(live page \S+), metrics (\S+)$", re.MULTILINE)
+STRANGER = RankIdentity(
+    run="stranger", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-strange", pid=1
+)
+
+
+def intrude(collector: psutil.Process, api: Api) -> str:
+    """Try to read a page and to report as another user of the machine can, who sees where a collector listens."""
+    try:
+        read_url(f"{api.url}/metrics")
+    except urllib.error.HTTPError as error:
+        refused = f"HTTP {error.code}"
+    http_port = urlsplit(api.url).port
+    ports = {one.laddr.port for one in list_connections(collector) if one.status == psutil.CONN_LISTEN} - {http_port}
+    hello = Hello(identity=STRANGER, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(f"tcp://127.0.0.1:{ports.pop()}")
+        dealer.send(encode(hello))
+        wait_for(lambda: NO_ENTRY.search(api.read_metrics()), api.read_metrics)
+    return f"{refused}; no_keys"
+
+
 @dataclass
 class Watched:
     """What was seen of a job that ran to its end beside another one."""
 
     url: str
     known_runs: list[str]
+    stranger: str
+    """What another user of the machine gets at the page's address without the token, and at the port for ranks."""
+    by_address: str
+    """The page at the printed address of the metrics, as it is."""
     picture: RunSnapshot
     metrics: str
     ended: Ended
@@ -111,11 +146,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Watched]:
         jobs = [ends.enter_context(embedded(folder, "--stop", str(stop))) for folder in folders]
         pictures = [job.wait_for_steps() for job in jobs]
         apis = [job.wait_for_collector()[1] for job in jobs]
+        strangers = [intrude(job.find_collectors()[0], api) for job, api in zip(jobs, apis, strict=True)]
+        printed = [read_url(found[2]).decode() for job in jobs if (found := PRINTED.search(job.read_stderr()))]
         names, pages = [api.read_run_names() for api in apis], [api.read_metrics() for api in apis]
         stop.touch()
         ended = [job.job.wait() for job in jobs]
         said = [job.read_stderr() for job in jobs]
-    seen = zip([api.url for api in apis], names, pictures, pages, ended, said, strict=True)
+    seen = zip([api.url for api in apis], names, strangers, printed, pictures, pages, ended, said, strict=True)
     return [Watched(*each) for each in seen]
 
 
@@ -124,6 +161,17 @@ def test_rank_0_says_where_the_metrics_are_and_they_are_there(pair: list[Watched
         assert len(WATCHING.findall(job.stderr)) == 1
         for rank in (0, 1):
             assert f'rankscope_rank_up{{rank="{rank}",run="{job.run}"}} 1.0' in job.metrics
+
+
+def test_nobody_else_on_the_machine_gets_in(pair: list[Watched]) -> None:
+    for job in pair:
+        assert job.stranger == "HTTP 401; no_keys"
+        assert job.known_runs == [job.run]
+
+
+def test_printed_address_works_as_it_is(pair: list[Watched]) -> None:
+    for job in pair:
+        assert f'rankscope_rank_up{{rank="0",run="{job.run}"}} 1.0' in job.by_address
 
 
 def test_the_other_rank_finds_the_collector_through_the_store(pair: list[Watched]) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.environments import LONGEST_S, clean_environment, lend_torch, make_empty, run
 from tests.integration.faults import IS_SOAK
-from tests.integration.serving import find_fixed_port, wait_for
+from tests.integration.serving import WATCHING, find_fixed_port, wait_for
 from tests.programs import find_program
 
 BASH: Final = find_program("bash")
@@ -97,7 +97,7 @@ def test_the_launch_lines_end_with_the_summary_shown(home: Path, programs: Path)
     assert f"\n{by_module.replace('torchrun', 'torchrun --standalone')}\n" in QUICKSTART  # the same there
     done = Shell(home, programs).type_in(by_module)
     said = [line for line in done.stderr.splitlines() if line.startswith("rankscope: ")]
-    assert re.fullmatch(r"rankscope: watching run '.+': live page http://\S+/, metrics http://\S+/metrics", said[0])
+    assert WATCHING.fullmatch(said[0])
     assert SUMMARY.fullmatch(said[1])
     assert SUMMARY.search(README)
     assert said[-1].startswith("rankscope: verdict: ")

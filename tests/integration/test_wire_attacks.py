@@ -89,8 +89,8 @@ def test_half_frames_of_many_connections_are_bounded_in_sum(served: Served) -> N
 
 
 def test_a_message_without_an_end_is_cut_off_before_it_fills_the_memory(served: Served) -> None:
-    """A part of no bytes takes 64 bytes of memory, and two on the wire. All may take 64 MiB together, and until they are
-    measured what they have sent since they came back.
+    """A part of no bytes takes 64 bytes of memory, and two on the wire. All may take 64 MiB together, and what was sent
+    since they were last measured.
     """
     with honest_ranks(served) as peers:
         before_bytes = read_resident_bytes(served.pid)
