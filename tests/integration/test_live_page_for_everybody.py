@@ -297,6 +297,19 @@ def test_token_is_asked_for_in_the_page_and_kept_for_the_tab(browser: webdriver.
         browser.get("about:blank")
 
 
+def test_token_in_the_address_signs_in_and_leaves_the_address(browser: webdriver.Chrome, world: LiveWorld) -> None:
+    with world.serve(HttpAuth(TOKEN, is_in_address=True)) as server:
+        page = LivePage(browser, server)
+        browser.get(f"{server.url}/?token={TOKEN}#run=story")
+        page.wait_for_map(109, 4)
+        assert browser.current_url == f"{server.url}/#run=story"
+        browser.refresh()
+        page.wait_for_map(109, 4)
+        assert page.run("return [localStorage.length, document.cookie]") == [0, ""]
+        page.run("sessionStorage.clear()")
+        browser.get("about:blank")
+
+
 # -- with hostile names -----------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.config import read_config as read_agent_config
+from rankscope.collector.client import Collector, Credentials, open_collector
 from rankscope.collector.client_config import ClientConfig, read_client_config
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import find_settings
@@ -91,6 +92,13 @@ def test_unusable_address_is_refused(tmp_path: Path, url: str, problem: str) -> 
         read_client_config({"HOME": str(tmp_path)}, {"url": url})
     assert str(raised.value) == (
         f"url is {url!r} (from the command line); it must be http://HOST:PORT or https://HOST:PORT{problem}."
+    )
+
+
+def test_token_of_the_printed_address_is_the_credential(tmp_path: Path) -> None:
+    config = read_client_config({"HOME": str(tmp_path), "RANKSCOPE_URL": "http://127.0.0.1:7/?token=abcdefghijklmnop"})
+    assert open_collector(config) == Collector(
+        "http://127.0.0.1:7", Credentials("abcdefghijklmnop", None, "the address")
     )
 
 

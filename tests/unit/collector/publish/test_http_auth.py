@@ -32,6 +32,18 @@ def test_the_token_is_taken_as_a_bearer_s_or_as_a_password(authorization: str) -
     assert GUARDED.admits("/metrics", authorization)
 
 
+def test_token_of_an_address_is_taken_from_it_and_never_answered() -> None:
+    access = HttpAuth(TOKEN, is_in_address=True)
+    assert access.take_token(f"/metrics/ranks?shard=1/2&token={TOKEN}") == ("/metrics/ranks?shard=1/2", TOKEN)
+    assert access.admits("/metrics", "", TOKEN)
+    assert access.admits("/metrics", f"Bearer {TOKEN}")
+    assert not any(access.admits("/metrics", "", wrong) for wrong in ("", TOKEN[1:], f"{TOKEN}x", "ü\udcff"))
+
+
+def test_token_of_the_settings_is_not_taken_from_an_address() -> None:
+    assert GUARDED.take_token(f"/metrics?token={TOKEN}") == (f"/metrics?token={TOKEN}", "")
+
+
 @pytest.mark.parametrize(
     "authorization",
     [
