@@ -101,10 +101,8 @@ STRANGER = RankIdentity(
 
 def intrude(collector: psutil.Process, api: Api) -> str:
     """Try to read a page and to report as another user of the machine can, who sees where a collector listens."""
-    try:
+    with pytest.raises(urllib.error.HTTPError) as refused:
         read_url(f"{api.url}/metrics")
-    except urllib.error.HTTPError as error:
-        refused = f"HTTP {error.code}"
     http_port = urlsplit(api.url).port
     ports = {one.laddr.port for one in list_connections(collector) if one.status == psutil.CONN_LISTEN} - {http_port}
     hello = Hello(identity=STRANGER, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0)
@@ -113,7 +111,7 @@ def intrude(collector: psutil.Process, api: Api) -> str:
         dealer.connect(f"tcp://127.0.0.1:{ports.pop()}")
         dealer.send(encode(hello))
         wait_for(lambda: NO_ENTRY.search(api.read_metrics()), api.read_metrics)
-    return f"{refused}; no_keys"
+    return f"HTTP {refused.value.code}; no_keys"
 
 
 @dataclass
