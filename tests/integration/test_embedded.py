@@ -103,6 +103,7 @@ def intrude(collector: psutil.Process, api: Api) -> str:
     """Try to read a page and to report as another user of the machine can, who sees where a collector listens."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         read_url(f"{api.url}/metrics")
+    refused.value.close()
     http_port = urlsplit(api.url).port
     ports = {one.laddr.port for one in list_connections(collector) if one.status == psutil.CONN_LISTEN} - {http_port}
     hello = Hello(identity=STRANGER, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0)
