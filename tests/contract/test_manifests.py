@@ -347,7 +347,7 @@ def test_images_are_of_named_releases_and_not_run_as_root() -> None:
     assert all(tag and tag != "latest" for tag in tags.values()), tags
     collector = (DOCKER / "Dockerfile.collector").read_text()
     assert "\nUSER 10001:10001\n" in collector
-    assert "ARG PYTHON=python:3.12.8-slim-bookworm\n" in collector
+    assert "ARG PYTHON=python:3.13.12-slim-bookworm\n" in collector
 
 
 def list_needed(package: str, extra: str = "") -> Iterator[str]:
