@@ -27,9 +27,11 @@ def find_library() -> str:
 
 
 def settings(endpoint: str, **more: str) -> dict[str, str]:
-    """Return the environment of a job: reports to `endpoint`, windows often and without regard to their effect."""
+    """Return the environment of a job: reports to `endpoint`, windows often and without regard to their effect. The job
+    waits for the last acknowledgement as long as a busy machine takes, which may be more than the default of 3 s.
+    """
     given = {
         **OFTEN, "RANKSCOPE_COLLECTOR": endpoint, "PYTHONPATH": CHECKOUT, "RANKSCOPE_GPU": "false",
-        "RANKSCOPE_DEVICE_WINDOWS": "always",
+        "RANKSCOPE_DEVICE_WINDOWS": "always", "RANKSCOPE_DRAIN_S": "60",
     }  # fmt: skip
     return {**given, **{f"RANKSCOPE_{name.upper()}": value for name, value in more.items()}}
