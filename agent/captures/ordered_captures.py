@@ -208,11 +208,10 @@ class OrderedCaptures:
 
 
 def _remove(path: str) -> None:
-    """Remove a file, and the folders of its steps and of its run where they are empty now."""
+    """Remove a file and its temporary folder."""
     with contextlib.suppress(OSError):
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
-        os.rmdir(os.path.dirname(os.path.dirname(path)))
 
 
 def hash_file(fd: int) -> str:

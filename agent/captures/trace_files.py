@@ -17,13 +17,16 @@ from typing import Final, NamedTuple
 from rankscope.agent.capture_settings import CaptureSteps
 from rankscope.agent.captures.trace_recording import RawCapture
 from rankscope.agent.guard import describe
-from rankscope.agent.private_folder import PRIVATE_FILE, choose_private, make_parents, make_private
+from rankscope.agent.private_folder import PRIVATE_FILE, make_parents
 
 LAST_BYTES: Final = 64
 """A whole trace has its closing brace among so many last bytes. On a full disk torch writes a part, in silence."""
 TOO_LARGE: Final = "the captures of this rank would exceed the agent's capture_bytes_max"
 CHUNK_BYTES: Final = 1 << 18
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - a private folder in it
+TEMPORARY: Final = "rankscope-capture-"
+"""How the names of temporary folders begin; the name of the run follows, as far as it is short."""
+NAME_MAX: Final = 32
 FREE_BYTES_MIN: Final = 1 << 30
 """Free bytes from which /dev/shm has room: of a container it has 64 MiB, and a trace is 10 to 20 times as large before
 it is compressed."""
@@ -44,8 +47,8 @@ class Written(NamedTuple):
 
 
 class TraceFiles:
-    """The files of one rank, of at most `bytes_max` together; without a folder, each by itself in a temporary one, from
-    which the caller removes it. Files and folders that are made are for this user alone: traces have lines of source.
+    """The files of one rank, of at most `bytes_max` together; without a folder, each in a temporary one of its own, which
+    the caller removes with it. Files and folders that are made are for this user alone: traces have lines of source.
     """
 
     def __init__(
@@ -75,14 +78,11 @@ class TraceFiles:
         steps = capture.steps
         begin_ns, size_bytes, problem = self._monotonic_ns(), 0, ""
         end_ns = begin_ns
-        path = plain = packed = ""
+        folder = path = plain = packed = ""
         try:
-            folder = os.path.join(
-                self._folder or make_temporary(), *self._parts, f"steps-{steps.first_step}-{steps.last_step}"
-            )
+            folder = self._make_folder(steps)
             path = os.path.join(folder, f"rank-{self._rank}.pt.trace.json.gz")
             plain, packed = (os.path.join(folder, f".rank-{self._rank}.{part}") for part in ("json", "gz"))
-            make_parents(folder)
             capture.profile.export_chrome_trace(plain)
             os.chmod(plain, PRIVATE_FILE)
             end_ns = self._monotonic_ns()
@@ -98,22 +98,34 @@ class TraceFiles:
             for left in (plain, packed):
                 with contextlib.suppress(OSError):
                     os.unlink(left)
+            if problem and folder and self.is_temporary:
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
         pause_ns = capture.pause_ns + max(0, end_ns - begin_ns)
         return Written(steps, path, size_bytes, pause_ns, problem)
 
+    def _make_folder(self, steps: CaptureSteps) -> str:
+        """Make the folder for the file of these steps where it is missing, and return it. Raises OSError."""
+        if self.is_temporary:
+            return make_temporary(self._parts[0])
+        folder = os.path.join(self._folder, *self._parts, f"steps-{steps.first_step}-{steps.last_step}")
+        make_parents(folder)
+        return folder
 
-def make_temporary() -> str:
-    """Make the folder for captures that stay until the collector has them, private to this user, and return it: in
-    memory where there is room, else in TMPDIR. Raises OSError and UnavailableError.
+
+def make_temporary(run: str) -> str:
+    """Make a folder, private to this user, for one capture of a run that stays until the collector has it, and return
+    it: in memory where there is room, else in TMPDIR. Raises OSError.
+
+    No two processes share one: a rank removes its own while others of its node write theirs, and another job may have a
+    run, steps and a rank of the same names.
     """
     place = tempfile.gettempdir()
     with contextlib.suppress(OSError):
         shared = os.statvfs(SHARED_MEMORY)
         if shared.f_bavail * shared.f_frsize >= FREE_BYTES_MIN:
             place = SHARED_MEMORY
-    folder = choose_private(place)
-    make_private(folder, "set TMPDIR or capture_folder to another place")
-    return os.path.join(folder, "captures")
+    return tempfile.mkdtemp(prefix=f"{TEMPORARY}{run[:NAME_MAX]}-", dir=place)
 
 
 class TraceLostError(Exception):

@@ -137,12 +137,14 @@ class TraceRecording:
         return True
 
     def order(self, steps: CaptureSteps) -> bool:
-        """Capture these steps, as the collector asks; return False if a capture is on, or another is planned for one of
-        them. For the agent thread. Whether it is taken is decided at `begin_step`: it may be too late by then.
+        """Capture these steps, as the collector asks; return False if a capture is on that was not called off, or
+        another is planned for one of them. For the agent thread. Whether it is taken is decided at `begin_step`: it may
+        be too late by then.
         """
-        planned = self._planned
+        planned, running = self._planned, self._running
         is_taken = planned is not None and planned.overlaps(steps)
-        if self._running is not None or self._asked_steps or self._ordered is not None or is_taken:
+        is_busy = running is not None and (not self._called_off or running[1].order_id != self._called_off)
+        if is_busy or self._asked_steps or self._ordered is not None or is_taken:
             return False
         self._ordered = steps
         return True

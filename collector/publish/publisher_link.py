@@ -162,6 +162,7 @@ class PublisherLink:
         snapshot: Snapshot | None = None
         incidents: tuple[Incident, ...] | None = None
         captures: tuple[Capture, ...] | None = None
+        answers: list[CaptureAnswer | DumpAnswer] = []
         ready = select.poll()
         for fd in (connection.fileno(), self._wakeup_fd):
             ready.register(fd, select.POLLIN)
@@ -183,20 +184,22 @@ class PublisherLink:
             for block in encode_blocks(latest) if message is not None else ():
                 connection.send_bytes(block)
             snapshot, incidents, captures = latest, known, kept
+            for answer in answers:  # after what it has changed: who has ordered a capture finds it listed
+                connection.send(answer)
             ready.poll()
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup_fd, 4096)
+            answers = []
             while connection.poll():
-                self._answer(connection)
+                answers.append(self._answer(_WANTED.decode(connection.recv_bytes())))
 
-    def _answer(self, connection: Connection) -> None:
-        wanted = _WANTED.decode(connection.recv_bytes())
+    def _answer(self, wanted: DumpWanted | CaptureWanted) -> DumpAnswer | CaptureAnswer:
         match wanted:
             case CaptureWanted(number, request):
-                connection.send(CaptureAnswer(number, self._sources.order_capture(request)))
+                return CaptureAnswer(number, self._sources.order_capture(request))
             case DumpWanted(number, run):
                 found = self._sources.read_dump(run)
-                connection.send(DumpAnswer(number, None if found is None else msgspec.json.encode(found)))
+                return DumpAnswer(number, None if found is None else msgspec.json.encode(found))
 
 
 def _limit_sending(connection: Connection) -> None:

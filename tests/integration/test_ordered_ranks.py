@@ -4,11 +4,11 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from rankscope.agent.captures.trace_files import TEMPORARY
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import (
     CaptureOrder,
@@ -117,12 +117,7 @@ def train(collector: OrderingCollector, folder: Path) -> Ended:
 
 def find_left(folder: Path) -> list[Path]:
     """Return the files of captures that are left in the places for temporary ones."""
-    places = [
-        own
-        for place in (folder, Path("/dev/shm"))  # noqa: S108 - as agents
-        for own in place.glob(f"rankscope-{os.getuid()}*")
-    ]
-    return [path for place in places for path in (place / "captures" / RUN).rglob("*") if path.is_file()]
+    return [own for place in (folder, Path("/dev/shm")) for own in place.glob(f"{TEMPORARY}{RUN}-*")]  # noqa: S108
 
 
 def find_steps(packed: bytes) -> list[int]:

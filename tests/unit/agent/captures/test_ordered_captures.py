@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,17 @@ TEXT = json.dumps({"traceEvents": [{"name": f"event {number}"} for number in ran
 
 
 class Session:
-    """A session of torch's profiler that records nothing, and writes TEXT."""
+    """A session of torch's profiler that records nothing, and writes TEXT once `before_writing` has returned."""
+
+    def __init__(self, before_writing: Callable[[], object] = lambda: None) -> None:
+        self.before_writing = before_writing
 
     def start(self) -> None: ...
     def step(self) -> None: ...
     def stop(self) -> None: ...
 
     def export_chrome_trace(self, path: str) -> None:
+        self.before_writing()
         Path(path).write_text(TEXT)
 
 
@@ -58,6 +62,7 @@ class Rank:
         self.step, self.now_ns, self.made = 10, 0, list[CaptureSteps]()
         self.guard = Guard(error_budget=2)
         self.graph_is_captured = False
+        self.before_writing: Callable[[], object] = lambda: None
         self.traces = TraceCaptures(
             config,
             identity_of(3, pid=1),
@@ -76,7 +81,7 @@ class Rank:
 
     def _make(self, steps: CaptureSteps) -> Profile:
         self.made.append(steps)
-        return Session()
+        return Session(lambda: self.before_writing())  # noqa: PLW0108 - a test changes it later
 
     def order(self, first_step: int = 20, last_step: int = 22, **more: Any) -> CaptureState:
         answer = self.ask(CaptureOrder(**{"id": "c1", "first_step": first_step, "last_step": last_step, **more}))
@@ -112,7 +117,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(trace_files, "SHARED_MEMORY", str(tmp_path / "none"))
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
-    assert [path for path in place.rglob("*") if path.is_file()] == []
+    assert list(place.iterdir()) == []
 
 
 def test_ordered_steps_are_captured_and_the_file_is_sent_in_parts() -> None:
@@ -142,6 +147,17 @@ def test_file_is_gone_once_the_collector_has_it() -> None:
     assert count_open_files() == before - 1
     assert rank.read(0, 10).problem == NOT_HELD
     assert rank.order().state == "written", "it is not captured again"
+
+
+def test_file_is_whole_though_another_rank_of_the_node_removes_its_own_meanwhile() -> None:
+    ranks = [Rank(), Rank()]
+    for rank in ranks:
+        rank.order()
+    ranks[1].before_writing = lambda: ranks[0].train_to(23)  # it writes its file, and removes its name
+    (state,) = ranks[1].train_to(23)
+    assert (state.state, state.reason) == ("written", "")
+    for rank in ranks:
+        rank.orders.close()
 
 
 def test_file_in_the_capture_folder_stays(tmp_path: Path) -> None:
@@ -313,6 +329,18 @@ def test_order_that_is_called_off_amid_its_steps_leaves_nothing() -> None:
     rank.ask(CaptureOrder(id="c1", first_step=20, last_step=22, is_over=True))
     rank.train_to(25)
     assert rank.read(0, 10).problem == NOT_HELD
+
+
+def test_order_is_taken_while_the_one_that_was_called_off_is_being_recorded() -> None:
+    rank = Rank()
+    rank.order()
+    rank.train_to(21)
+    rank.ask(CaptureOrder(id="c1", first_step=20, last_step=22, is_over=True))
+    assert rank.order(id="c1-2", first_step=30, last_step=32).state == "accepted"
+    (over, state) = (*rank.train_to(23), *rank.train_to(33))
+    assert (over.state, over.reason) == ("written", CALLED_OFF)
+    assert (state.state, state.first_step, state.last_step) == ("written", 30, 32)
+    rank.orders.close()
 
 
 def test_order_of_another_is_not_called_off() -> None:

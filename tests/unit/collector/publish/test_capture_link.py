@@ -57,7 +57,10 @@ class Service:
         return self.readers[-1]
 
     def _order(self, request: CaptureRequest) -> Capture | CaptureRefusal:
-        return CAPTURE if request.run == "bert" else CaptureRefusal(404, f"no run {request.run!r}")
+        if request.run != "bert":
+            return CaptureRefusal(404, f"no run {request.run!r}")
+        self.captures = (CAPTURE,)
+        return CAPTURE
 
     def read(self) -> object:
         """Return the next message to the publisher."""
@@ -67,10 +70,15 @@ class Service:
 
     def ask(self, run: str) -> object:
         """Order a capture as the publisher does, and return the answer."""
+        return self.read_all_for(run)[-1]
+
+    def read_all_for(self, run: str) -> list[object]:
+        """Order a capture, and return all messages until the answer."""
         wanted = CaptureWanted(7, CaptureRequest(run=run))
         self.readers[0].connection.send_bytes(msgspec.msgpack.encode(wanted))
-        while not isinstance(found := self.read(), CaptureAnswer):
-            pass
+        found = [self.read()]
+        while not isinstance(found[-1], CaptureAnswer):
+            found.append(self.read())
         return found
 
 
@@ -84,6 +92,11 @@ def service() -> Iterator[Service]:
 
 def test_order_is_answered_with_the_capture(service: Service) -> None:
     assert service.ask("bert") == CaptureAnswer(7, CAPTURE)
+
+
+def test_ordered_capture_is_listed_before_the_order_is_answered(service: Service) -> None:
+    told = [one.captures for one in service.read_all_for("bert") if isinstance(one, Update)]
+    assert (CAPTURE,) in told
 
 
 def test_refused_order_is_answered_with_the_reason(service: Service) -> None:
