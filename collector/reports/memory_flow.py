@@ -27,6 +27,7 @@ COLORS: Final = {
 }
 MERGED_COLOR: Final = "#c9ccd1"
 MIB: Final = 1 << 20
+GIB: Final = 1 << 30
 
 
 def render_flow(flows: Sequence[tuple[str, MemoryFlow]]) -> str:
@@ -53,7 +54,7 @@ def _render(name: str, flow: MemoryFlow) -> str:
         f'<rect x="{LEFT}" y="{TEXTS}" width="{WIDTH}" height="{HEIGHT}" fill="#f6f7f9"/>\n'
         f"{_render_merged(flow.merged_bytes, y_scale)}{rects}"
         f'<path d="M{peak_x:.2f} {TEXTS}V{TEXTS + HEIGHT}" stroke="#000" stroke-dasharray="4 4" fill="none">'
-        f"<title>peak: {_mib(flow.peak_bytes)} after {format_duration(flow.peak_ns)}</title></path>\n"
+        f"<title>peak: {_in_bytes(flow.peak_bytes)} after {format_duration(flow.peak_ns)}</title></path>\n"
     )
 
 
@@ -62,7 +63,9 @@ def _render_rectangle(one: FlowRectangle, x_scale: float, y_scale: float, base: 
     y, height = base - (one.offset_bytes + one.bytes) * y_scale, max(one.bytes * y_scale, 0.2)
     lived = "not freed" if one.is_open else f"freed after {format_duration(one.end_ns - one.start_ns)}"
     kind = Category(one.kind)
-    said = f"{_mib(one.bytes)}, {CATEGORIES[kind].replace('_', ' ')}, from {format_duration(one.start_ns)}, {lived}"
+    said = (
+        f"{_in_bytes(one.bytes)}, {CATEGORIES[kind].replace('_', ' ')}, from {format_duration(one.start_ns)}, {lived}"
+    )
     named = f"{said}: {one.name}" if one.name else said
     return (
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{COLORS[kind]}" '
@@ -83,13 +86,13 @@ def _render_merged(merged: Sequence[int], y_scale: float) -> str:
 def _render_texts(name: str, flow: MemoryFlow, merged: int) -> str:
     title = (
         f"Memory flow of {name}: {format_duration(flow.span_ns)} to the right, addresses upwards without the ranges "
-        f"that were never used; peak {_mib(flow.peak_bytes)} (dashed line)"
+        f"that were never used; peak {_in_bytes(flow.peak_bytes)} (dashed line)"
     )
     under = f"{len(flow.rectangles):,} lifetimes are drawn, the largest ones"
     if flow.merged_count:
         under += f"; {flow.merged_count:,} smaller ones are merged into the grey area at the bottom"
     if flow.older_bytes:
-        under += f"; the area has {_mib(flow.older_bytes)} that were allocated before the first event"
+        under += f"; the area has {_in_bytes(flow.older_bytes)} that were allocated before the first event"
     used = sorted({one.kind for one in flow.rectangles})
     legend = "".join(
         f'<rect x="{LEFT + 150 * place}" y="46" width="12" height="12" fill="{COLORS[Category(kind)]}"/>'
@@ -98,14 +101,18 @@ def _render_texts(name: str, flow: MemoryFlow, merged: int) -> str:
     )
     return (
         f'<text x="{LEFT}" y="18" font-weight="bold">{html.escape(title)}</text><text x="{LEFT}" y="38">{under}</text>'
-        f'{legend}<text x="4" y="{TEXTS + 12}">{_mib(flow.height_bytes + merged)}</text>\n'
+        f'{legend}<text x="4" y="{TEXTS + 12}">{_in_bytes(flow.height_bytes + merged)}</text>\n'
     )
 
 
-def _mib(size: int) -> str:
+def _in_bytes(size: int) -> str:
     """Return a size for the reader.
 
-    >>> _mib(3 << 19), _mib(100)
-    ('1.50 MiB', '100 B')
+    It has at most ten characters below 1 TiB, for which there is room beside the drawing.
+
+    >>> _in_bytes(3 << 19), _in_bytes(100), _in_bytes(80 << 30)
+    ('1.50 MiB', '100 B', '80.00 GiB')
     """
+    if size >= GIB:
+        return f"{size / GIB:.2f} GiB"
     return f"{size / MIB:,.2f} MiB" if size >= MIB // 100 else f"{size} B"

@@ -11,7 +11,7 @@ from rankscope.collector.reports.run_sections import TOP, answer, build_sections
 from rankscope.collector.reports.trace_cells import Section
 from rankscope.collector.reports.trace_page import hash_of, read_asset, render_section
 from rankscope.collector.storage.run_reader import CurvePoint
-from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.units import format_duration
 
 WIDTH: Final = 1_000
 HEIGHT: Final = 240
@@ -56,7 +56,7 @@ def _render_curve(points: tuple[CurvePoint, ...]) -> str:
     top_ns = max(point.longest_ns for point in points) or 1
     longest = _scale_line([point.longest_ns for point in points], top_ns)
     median = _scale_line([point.median_ns for point in points], top_ns)
-    text = f"Step time over the run, from 0 to {top_ns / NS_PER_MS:,.1f} ms: the longest of any rank, and the median."
+    text = f"Step time over the run, from 0 to {format_duration(top_ns)}: the longest of any rank, and the median."
     return (
         f'<figure><svg role="img" aria-label="{html.escape(text)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" '
         f'preserveAspectRatio="none" height="{HEIGHT}">'

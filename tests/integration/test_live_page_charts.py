@@ -1,5 +1,6 @@
 """What the charts of the live page draw and read aloud, in a real browser."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,8 +22,24 @@ from tests.integration.live_pages import CHART_BELOW, LEFT, LivePage, is_near
 from tests.integration.live_worlds import BEGIN_WALL_S, LiveWorld, finding_of, incident_of, slow_story, totals_of
 from tests.unit.collector.runs.kept_runs import MS, WALL_S, S, run_of, step_of
 from tests.unit.collector.runs.run_snapshots import rank_of
+from tests.unit.collector.runs.run_stories import Story
 
 CLOCK = "return new Date(1000 * arguments[0]).toLocaleString('sv-SE')"
+PAINTED = """
+window.painted = {};
+const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
+CanvasRenderingContext2D.prototype.clearRect = function (...where) {
+  window.painted[this.canvas.id] = [];
+  clearRect.apply(this, where);
+};
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const wide = this.measureText(text).width;
+  const left = this.textAlign === "right" ? x - wide : x;
+  window.painted[this.canvas.id].push([text, left, left + wide, y]);
+  fillText.call(this, text, x, y);
+};
+"""
+"""Notes what each canvas of the page shows: texts, from where to where in CSS pixels, and their line."""
 CHART_RIGHT, CHART_TOP = 6, 14
 """What the chart of step time leaves free, in CSS pixels (step_chart.js)."""
 
@@ -87,10 +104,10 @@ def test_step_time_of_the_store_is_read_step_by_step(
         # A point of 30 s is above four times the median of a second.
         page.wait_for_text("#steps-basis", "from the store. 1 of 15 points is cut off at the top.")
         assert read(page, "steps", Keys.HOME) == (
-            f"{clock(page, WALL_S)}, step 0: 1,000.0 ms in the median, the longest 1,000.0 ms"
+            f"{clock(page, WALL_S)}, step 0: 1.00 s in the median, the longest 1.00 s"
         )
-        assert read(page, "steps", *[Keys.ARROW_RIGHT] * 4).endswith("the longest 30,000.0 ms")
-        assert read(page, "steps", Keys.END).endswith("step 4: 1,000.0 ms in the median, the longest 1,200.0 ms")
+        assert read(page, "steps", *[Keys.ARROW_RIGHT] * 4).endswith("the longest 30.0 s")
+        assert read(page, "steps", Keys.END).endswith("step 4: 1.00 s in the median, the longest 1.20 s")
         page.click("#events-shown summary")
         assert page.text("#events") == f"{clock(page, WALL_S + 20)}: steps go on after restart 1"
         assert read(page, "steps", Keys.ESCAPE) == ""
@@ -145,7 +162,7 @@ def test_checkpoints_are_events_with_how_long_ago_the_last_was(page: LivePage, w
     page.wait_for_text("#events-count", "2")
     page.click("#events-shown summary")
     assert page.text("#events").split("\n") == [
-        f"{clock(page, BEGIN_WALL_S + 6)}: checkpoint in step 1,200: 2.3 s",
+        f"{clock(page, BEGIN_WALL_S + 6)}: checkpoint in step 1,200: 2.30 s",
         f"{clock(page, BEGIN_WALL_S + 4)}: checkpoint in step 600: 40.00 ms",
     ]
 
@@ -162,7 +179,7 @@ def test_many_checkpoints_leave_room_for_other_events(page: LivePage, world: Liv
     page.wait_for_text("#events", "and 61 earlier checkpoints")
     kinds = [line.split(": ", 1)[-1] for line in page.text("#events").split("\n")]
     assert kinds == [
-        *(f"checkpoint in step {step}: 1.0 s" for step in (63, 62, 61)),
+        *(f"checkpoint in step {step}: 1.00 s" for step in (63, 62, 61)),
         "found: straggler of rank 1",
         "capture c5 ordered",
         "and 61 earlier checkpoints",
@@ -217,7 +234,47 @@ def test_rank_and_its_peers_are_read_with_their_unit(page: LivePage, world: Live
     page.open("#run=gpt&rank=2")
     page.wait_for_rows("#beside", 3)
     said = read(page, "peers", Keys.END)
-    assert said == "step 111: this rank 65.00 ms, its peers 35.00 ms (35.00 to 35.00 ms)"
+    assert said == "step 111: this rank 65.00 ms, its peers 35.00 ms (35.00 ms to 35.00 ms)"
+
+
+def find_cut(painted: list[tuple[str, float, float, float]], width: float) -> list[str]:
+    """The texts that are not whole in a canvas, or are written over another one."""
+    outside = [text for text, left, right, _ in painted if left < 0 or right > width]
+    over = [
+        f"{one[0]} over {another[0]}"
+        for one, another in itertools.combinations(painted, 2)
+        if one[3] == another[3] and one[1] < another[2] and another[1] < one[2]
+    ]
+    return outside + over
+
+
+@pytest.mark.parametrize("wide_px", [1300, 420])
+@pytest.mark.parametrize(("step_ms", "said"), [(1.0, " ms"), (1_000.0, "1.08 s"), (100_000.0, "105 s")])
+def test_every_text_on_a_canvas_has_its_room(
+    browser: webdriver.Chrome, world: LiveWorld, step_ms: float, said: str, wide_px: int
+) -> None:
+    story = Story(2).join()
+    story.step = 1_234_000
+    for _ in range(6):
+        world.tell(story.train(8, forward=dict.fromkeys(range(2), step_ms)), "gpt")
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": PAINTED})
+    metrics = {"width": wide_px, "height": 2200, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        with world.serve() as server:
+            page = LivePage(browser, server).open("#run=gpt&rank=1")
+            page.wait_for_text("#steps-basis", "The mean")
+            page.wait_for_rows("#beside", 2)
+            page.wait_for_map(48, 2)
+            painted = page.run("return window.painted")
+            cut = {name: find_cut(texts, page.size(f"#{name}")[0]) for name, texts in painted.items() if texts}
+            browser.get("about:blank")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert {name: texts for name, texts in cut.items() if texts} == {}
+    assert {"heat", "steps", "peers"} <= cut.keys()
+    assert any(said in text for text, *_ in painted["peers"])
 
 
 def test_value_under_the_pointer_is_read_and_left(page: LivePage) -> None:

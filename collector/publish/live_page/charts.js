@@ -1,9 +1,9 @@
 // Two charts: time shares over time, and one rank between its peers. Each draws and returns what Readout asks for.
 
-import { colour, clock, ms, number, percent } from "./dom.js";
+import { roomFor, writeBefore, writeEnds } from "./axes.js";
+import { colour, clock, number, percent, span } from "./dom.js";
 
 const BELOW = 20;
-const LEFT = 62;
 
 /** Names of shares that are not their own. */
 export const PART_NAMES = {
@@ -66,11 +66,7 @@ export const drawShares = (pen, width, height, stretches, sharesOf) => {
       top -= tall;
     }
   }
-  pen.fillStyle = colour("faint");
-  pen.fillText(clock(begin), 0, height - 5);
-  pen.textAlign = "right";
-  pen.fillText(clock(end), width, height - 5);
-  pen.textAlign = "left";
+  writeEnds(pen, [clock(begin), clock(end)], 0, width, height - 5);
   return {
     places: told.map((one) => place((one.begin_wall_s + one.end_wall_s) / 2)),
     read: (column) => readShares(told[column], sharesOf),
@@ -97,7 +93,8 @@ export const drawPeers = (pen, width, height, recent) => {
   const known = series.flat().filter((value) => value !== null);
   if (!known.length) return drawNothing(pen);
   const most = Math.max(...known) * 1.05;
-  const place = (column) => LEFT + ((column + 0.5) / recent.steps.length) * (width - LEFT);
+  const left = roomFor(pen, [span(most)]);
+  const place = (column) => left + ((column + 0.5) / recent.steps.length) * (width - left);
   const level = (ns) => (1 - ns / most) * (height - BELOW);
   const [mine, peers, least, most_of_peers] = series.map((values) =>
     values.flatMap((value, column) => (value === null ? [] : [[place(column), level(value)]])),
@@ -115,14 +112,11 @@ export const drawPeers = (pen, width, height, recent) => {
     pen.stroke();
     for (const [x, y] of points) pen.fillRect(x - 2, y - 2, 4, 4);
   }
-  pen.fillStyle = colour("faint");
-  pen.fillRect(LEFT, height - BELOW, width - LEFT, 1);
-  pen.fillText(`step ${number(recent.steps[0])}`, LEFT, height - 5);
-  pen.textAlign = "right";
-  pen.fillText(`step ${number(recent.steps.at(-1))}`, width, height - 5);
-  pen.fillText(`${ms(most)} ms`, LEFT - 4, 11);
-  pen.fillText("0", LEFT - 4, height - BELOW);
-  pen.textAlign = "left";
+  const ends = [recent.steps[0], recent.steps.at(-1)].map((step) => `step ${number(step)}`);
+  writeEnds(pen, ends, left, width, height - 5);
+  pen.fillRect(left, height - BELOW, width - left, 1);
+  writeBefore(pen, span(most), left - 4, 11);
+  writeBefore(pen, "0", left - 4, height - BELOW);
   return { places: recent.steps.map((_, column) => place(column)), read: (column) => readPeers(recent, column) };
 };
 
@@ -130,8 +124,8 @@ const readPeers = (recent, column) => {
   const [mine, peers, least, most] = ["self_ns", "peers_self_ns_median", "peers_self_ns_min", "peers_self_ns_max"].map(
     (name) => recent[name][column],
   );
-  const withUnit = (ns) => (ns === null ? "not known" : `${ms(ns)} ms`);
-  const spread = least === null ? "" : ` (${ms(least)} to ${ms(most)} ms)`;
+  const withUnit = (ns) => (ns === null ? "not known" : span(ns));
+  const spread = least === null ? "" : ` (${span(least)} to ${span(most)})`;
   return `step ${number(recent.steps[column])}: this rank ${withUnit(mine)}, its peers ${withUnit(peers)}${spread}`;
 };
 

@@ -1,7 +1,7 @@
 // Two runs side by side: the selected one beside another one of the store, as `rankscope compare` prints them.
 
 import { Refused, Unreachable, readJson } from "./client.js";
-import { at, element, fill, ms, number, percent, say, times } from "./dom.js";
+import { at, element, fill, ms, number, percent, say, span, times } from "./dom.js";
 
 const SIDES = [
   ["steps", ({ steps, first_step: first, last_step: last }) => `${number(steps)} from ${first} to ${last}`],
@@ -26,7 +26,7 @@ const part = ({ name, a_ns: a, b_ns: b, difference_ns: difference, share }) => [
   `part of the step: ${name}, ms`,
   ms(a),
   ms(b),
-  `${difference < 0 ? "-" : "+"}${ms(Math.abs(difference))} ms${share === null ? "" : `, ${percent(share)} of the difference`}`,
+  `${difference < 0 ? "-" : "+"}${span(Math.abs(difference))}${share === null ? "" : `, ${percent(share)} of the difference`}`,
 ];
 
 /** Return the rows of the table: text of the quantity, of A, of B, and how they differ. */

@@ -19,11 +19,14 @@ export const number = (value, digits = 0) =>
 export const ms = (ns) => (isKnown(ns) ? number(ns / NS_PER_MS, ns < 100 * NS_PER_MS ? 2 : 1) : UNKNOWN);
 
 const NS_PER_S = 1e9;
+const ROUNDS_TO_S = NS_PER_S - NS_PER_MS / 20; // 1,000.0 ms is 1.00 s
 
-/** Format nanoseconds with their unit, in ms or s. */
+/** Format nanoseconds with their unit: ms, and from one second on s. */
 export const span = (ns) => {
-  if (!isKnown(ns) || ns < NS_PER_S) return isKnown(ns) ? `${ms(ns)} ms` : UNKNOWN;
-  return `${number(ns / NS_PER_S, ns < 10 * NS_PER_S ? 1 : 0)} s`;
+  if (!isKnown(ns)) return UNKNOWN;
+  if (Math.abs(ns) < ROUNDS_TO_S) return `${ms(ns)} ms`;
+  const s = ns / NS_PER_S;
+  return `${number(s, Math.abs(s) < 10 ? 2 : Math.abs(s) < 100 ? 1 : 0)} s`;
 };
 
 const BYTES_PER_GIB = 2 ** 30;

@@ -1,13 +1,13 @@
 // List of findings: sentence, suggestion and evidence. A finding that changes keeps its place and stays open.
 
-import { at, element, ms, number, say } from "./dom.js";
+import { at, element, number, say, span } from "./dom.js";
 import { linksOf } from "./links.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
 
 /** Format a number of the evidence; its name ends in its unit. */
 const withUnit = (name, value) => {
-  if (name.endsWith("_ns")) return `${ms(value)} ms`;
+  if (name.endsWith("_ns")) return span(value);
   return number(value, Number.isInteger(value) ? 0 : 2);
 };
 

@@ -1,13 +1,13 @@
 // The heat map, ranks x time: decode /heatmap (format: publish/api/heat_map.py) and draw it.
 
+import { roomFor, writeBefore } from "./axes.js";
 import { colour, clock, number, prepare, times } from "./dom.js";
 import { labelFound, nameRanks, outlineFound, place } from "./found_ranks.js";
 
 const EQUAL = 128;
 const CELLS_PER_OCTAVE = 32;
-const LEFT = 62; // room for the numbers of ranks
 const BELOW = 36; // of steps, and the time of day below them
-const TICK_PX = 150; // least room for one number of a step
+const [TICK_PX, TICK_GAP] = [150, 8]; // least room for one number of a step, and between two
 const PAGE_RANKS = 16;
 const [LOW_REM, RANK_REM, TALL_REM] = [9, 2.5, 26]; // a map of few ranks need not be tall
 const ROWS_MIN = 8; // least ranks in view when zoomed in
@@ -57,6 +57,12 @@ const buildColours = () => {
   return pixels;
 };
 
+/** What is written below a column, and how far above the lower edge. */
+const linesOf = ({ step, end_wall_s: wallS }) => [
+  ...(step === null ? [] : [[`step ${number(step)}`, 20]]),
+  ...(wallS === null ? [] : [[clock(wallS), 5]]),
+];
+
 /** The legend: cells from half to four times as long. */
 export const drawScale = (canvas) => {
   const { pen, width, height } = prepare(canvas);
@@ -90,6 +96,7 @@ export class HeatMap {
       onPick,
       onView,
       map: null,
+      left: 0,
       findings: [],
       placed: [],
       view: null,
@@ -184,7 +191,7 @@ export class HeatMap {
     if (this.map === null || !this.map.columns.length) return null;
     const { width, height } = this.canvas.getBoundingClientRect();
     const [first, end] = this.rows();
-    const column = Math.floor(((offsetX - LEFT) / (width - LEFT)) * this.map.columns.length);
+    const column = Math.floor(((offsetX - this.left) / (width - this.left)) * this.map.columns.length);
     const row = first + Math.floor((offsetY / (height - BELOW)) * (end - first));
     if (column < 0 || column >= this.map.columns.length || row < first || row >= end) return null;
     return { row: this.worstRowNear(row, column, (end - first) / (height - BELOW)), column };
@@ -275,13 +282,14 @@ export class HeatMap {
     pen.fillStyle = colour("faint");
     if (this.map === null || !this.map.columns.length) {
       this.list.hidden = true;
-      pen.fillText("No data yet: ranks appear once", LEFT, 20);
-      pen.fillText("their steps can be compared.", LEFT, 36);
+      pen.fillText("No data yet: ranks appear once", this.left, 20);
+      pen.fillText("their steps can be compared.", this.left, 36);
       return;
     }
     const [first, end] = this.rows();
+    this.left = roomFor(pen, [number(this.map.ranks[end - 1])]);
     const lines = Math.min(end - first, Math.max(1, Math.round((height - BELOW) * (window.devicePixelRatio || 1))));
-    paint(pen, this.imageOf(first, end, lines), LEFT, 0, width - LEFT, height - BELOW);
+    paint(pen, this.imageOf(first, end, lines), this.left, 0, width - this.left, height - BELOW);
     this.label(pen, width, height);
     this.markFound(pen, width, height);
     if (this.cursor !== null) this.outline(pen, width, height);
@@ -317,27 +325,25 @@ export class HeatMap {
   label(pen, width, height) {
     const [first, end] = this.rows();
     const { ranks, columns } = this.map;
-    pen.textAlign = "right";
+    const { left } = this;
     const parts = Math.min(4, end - first);
     for (let part = 0; part < parts; part += 1) {
       const row = first + Math.floor((part * (end - first)) / parts);
-      pen.fillText(number(ranks[row]), LEFT - 6, ((row - first) / (end - first)) * (height - BELOW) + 11);
+      writeBefore(pen, number(ranks[row]), left - 6, ((row - first) / (end - first)) * (height - BELOW) + 11);
     }
-    const ticks = Math.max(2, Math.min(columns.length, Math.floor((width - LEFT) / TICK_PX)));
-    const wide = (width - LEFT) / columns.length;
+    const latest = Math.max(...columns.map(({ step }) => step ?? 0)); // after a restart the last one may be earlier
+    const widest = Math.max(...[`step ${number(latest)}`, clock(0)].map((text) => pen.measureText(text).width));
+    const tickPx = Math.max(TICK_PX, 2 * widest + TICK_GAP); // the last one is written to its left
+    const ticks = Math.max(2, Math.min(columns.length, Math.floor((width - left) / tickPx)));
+    const wide = (width - left) / columns.length;
     for (let tick = 0; tick < Math.min(ticks, columns.length); tick += 1) {
       const column = Math.round((tick * (columns.length - 1)) / (ticks - 1));
       const isLast = tick === ticks - 1;
-      const x = LEFT + column * wide + (isLast ? wide : 0);
+      const x = left + column * wide + (isLast ? wide : 0);
       pen.textAlign = isLast ? "right" : "left";
       pen.fillRect(isLast ? width - 1 : x, height - BELOW, 1, 4);
-      this.labelColumn(pen, columns[column], x, height);
+      for (const [text, above] of linesOf(columns[column])) pen.fillText(text, x, height - above);
     }
-  }
-
-  labelColumn(pen, { step, end_wall_s: wallS }, x, height) {
-    if (step !== null) pen.fillText(`step ${number(step)}`, x, height - 20);
-    if (wallS !== null) pen.fillText(clock(wallS), x, height - 5);
   }
 
   /** Outline the ranks of open findings, and place their links beside the canvas. */
@@ -345,12 +351,12 @@ export class HeatMap {
     const [first, end] = this.rows();
     const bottom = height - BELOW;
     const tall = bottom / (end - first);
-    const wide = (width - LEFT) / this.map.columns.length;
+    const wide = (width - this.left) / this.map.columns.length;
     const toY = (row) => (row - first) * tall;
-    const scale = { toX: (column) => LEFT + column * wide, toY, right: width, bottom };
+    const scale = { toX: (column) => this.left + column * wide, toY, right: width, bottom };
     pen.save();
     pen.beginPath();
-    pen.rect(LEFT, 0, width - LEFT, bottom);
+    pen.rect(this.left, 0, width - this.left, bottom);
     pen.clip();
     outlineFound(pen, this.placed, scale);
     pen.restore();
@@ -362,11 +368,11 @@ export class HeatMap {
 
   outline(pen, width, height) {
     const [first, end] = this.rows();
-    const wide = (width - LEFT) / this.map.columns.length;
+    const wide = (width - this.left) / this.map.columns.length;
     const tall = (height - BELOW) / (end - first);
     const y = (this.cursor.row - first) * tall;
     pen.strokeStyle = colour("ink");
     pen.lineWidth = 2;
-    pen.strokeRect(LEFT + this.cursor.column * wide, y - Math.max(0, 6 - tall) / 2, wide, Math.max(6, tall));
+    pen.strokeRect(this.left + this.cursor.column * wide, y - Math.max(0, 6 - tall) / 2, wide, Math.max(6, tall));
   }
 }

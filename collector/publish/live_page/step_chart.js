@@ -1,10 +1,10 @@
 // Step time over time, with what happened: findings, restarts, checkpoints, captures, the end of the run.
 
-import { at, clock, colour, dateAndClock, element, ms, number, say, span } from "./dom.js";
+import { roomFor, writeBefore, writeEnds } from "./axes.js";
+import { at, clock, colour, dateAndClock, element, number, say, span } from "./dom.js";
 import { nameRanks } from "./found_ranks.js";
 
 const BELOW = 20;
-const LEFT = 62;
 const TOP = 14; // for the heads of events
 const CUT_OFF = 4; // times the median: one stalled step must not flatten all others
 const NEAR_PX = 5;
@@ -93,8 +93,8 @@ export const eventsOf = (points, incidents, { captures, checkpoints, end }) =>
 const readPoint = ({ wallS, ns, longestNs, first, last }) => {
   const steps =
     first === null ? "" : first === last ? `, step ${number(first)}` : `, steps ${number(first)} to ${number(last)}`;
-  const typical = `${ms(ns)} ms ${longestNs === null ? "in the mean" : "in the median"}`;
-  return `${dateAndClock(wallS)}${steps}: ${typical}${longestNs === null ? "" : `, the longest ${ms(longestNs)} ms`}`;
+  const typical = `${span(ns)} ${longestNs === null ? "in the mean" : "in the median"}`;
+  return `${dateAndClock(wallS)}${steps}: ${typical}${longestNs === null ? "" : `, the longest ${span(longestNs)}`}`;
 };
 
 const drawLine = (pen, points, toX, toY, name, wide) => {
@@ -122,15 +122,11 @@ const drawEvents = (pen, events, toX, height) => {
   }
 };
 
-const drawAxes = (pen, width, height, most, begin, end) => {
-  pen.fillStyle = colour("faint");
-  pen.fillRect(LEFT, height - BELOW, width - LEFT, 1);
-  pen.fillText(clock(begin), LEFT, height - 5);
-  pen.textAlign = "right";
-  pen.fillText(clock(end), width, height - 5);
-  pen.fillText(`${ms(most)} ms`, LEFT - 4, TOP + 9);
-  pen.fillText("0", LEFT - 4, height - BELOW);
-  pen.textAlign = "left";
+const drawAxes = (pen, left, width, height, most, begin, end) => {
+  writeEnds(pen, [clock(begin), clock(end)], left, width, height - 5);
+  pen.fillRect(left, height - BELOW, width - left, 1);
+  writeBefore(pen, span(most), left - 4, TOP + 9);
+  writeBefore(pen, "0", left - 4, height - BELOW);
 };
 
 /** Draw points and those of the events that lie between them; returns what Readout asks for. */
@@ -144,12 +140,13 @@ export const drawSteps = (pen, width, height, points, events) => {
   const most = 1.05 * Math.min(longest, CUT_OFF * middle(points.map(({ ns }) => ns)));
   const [begin, end] = [points[0].wallS, points.at(-1).wallS];
   const part = (wallS) => Math.min(1, (wallS - begin) / Math.max(1e-9, end - begin)); // events may be newer than steps
-  const toX = ({ wallS }) => LEFT + part(wallS) * (width - LEFT - 6);
+  const left = roomFor(pen, [span(most)]);
+  const toX = ({ wallS }) => left + part(wallS) * (width - left - 6);
   const toY = (ns) => Math.max(TOP, height - BELOW - (ns / most) * (height - BELOW - TOP));
   if (points[0].longestNs !== null) drawLine(pen, points, toX, ({ longestNs }) => toY(longestNs), "mine", 1);
   drawLine(pen, points, toX, ({ ns }) => toY(ns), "peers", 2);
   drawEvents(pen, events, toX, height);
-  drawAxes(pen, width, height, most, begin, end);
+  drawAxes(pen, left, width, height, most, begin, end);
   const places = points.map(toX);
   const read = (column) => {
     const near = events.filter((one) => Math.abs(toX(one) - places[column]) <= NEAR_PX).map(({ text }) => text);

@@ -2,8 +2,8 @@
 (() => {
   const PARTS = ["compute", "overlap", "communication", "copy", "host"];
   const NAMES = ["compute alone", "overlap", "exposed communication", "copy", "host only", "idle"];
-  const NS_PER_MS = 1e6;
-  const TICK_WIDTH_MIN = 90;
+  const [NS_PER_MS, NS_PER_S] = [1e6, 1e9];
+  const [TICK_WIDTH_MIN, TICK_GAP] = [90, 6];
   const LANES_TALL_MAX = 16;
   const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,6 +21,7 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const ms = (ns) => (ns / NS_PER_MS).toLocaleString("en", { maximumFractionDigits: 3 });
+  const seconds = (ns) => (ns / NS_PER_S).toLocaleString("en", { maximumFractionDigits: 6 });
   const endOf = (view) => view.start_ns + Math.max(view.window_ns, 1);
 
   // The span of time that all lines share: from the first start to the last end of what is drawn.
@@ -78,11 +79,17 @@
     const tickNs = [1, 2, 5, 10].find((one) => one * power >= rough) * power * NS_PER_MS;
     pen.fillStyle = colour("faint");
     pen.font = "12px system-ui, sans-serif";
-    for (let at = Math.ceil(axis.startNs / tickNs) * tickNs; at <= axis.startNs + axis.lengthNs; at += tickNs) {
+    const endNs = axis.startNs + axis.lengthNs;
+    let free = 0; // where the text before has ended
+    for (let at = Math.ceil(axis.startNs / tickNs) * tickNs; at <= endNs; at += tickNs) {
       const x = place(at);
-      const text = `${ms(at)} ms`;
+      const text = endNs < NS_PER_S ? `${ms(at)} ms` : `${seconds(at)} s`;
+      const wide = pen.measureText(text).width;
+      const left = Math.min(Math.max(x - 10, 0), width - wide);
       pen.fillRect(Math.min(x, width - 1), 0, 1, 6);
-      pen.fillText(text, Math.min(Math.max(x - 10, 0), width - pen.measureText(text).width), 20);
+      if (left < free) continue;
+      pen.fillText(text, left, 20);
+      free = left + wide + TICK_GAP;
     }
   };
 

@@ -261,7 +261,7 @@ def test_page_has_every_table_and_a_drawing_with_a_text(path: Path) -> None:
     for key in ("facts", "findings", "incidents", "ranks", "time", "curve"):
         assert f'<section id="{key}"' in page
         assert f'<a href="#{key}">' in page
-    assert 'aria-label="Step time over the run, from 0 to 2,000.0 ms: ' in page
+    assert 'aria-label="Step time over the run, from 0 to 2.0 s: ' in page
     assert page.count("<polyline ") == 2
     assert "src=" not in page.replace("-src ", "")
 
