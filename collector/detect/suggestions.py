@@ -45,9 +45,15 @@ OVERLAP: Final = (
 SYNCHRONISES: Final = "host_device_sync"
 UNSEEN: Final = "unseen_wait"
 OF_GPU: Final = "gpu"
+LEFT: Final = "left"
 """Variants of a suggestion: the host waits for its GPU; something that is not measured is waited for; it was the memory
-of a GPU.
+of a GPU; a rank had left the others.
 """
+_LEFT_EARLY: Final = (
+    "See in the log of the rank that ended first why it left: it returned on an error, a handler of a signal ended it "
+    "with status 0, or its data ran out (torch's Join, or the same number of batches on all ranks). Restart from the "
+    "last checkpoint."
+)
 
 _SLOW_RANK: Final = {
     "data_loading": (
@@ -301,6 +307,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     }),
     "run_failure": Advice("RankscopeRunFailed", {
         "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
+        f"failed: {LEFT}": _LEFT_EARLY,
         "crashed": (
             "Read the line that the verdict names, and the core file of the first rank to fail; an Xid error of its "
             "GPU at that time may be the cause."
@@ -319,6 +326,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "See which rank the others waited for: the incident `hang` of this run names it, where there is one; "
             "otherwise compare the stacks in the logs of the ranks. Then restart from the last checkpoint."
         ),
+        f"collective_timeout: {LEFT}": _LEFT_EARLY,
         "lost": "Look at the machines: their power, their network, and whether the processes still run.",
         "interrupted": "If nobody meant to end it, see who did: the terminal, the launcher's log and the scheduler's.",
         "terminated": (

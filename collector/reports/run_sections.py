@@ -29,6 +29,7 @@ from rankscope.collector.runs.run_end_words import (
     describe_lost,
     describe_no_first,
     find_failure,
+    name_first,
 )
 from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.storage.run_reader import CurvePoint
@@ -100,7 +101,7 @@ def _describe_failure(end: RunEnd | None) -> dict[str, str]:
     if end is None:
         return {}
     lines = {
-        "first to fail": describe_no_first(end) if end.first is None else describe_first_to_fail(end.first),
+        name_first(end): describe_no_first(end) if end.first is None else describe_first_to_fail(end.first),
         "lost": describe_lost(end),
     }
     return {name: text for name, text in lines.items() if text}

@@ -11,6 +11,7 @@ from rankscope.collector.runs.run_end_words import (
     describe_first_to_fail,
     describe_lost,
     describe_no_first,
+    name_first,
 )
 from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_status import find_throughput
@@ -47,9 +48,9 @@ def describe_ended_run(run: RunSnapshot) -> list[str]:
     counts = ", ".join(f"{count} {reason}" for reason, count in end.ranks.items())
     lines = [f"ended: {describe_end(end)}{f' (ranks: {counts})' if counts else ''}"]
     if end.first is not None:
-        lines.append(f"first to fail: {describe_first_to_fail(end.first)}")
+        lines.append(f"{name_first(end)}: {describe_first_to_fail(end.first)}")
     elif end.unknown:
-        lines.append(f"first to fail: {describe_no_first(end)}")
+        lines.append(f"{name_first(end)}: {describe_no_first(end)}")
     lost = describe_lost(end)
     if lost:
         lines.append(f"lost: {lost}")

@@ -4,7 +4,8 @@ A run has ended once no rank of it that has joined is live: each has finished, f
 for `rank_silent_s`. That is revoked when a rank joins or reports again.
 
     finished, stopped      every rank ended well
-    failed, crashed, ...   as the rank that was the first to fail (`find_first_to_fail`)
+    failed, crashed, ...   as the rank that was the first to fail (`_describe_failed`), also where it failed for want
+                           of another that had left (`_find_leavers`)
     lost                   no rank is known to have failed, and one does not report any more
     interrupted            no rank failed by itself or is lost, and one was interrupted (Ctrl-C)
     terminated             none of the above, and one rank was ended from outside (SIGTERM)
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.collector.detect.hang_state import DIED, SILENT, date_failure
+from rankscope.collector.detect.hang_state import COLLECTIVE_TIMEOUT, DIED, SILENT, date_failure
 from rankscope.collector.detect.memory.out_of_memory import describe_bytes, describe_place
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Ending
 from rankscope.measure.messages import RankEnded
@@ -27,6 +28,10 @@ from rankscope.measure.units import NS_PER_S, ns_to_s
 
 LOST: Final = "lost"
 """The reason of a run without a known failure of which a rank does not report any more."""
+WANTS: Final = (
+    "closed by peer", "reset by peer", "Broken pipe", "failed to recv", "remote process exited", "ncclRemoteError",
+)  # fmt: skip
+"""What gloo, NCCL and torch's store say in an exception where the process at the other end is gone."""
 TOGETHER_NS: Final = NS_PER_S
 """Deaths within a second may be out of order: clocks of two nodes are compared."""
 RANKS_NAMED_MAX: Final = 64
@@ -54,6 +59,9 @@ class FirstToFail(msgspec.Struct, frozen=True, kw_only=True):
     where it crashed or raised, `a.py:24 (run)`; both are empty where there is none or it is not known. `together`:
     ranks that died without an exception within TOGETHER_NS of it, any of which may have been the first. `out_of_memory`
     says how its GPU's memory was not enough shortly before; empty where it was.
+
+    Where it had left, ended well while others were to go on, `failed_for_want` has those that failed for want of it,
+    `failure` is what the first of them said, and `together` are others that had left like it.
     """
 
     rank: int
@@ -67,6 +75,8 @@ class FirstToFail(msgspec.Struct, frozen=True, kw_only=True):
     ended_wall_s: float | None = None
     together: tuple[int, ...] = ()
     out_of_memory: str = ""
+    failed_for_want: tuple[int, ...] = ()
+    failure: str = ""
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,9 +107,11 @@ def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int, injected_faul
     if not ranks or any(rank.ending is None for rank in ranks):
         return None
     counts = Counter(_reason_of(rank) for rank in ranks)
-    first = find_first_to_fail(ranks)
+    failed = sorted((rank for rank in ranks if _has_failed(rank)), key=lambda rank: (_date(rank), rank.rank))
+    leavers = _find_leavers(ranks, failed)
+    first = _describe_leaver(leavers, failed) if leavers else _describe_failed(failed) if failed else None
     lost = sorted((rank for rank in ranks if _reason_of(rank) == SILENT), key=lambda rank: rank.rank)
-    reason = _choose_reason(counts, first)
+    reason = _reason_of(failed[0]) if failed else _choose_reason(counts)
     return RunEnd(
         reason=reason,
         ended_wall_s=max((at_s for rank in ranks if (at_s := _find_end_s(rank)) is not None), default=None),
@@ -113,16 +125,13 @@ def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int, injected_faul
     )
 
 
-def find_first_to_fail(ranks: Sequence[RankProcessEnd]) -> FirstToFail | None:
+def _describe_failed(failed: Sequence[RankProcessEnd]) -> FirstToFail:
     """Return the rank whose end brought the others down, as far as is known: the first that ended badly by itself.
 
     Of ranks that died without an exception the end is dated back (`date_failure`): their peers' exceptions may come
-    before.
+    before. `failed` are in this order.
     """
-    failed = [rank for rank in ranks if _has_failed(rank)]
-    if not failed:
-        return None
-    first = min(failed, key=lambda rank: (_date(rank), rank.rank))
+    first = failed[0]
     ending, seen = first.ending or Ending(""), first.seen
     number = None if seen is None else seen.signal
     return FirstToFail(
@@ -137,6 +146,44 @@ def find_first_to_fail(ranks: Sequence[RankProcessEnd]) -> FirstToFail | None:
         ended_wall_s=_find_end_s(first),
         together=_find_together(first, failed),
         out_of_memory="" if first.out_of_memory is None else _describe_out_of_memory(first.out_of_memory),
+    )
+
+
+def _find_leavers(ranks: Sequence[RankProcessEnd], failed: Sequence[RankProcessEnd]) -> list[RankProcessEnd]:
+    """Return the ranks that had ended well before the first failure, the first one first, if all that is known of that
+    is that the process at the other end was gone: an exception that says so, or a collective's timeout.
+
+    The end of a rank and the exception of its peer may be told in any order within TOGETHER_NS. None where another rank
+    may have been gone earlier.
+    """
+    if not failed:
+        return []
+    until_ns = (failed[0].ended_wall_ns or 0) + TOGETHER_NS
+    at_first = [rank for rank in failed if (rank.ended_wall_ns or 0) <= until_ns]
+    left = [(rank.ended_wall_ns, rank.rank, rank) for rank in ranks if _reason_of(rank) in ENDED_WELL]
+    early = sorted((at_ns, number, rank) for at_ns, number, rank in left if at_ns is not None and at_ns <= until_ns)
+    brought_down = [rank.ended_wall_ns for rank in ranks if _reason_of(rank) in BROUGHT_DOWN]
+    is_known = bool(early) and all(at_ns is not None and at_ns >= early[0][0] for at_ns in brought_down)
+    return [rank for _, _, rank in early] if is_known and all(_wants_another(rank) for rank in at_first) else []
+
+
+def _wants_another(rank: RankProcessEnd) -> bool:
+    detail = "" if rank.ending is None else rank.ending.detail
+    return _reason_of(rank) == COLLECTIVE_TIMEOUT or any(words in detail for words in WANTS)
+
+
+def _describe_leaver(leavers: Sequence[RankProcessEnd], failed: Sequence[RankProcessEnd]) -> FirstToFail:
+    first, ending = leavers[0], leavers[0].ending or Ending("")
+    return FirstToFail(
+        rank=first.rank,
+        node=first.node,
+        reason=ending.reason,
+        exit_code=ending.exit_code,
+        last_step=first.last_step,
+        ended_wall_s=_find_end_s(first),
+        together=tuple(sorted(rank.rank for rank in leavers[1:])[:RANKS_NAMED_MAX]),
+        failed_for_want=tuple(sorted(rank.rank for rank in failed if _wants_another(rank))[:RANKS_NAMED_MAX]),
+        failure="" if failed[0].ending is None else failed[0].ending.detail,
     )
 
 
@@ -168,9 +215,7 @@ def _find_together(first: RankProcessEnd, failed: Sequence[RankProcessEnd]) -> t
     return tuple(sorted(others)[:RANKS_NAMED_MAX])
 
 
-def _choose_reason(counts: Mapping[str, int], first: FirstToFail | None) -> str:
-    if first is not None:
-        return first.reason
+def _choose_reason(counts: Mapping[str, int]) -> str:
     # A failure of unknown time comes before ends from outside: some rank failed by itself.
     failed = sorted(counts.keys() - ENDED_WELL - BROUGHT_DOWN)
     if failed:

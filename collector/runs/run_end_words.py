@@ -6,7 +6,7 @@ from typing import Final
 
 from rankscope.collector.detect.finding import Finding, format_ranks
 from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
-from rankscope.collector.detect.suggestions import OF_GPU, suggest
+from rankscope.collector.detect.suggestions import LEFT, OF_GPU, suggest
 from rankscope.collector.runs.run_end import LOST, FirstToFail, RunEnd
 
 DETAIL_LENGTH_MAX: Final = 160
@@ -41,17 +41,49 @@ def describe_end(end: RunEnd) -> str:
 
 def describe_first_to_fail(first: FirstToFail) -> str:
     """Return `rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 412`."""
+    if first.failed_for_want:
+        return _describe_leaver(first)
     known = first.detail or first.signal or (EXIT_NOT_KNOWN if first.reason == EXIT_UNKNOWN else "")
     detail = f" ({_shorten(known)})" if known else ""
     place = f" at {first.line}" if first.line else ""
-    step = "no step reported" if first.last_step is None else f"the last step it reported was {first.last_step}"
-    text = f"rank {first.rank} ({first.node}), {first.reason}{detail}{place}, {step}"
+    text = f"rank {first.rank} ({first.node}), {first.reason}{detail}{place}, {_describe_step(first)}"
     if first.out_of_memory:
         text = f"{text}; {first.out_of_memory}"
     if not first.together:
         return text
-    ranks = f"rank{'' if len(first.together) == 1 else 's'} {format_ranks(first.together)}"
-    return f"{text}; {ranks} died within a second of it"
+    return f"{text}; {name_ranks(first.together)} died within a second of it"
+
+
+def _describe_step(first: FirstToFail) -> str:
+    return "no step reported" if first.last_step is None else f"the last step it reported was {first.last_step}"
+
+
+def _describe_leaver(first: FirstToFail) -> str:
+    """Return `rank 1 (n0), by itself with status 0 while rank 0 was to go on, the last step it reported was 80; rank 0
+    failed for want of it (Connection closed by peer)`.
+    """
+    ranks, are = name_ranks(first.failed_for_want), "was" if len(first.failed_for_want) == 1 else "were"
+    status = " with status 0" if first.exit_code == 0 else ""
+    others = f" and {name_ranks(first.together)}" if first.together else ""
+    said = f" ({_shorten(first.failure)})" if first.failure else ""
+    return (
+        f"rank {first.rank} ({first.node}){others}, by itself{status} while {ranks} {are} to go on, "
+        f"{_describe_step(first)}; {ranks} failed for want of it{said}"
+    )
+
+
+def name_ranks(ranks: tuple[int, ...]) -> str:
+    """Return ranks as text.
+
+    >>> name_ranks((3,)), name_ranks((0, 2))
+    ('rank 3', 'ranks 0, 2')
+    """
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
+
+
+def name_first(end: RunEnd) -> str:
+    """Return what the first rank was: the first to fail, or to end where others failed for want of it."""
+    return "first to end" if end.first is not None and end.first.failed_for_want else "first to fail"
 
 
 def describe_lost(end: RunEnd) -> str:
@@ -83,13 +115,13 @@ def find_failure(end: RunEnd | None) -> Finding | None:
     if end is None or end.is_good:
         return None
     first = end.first
-    is_of_gpu = first is not None and bool(first.out_of_memory)
+    variant = "" if first is None else LEFT if first.failed_for_want else OF_GPU if first.out_of_memory else ""
     return Finding(
         kind=FAILURE,
         ranks=end.lost_ranks if first is None else tuple(sorted((first.rank, *first.together))),
         cause=end.reason,
         sentence=write_end(end),
-        suggestion=suggest(FAILURE, "out_of_memory", OF_GPU) if is_of_gpu else suggest(FAILURE, end.reason),
+        suggestion=suggest(FAILURE, "out_of_memory" if variant == OF_GPU else end.reason, variant),
         severity="info" if end.reason in ON_PURPOSE else "warning",
     )
 
@@ -98,7 +130,7 @@ def write_end(end: RunEnd) -> str:
     """Return in sentences when the run ended, who was the first to fail, and which ranks do not report any more."""
     sentences = [f"The run {describe_end(end)}."]
     if end.first is not None:
-        sentences.append(f"The first to fail: {describe_first_to_fail(end.first)}.")
+        sentences.append(f"The {name_first(end)}: {describe_first_to_fail(end.first)}.")
     elif end.reason in ON_PURPOSE and end.unknown:
         sentences.append(f"{end.unknown[0].upper()}{end.unknown[1:]}.")
     elif end.unknown:

@@ -148,6 +148,52 @@ def test_timed_out_rank_is_not_dated_back() -> None:
     assert first_of(life(0, "collective_timeout", 10.2), life(1, "failed", 10.1)) == 1
 
 
+CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:49298"
+
+
+def left(rank: int = 1, at_s: float = 5.0) -> RankProcessEnd:
+    """One that left with status 0 after step 80."""
+    return life(rank, at_s=at_s, last_step=80)._replace(ending=Ending("finished", exit_code=0))
+
+
+@pytest.mark.parametrize("left_s", [4.9, 5.4])  # the end and the exception of its peer are told in any order
+def test_rank_that_left_ended_first_and_others_failed_for_want_of_it(left_s: float) -> None:
+    end = end_of(life(0, "failed", 5.0, CLOSED), left(at_s=left_s), life(2, "failed", 5.2, CLOSED))
+    assert end.reason == "failed"
+    assert write_end(end) == (
+        "The run failed at 1970-01-01 00:00:05 UTC. The first to end: rank 1 (n0), by itself with status 0 while ranks "
+        f"0, 2 were to go on, the last step it reported was 80; ranks 0, 2 failed for want of it ({CLOSED})."
+    )
+    found = find_failure(end)
+    assert found is not None
+    assert (found.ranks, found.cause) == ((1,), "failed")
+    assert found.suggestion.startswith("See in the log of the rank that ended first why it left")
+
+
+def test_ranks_that_left_together_are_listed() -> None:
+    first = end_of(life(0, "collective_timeout", 60.0), left(1), left(2), left(3)).first
+    assert first is not None
+    assert describe_first_to_fail(first) == (
+        "rank 1 (n0) and ranks 2-3, by itself with status 0 while rank 0 was to go on, the last step it reported was "
+        "80; rank 0 failed for want of it"
+    )
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [life(0, "failed", 9.0, "RuntimeError: cannot save the checkpoint")],
+        [life(0, "failed", 5.0, CLOSED), life(2, "failed", 5.5, "ValueError: no such batch")],
+        [life(0, "failed", 5.0, CLOSED), life(2, "silent")],
+        [life(0, "failed", 5.0, CLOSED), life(2, "terminated", 4.0)],
+        [life(0, "failed", 3.0, CLOSED)],
+    ],
+    ids=["failed by itself", "another failed by itself", "another is lost", "another ended before", "left later"],
+)
+def test_rank_that_left_is_not_named_where_another_may_be_why(others: list[RankProcessEnd]) -> None:
+    assert first_of(left(), *others) == 0
+
+
 def test_no_first_to_fail_without_a_failure() -> None:
     ends = ("finished", "stopped", "terminated", "interrupted", "silent")
     assert first_of(*(life(rank, end) for rank, end in enumerate(ends))) is None
