@@ -1,7 +1,7 @@
 """Keep the findings of one run: opened, updated, merged, charged, closed. Pure."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -156,6 +156,10 @@ class RunFindings:
         self._attempt_from = opened + 1 if attempts else 1
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
+
+    def restore_verdict(self, abstained: Mapping[str, str]) -> None:
+        """Restore why there was no verdict on a run that had ended at an earlier collector."""
+        self.abstained, self._has_had_pass = dict(abstained), True
 
     def apply(self, found: Detected) -> list[RunEffect]:
         """Apply the results of a detection pass; return what has changed."""

@@ -83,6 +83,8 @@ class RunState:
         self.last_report_wall_s: float | None = None
         #: The steps of the last detection pass; None before any.
         self.heat_map_steps: HeatMapSteps | None = None
+        #: Whether it had ended at an earlier collector, and nothing has come since: its verdict is kept, its steps not.
+        self.is_judged_before = False
         #: The last events.
         self.log = EventLog()
 
@@ -191,6 +193,7 @@ class RunState:
             self._record_message(event.now_collector_ns)
 
     def _record_message(self, now_collector_ns: int) -> None:
+        self.is_judged_before = False
         self.last_change_collector_ns = self.last_message_collector_ns = now_collector_ns
 
     def flush_reports(self, *, steps_max: int | None = None) -> None:
@@ -226,11 +229,11 @@ class RunState:
     # -- detection -----------------------------------------------------------------------------------------------------
 
     def view(self, now_collector_ns: int) -> RunView | None:
-        """Return what a detection pass reads, as of the last tick; None before any rank has joined, and after the last
-        pass of a run that is over.
+        """Return what a detection pass reads, as of the last tick; None before any rank has joined, after the last pass
+        of a run that is over, and where that was at an earlier collector.
         """
         end = self.ending.end
-        if self.attempt is None or self.ending.is_concluded:
+        if self.attempt is None or self.ending.is_concluded or self.is_judged_before:
             return None
         self.flush_reports()
         view = build_view(

@@ -34,19 +34,28 @@ class RunEnding:
         #: Whether the findings have been closed since the run ended.
         self.is_concluded = False
 
+    def restore(self, end: RunEnd, attempt: Attempt, clocks: Clocks) -> None:
+        """Restore the end of a run that an earlier collector had concluded: nothing of it is derived again."""
+        self._known = _read_known(attempt)
+        self._clocks, self.end, self.is_concluded = clocks, end, True
+
     def update(self, attempt: Attempt, clocks: Clocks) -> None:
         """Bring the end up to date. Cheap while a rank is live."""
         ranks = attempt.ranks.values()
         if not ranks or attempt.has_live_ranks:
             self._reset()
             return
-        known = [(rank.liveness.ending, rank.liveness.seen) for rank in ranks]
+        known = _read_known(attempt)
         if self.end is not None and known == self._known:
             return
         # The clocks of the first call: a wall clock that is set must not move a past end.
         self._clocks = self._clocks or clocks
         self._known = known
         self.end = find_run_end(read_ends(ranks, self._clocks), attempt.world_size, describe_faults(attempt.faults))
+
+
+def _read_known(attempt: Attempt) -> list[tuple[Ending | None, RankEnded | None]]:
+    return [(rank.liveness.ending, rank.liveness.seen) for rank in attempt.ranks.values()]
 
 
 def find_last_end(ranks: Collection[RankState], last_message_collector_ns: int) -> int:

@@ -33,7 +33,8 @@ from rankscope.collector.steps.step_table import StepTable
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run without its findings and ranks. `attempt` counts its attempts from 0, also those that torchrun does not
     count; `goodput` is settled up to `settled_wall_s`; `step_ns` is the time in steps counted of this attempt;
-    `recorded_step` the last step of it in the history; `end` is how the run ended, None while it goes on.
+    `recorded_step` the last step of it in the history; `end` is how the run ended, None while it goes on, and
+    `is_concluded` whether the last detection pass has been made then.
     """
 
     run: str
@@ -50,11 +51,13 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[LostSeconds, ...] = ()
     findings_opened: int = 0
     end: RunEnd | None = None
+    is_concluded: bool = False
 
 
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, where
-    the ranks of all earlier attempts ran, how long the first steps of this one took, and its checkpoints.
+    the ranks of all earlier attempts ran, how long the first steps of this one took, and its checkpoints. `not_judged`
+    says why a run that has ended has no verdict, by kind of finding.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -62,6 +65,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     former_attempts: FormerAttempts = NO_ATTEMPTS
     start: RunStart | None = None
     checkpoints: Checkpoints = NO_CHECKPOINTS
+    not_judged: Mapping[str, str] = {}
 
 
 class RunToSave(NamedTuple):
@@ -118,6 +122,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         lost=findings.lost,
         findings_opened=findings.opened,
         end=run.ending.end,
+        is_concluded=run.ending.is_concluded,
     )
     story = SavedStory(
         findings=findings.findings_as_closed,
@@ -125,6 +130,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         former_attempts=run.processes.former_attempts,
         start=run.speed.start,
         checkpoints=attempt.checkpoints.seen,
+        not_judged=dict(findings.abstained) if run.ending.end is not None else {},
     )
     return RunToSave(saved, story, attempt.ranks, attempt.medians, attempt.collectives.read())
 
@@ -153,6 +159,11 @@ def restore_run(
         ranks_end = max([saved.world_size, *(number + 1 for number in attempt.ranks)])
         attempt.collectives.restore(collectives, ranks_end)
     run.findings.restore(saved.findings_opened, story.findings, saved.lost, attempts=saved.attempt)
+    if saved.end is not None:
+        run.findings.restore_verdict(story.not_judged)
+        run.is_judged_before = True
+        if saved.is_concluded and not attempt.has_live_ranks:
+            run.ending.restore(saved.end, attempt, clocks)
     run.goodput.resume(saved.goodput, clocks.to_collector_ns(saved.settled_wall_s), is_over=saved.is_over)
     run.begun_collector_ns = clocks.to_collector_ns(saved.begun_wall_s)
     run.last_message_collector_ns = clocks.to_collector_ns(saved.changed_wall_s)

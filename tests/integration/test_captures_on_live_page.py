@@ -401,7 +401,10 @@ def collector(tmp_path: Path) -> Iterator[Served]:
     token = tmp_path / "control-token"
     token.write_text(CONTROL)
     token.chmod(0o600)
-    with serving("--store", str(tmp_path / "store.db"), "--http-control-token-file", str(token)) as served:
+    # A peer that reports once is lost after 15 s otherwise, which a busy machine needs to open a page: then no order
+    # is taken, and the dialogue has no field for the token.
+    lasting = ("--rank-silent-s", "3600")
+    with serving("--store", str(tmp_path / "store.db"), "--http-control-token-file", str(token), *lasting) as served:
         yield served
 
 

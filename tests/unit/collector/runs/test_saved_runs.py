@@ -5,6 +5,7 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, ProcessCounts, UnknownPeer
+from rankscope.collector.reports.summary import verdict
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.runs.goodput import CarriedGoodput, GoodputSnapshot
@@ -213,6 +214,38 @@ def test_a_run_that_is_over_gets_no_more_time() -> None:
     before = story.snapshot().goodput
     kill(story).tick(100.0)
     assert story.snapshot().goodput == before
+
+
+def end_all(story: Story) -> Story:
+    return story.say_goodbye(0).say_goodbye(1).tick()
+
+
+ENDED = {
+    "clean": lambda: end_all(Story(2).join().train(20)),
+    "slow": lambda: end_all(Story(2).join().train(20).train(40, data={1: 60.0})),
+    "short": lambda: end_all(Story(2).join().train(2)),
+    "lost": lambda: Story(2).join().train(20).tick(100.0).tick(),
+}
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart(name: str) -> None:
+    story = ENDED[name]()
+    before = story.snapshot()
+    assert before.end is not None
+    after = kill(story).tick(100.0).tick().snapshot()
+    for field in ("end", "abstained", "not_judged", "findings", "open_findings", "lost"):
+        assert getattr(after, field) == getattr(before, field), field
+    assert verdict(after) == verdict(before)
+    if not before.end.lost_ranks:  # a lost run may go on: its time is not settled
+        assert after.goodput == before.goodput
+
+
+def test_restored_run_that_had_ended_is_judged_again_once_it_reports() -> None:
+    story = kill(ENDED["lost"]()).tick()
+    assert story.run.view(story.now_ns) is None
+    assert story.come_back().train(20).snapshot().end is None
+    assert story.run.view(story.now_ns) is not None
 
 
 def test_restored_run_without_steps_is_in_startup() -> None:
