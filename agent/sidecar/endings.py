@@ -87,7 +87,8 @@ def _classify_kill(name: str, evidence: Evidence, before: str) -> Ending:
         return Ending("out_of_memory", f"{name} while {_describe_victims(evidence)}")
     if evidence.oom_kills is None:
         return Ending("killed", f"{name}; whether by the OOM killer is unknown, as its victims are not counted{before}")
-    return Ending("killed", f"{name}, not by the OOM killer{before}")
+    # No denial: a process that entered its cgroup late may have been a victim of another one's limit.
+    return Ending("killed", f"{name}; the OOM killer counted no victim in {evidence.oom_place}{before}")
 
 
 def _describe_victims(evidence: Evidence) -> str:

@@ -196,7 +196,7 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
         ended, first, second = watch.end()
     assert ended.exit_code == 1
     assert (second.ended, second.exit_code) == ("killed", None)
-    assert second.ended_detail.startswith("SIGKILL, not by the OOM killer")
+    assert second.ended_detail.startswith("SIGKILL; the OOM killer counted no victim in ")
     assert failed_by_its_neighbour(first), first
     end, _, incidents = watch.read_end()
     assert end.first is not None
@@ -204,7 +204,7 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
     assert find_failures(incidents) == [("open", "killed", [1])]
     status = run_command(python("-m", "rankscope.collector", "status", "--url", served.url)).stdout
     assert re.search(r"The run was killed at .* UTC", status)
-    assert re.search(r"first to fail: rank 1 \(.*\), killed \(SIGKILL, not by the OOM killer", status)
+    assert re.search(r"first to fail: rank 1 \(.*\), killed \(SIGKILL; the OOM killer counted no victim in ", status)
 
 
 def test_killing_launcher_and_all_ranks_at_once_names_them_all(served: Served, tmp_path: Path) -> None:

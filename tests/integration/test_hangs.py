@@ -164,7 +164,7 @@ def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served
 
 
 def test_a_rank_that_was_killed_is_named_while_another_goes_on_waiting(served: Served) -> None:
-    said = "has ended: killed (SIGKILL, not by the OOM killer"
+    said = "has ended: killed (SIGKILL; the OOM killer counted no victim in "
     # Two seconds of steps: the end of a rank is seen by its sidecar, which begins with the rank.
     with hanging(served, "killed", "kill", 2, "--outlive", "--pause-s", "0.2") as job:
         run = served.wait_for_run("killed", lambda run: find_hang(run, "dead_rank", said) is not None)

@@ -43,7 +43,7 @@ class StageImbalance:
         """Return every group whose ranks have more work than the mean in every step, the heaviest first."""
         if len(view.series.ranks) < view.world_size:
             missing = view.world_size - len(view.series.ranks)
-            return Abstain(f"{missing} of {view.world_size} ranks have not reported yet")
+            return Abstain(f"no steps of {missing} of {view.world_size} ranks are known")
         groups = view.peer_groups.works
         if len(groups) < 2:  # noqa: PLR2004 - a split takes two
             return Abstain("no two groups of two ranks or more that do different work are known")

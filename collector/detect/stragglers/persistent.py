@@ -133,7 +133,7 @@ def find_stragglers(
     series = view.series
     if len(series.ranks) < view.world_size:
         missing = view.world_size - len(series.ranks)
-        return Abstain(f"{missing} of {view.world_size} ranks have not reported yet")
+        return Abstain(f"no steps of {missing} of {view.world_size} ranks are known")
     if len(series.ranks) < 2:  # noqa: PLR2004 - a comparison takes two
         return Abstain("only 1 rank reports: there is no other rank to compare it with")
     known = int(np.count_nonzero(~np.isnan(view.excess), axis=0).max(initial=0))

@@ -33,7 +33,7 @@ def code(number: int) -> ExitStatus:
             by(signal.SIGHUP), NOTHING, "terminated",
             "SIGHUP, as launchers send it to the other ranks when one has failed",
         ),
-        (by(signal.SIGKILL), NOTHING, "killed", "SIGKILL, not by the OOM killer"),
+        (by(signal.SIGKILL), NOTHING, "killed", "SIGKILL; the OOM killer counted no victim in cgroup /job"),
         (
             by(signal.SIGKILL), Evidence(), "killed",
             "SIGKILL; whether by the OOM killer is unknown, as its victims are not counted",

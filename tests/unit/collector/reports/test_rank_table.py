@@ -91,8 +91,8 @@ def test_closed_finding_is_not_shown_as_open() -> None:
 
 
 def test_reason_for_no_verdict_is_the_first_line() -> None:
-    lines = render_run(run_of(ranks=(KNOWN,), abstained="1 of 2 ranks have not reported yet")).splitlines()
-    assert lines[0] == "run bert: no verdict yet: 1 of 2 ranks have not reported yet"
+    lines = render_run(run_of(ranks=(KNOWN,), abstained="no steps of 1 of 2 ranks are known")).splitlines()
+    assert lines[0] == "run bert: no verdict yet: no steps of 1 of 2 ranks are known"
     assert lines[1].startswith("  1 of 2 ranks: 1 up")
 
 

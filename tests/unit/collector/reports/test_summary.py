@@ -150,8 +150,8 @@ def test_lost_run_has_the_time_of_its_last_report() -> None:
 def test_verdict_on_a_crashed_run_is_not_healthy() -> None:
     begin = "The run crashed at 1970-01-01 00:00:59 UTC; "
     assert verdict(run_of(end=CRASHED)) == f"{begin}until then no rank was found to be slower than the others."
-    assert verdict(run_of(end=CRASHED, abstained="2 of 4 ranks have not reported yet")) == (
-        f"{begin}whether a rank was slower than the others is not known: 2 of 4 ranks have not reported yet."
+    assert verdict(run_of(end=CRASHED, abstained="no steps of 2 of 4 ranks are known")) == (
+        f"{begin}whether a rank was slower than the others is not known: no steps of 2 of 4 ranks are known."
     )
 
 

@@ -77,7 +77,7 @@ def test_cost_of_a_step_is_added_once() -> None:
 
 def test_detection_waits_until_every_rank_has_reported() -> None:
     story = Story(4).join(0, 1, 2)
-    assert story.tick().snapshot().abstained == "1 of 4 ranks have not reported yet"
+    assert story.tick().snapshot().abstained == "no steps of 1 of 4 ranks are known"
 
 
 def test_forward_that_sleeps_is_the_hosts() -> None:

@@ -163,7 +163,7 @@ def test_no_verdict_before_all_ranks_have_been_heard_of() -> None:
         nodes={},
         samples=partly.samples,
     )
-    assert DETECTOR.find(more, ()) == Abstain("1 of 9 ranks have not reported yet")
+    assert DETECTOR.find(more, ()) == Abstain("no steps of 1 of 9 ranks are known")
 
 
 # -- over time --------------------------------------------------------------------------------------------------------
