@@ -207,6 +207,18 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
     assert re.search(r"first to fail: rank 1 \(.*\), killed \(SIGKILL; the OOM killer counted no victim in ", status)
 
 
+def test_rank_that_returns_amid_training_ended_first_and_not_its_victims(served: Served) -> None:
+    environment = {"RANKSCOPE_COLLECTOR": served.endpoint, "RANKSCOPE_RUN": "leaving"}
+    ended = run_command(forked_torchrun(3, "-m", "rankscope.agent", "leaving_ddp.py"), environment)
+    assert ended.exit_code == 1
+    end = served.wait_for_run("leaving", is_told).end
+    assert end is not None
+    assert end.first is not None
+    assert (end.reason, end.first.rank, end.first.last_step) == ("failed", 1, 20)
+    assert set(end.first.failed_for_want) <= {0, 2}, "one of them may have been ended by the launcher"
+    assert "The first to end: rank 1 (" in write_end(end)
+
+
 def test_killing_launcher_and_all_ranks_at_once_names_them_all(served: Served, tmp_path: Path) -> None:
     with watched(served, "sigkill-all", tmp_path) as watch:
         watch.wait_for_steps()
