@@ -17,12 +17,12 @@ PACKAGES := bash tests/system_packages.sh
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Two workers more for real jobs: half of their time is waiting.
 JOBS := $(BIN)/python -m pytest -n $$(($(WORKERS) + 2)) --dist loadfile
-FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/fuzz
+FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/second_table tests/fuzz
 EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv packages test test-rest test-all check test-fast test-integration soak test-gpu test-torch test-lowest coverage format counts demo score score-changing score-quick bench screenshots docs release dist clean
+.PHONY: help venv packages test test-rest test-all check test-fast test-integration soak test-gpu test-torch test-lowest coverage format counts demo score score-changing score-quick score-second bench screenshots docs release dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,10 @@ score-quick: $(STAMP) ## simulated runs in files, with a score of any tool's ans
 	$(BIN)/python -m tests.simulation.exchange export $(SCORED)
 	$(BIN)/python -m tests.simulation.exchange example $(SCORED)
 	$(BIN)/python -m tests.simulation.exchange score $(SCORED)
+
+# make score-second SECOND='--half tuning --family turns --show'; `--real` for real jobs.
+score-second: $(STAMP) ## the second table (docs/second-table.md): worlds made without regard to how they are judged
+	$(BIN)/python -m tests.second_table.score --workers $(WORKERS) $(SECOND)
 
 bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes bench/results
 	$(BIN)/python -m bench.overhead
