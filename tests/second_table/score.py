@@ -30,6 +30,8 @@ from tests.simulation.scoring import bound_count
 RESULTS: Final = Path(__file__).parent / "results"
 HALVES: Final = ("tuning", "held-out")
 QUICK_EVERY: Final = 4
+SMALL_WORK: Final = 3.0
+"""Worlds that take about so many seconds or less are judged first."""
 WANTED: Final = {"named": 0.95, "begin": 0.95, "cause": 0.90, "lost": 0.95}
 """What is wanted of the held-out half."""
 SHOWN_MAX: Final = 200
@@ -94,7 +96,7 @@ def select(half: str | None, families: Sequence[str] | None, *, quick: bool = Fa
         raise SystemExit(f"--family has {', '.join(unknown)}; known are {', '.join(known)}")
     wanted = [world for world in every if families is None or world.family in families]
     if quick:
-        small = [world for world in wanted if world.steps * world.layout.world < 20_000]
+        small = [world for world in wanted if _work(world) <= SMALL_WORK]
         return [world for world in small if world.half == "tuning"][::QUICK_EVERY]
     return [world for world in wanted if half is None or world.half == half]
 
@@ -105,11 +107,11 @@ def read_judged(path: Path) -> list[Judged]:
 
 
 def carry_out(chosen: Sequence[World], options: argparse.Namespace) -> list[Judged]:
-    """Judge worlds in several processes, some of each family first, without those that the file to save in has."""
+    """Judge worlds in several processes, small ones of each family first, without those that are saved already."""
     save: Path | None = options.save
     known = {one.seed for one in read_judged(save)} if save is not None and save.exists() else set[int]()
     chosen = [world for world in chosen if world.seed not in known]
-    ordered = sorted(chosen, key=lambda world: (_place(world), world.steps * world.layout.world))
+    ordered = sorted(chosen, key=lambda world: (_work(world) > SMALL_WORK, _place(world), _work(world)))
     judged: list[Judged] = []
     with multiprocessing.Pool(options.workers, maxtasksperchild=20) as pool:
         for one in pool.imap_unordered(judge_safely, ordered):
@@ -122,6 +124,13 @@ def carry_out(chosen: Sequence[World], options: argparse.Namespace) -> list[Judg
             elif len(judged) % 20 == 0:
                 sys.stderr.write(f"{len(judged)} of {len(ordered)}\n")
     return sorted(judged, key=lambda one: one.seed)
+
+
+def _work(world: World) -> float:
+    """Return about how long a world takes to be judged, in s of a core: its steps, reports and passes."""
+    seconds = world.steps * world.model.step_ms / 1e3
+    ranks = world.layout.world
+    return world.steps * (1.1e-3 + 1e-5 * ranks) + seconds * (0.045 / world.pass_s + 4e-4 * ranks)
 
 
 def _place(world: World) -> int:

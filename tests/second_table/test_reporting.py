@@ -13,7 +13,8 @@ from tests.second_table.reporting import PRODUCTION, Agents, Sampling
 def report_all(model: Model, seconds: int, sampling: Sampling = PRODUCTION) -> tuple[list[list[Report]], list[Step]]:
     layout = make_layout(dp=2)
     machine, agents = Machine(layout, model, (), seed=1), Agents(layout, model, sampling, (), seed=1)
-    every, reports, ready = [], [], []
+    every, ready = list[Step](), list[Step]()
+    reports: list[list[Report]] = []
     for second in range(1, seconds + 1):
         while not ready or ready[-1].end.max() <= second * NS_PER_S:
             ready.append(machine.play())
