@@ -297,7 +297,16 @@ def _reports(draw: Draw) -> Iterator[World]:
     yield slow("late", "and gets nothing from before", ddp(8), cost, 900, late_s=60, forgets=True, is_older=True)
     old = replace(cost, when=When(begin=60))
     cpu = ddp(8, step_ms=30, on_gpu=False)
-    yield slow("late", "no windows for 400 steps, then late", cpu, old, 2000, late_s=45, forgets=True, is_older=True)
+    yield slow(
+        "late",
+        "the collector starts after 45 s of 30 ms steps and gets nothing from before",
+        cpu,
+        old,
+        2000,
+        late_s=45,
+        forgets=True,
+        is_older=True,
+    )
     everybody = tuple(range(8))
     for lost in (False, True):
         gaps = (Gap(ranks=everybody, begin_s=10, end_s=35, lost=lost),)

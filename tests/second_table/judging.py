@@ -202,7 +202,7 @@ def _find_false(course: Course) -> Iterable[str]:
     """Yield the findings that are not so."""
     world = course.world
     said = frozenset(cause for truth in world.truths if truth.level != RANKS for cause in truth.causes)
-    slowed = any(truth.level in (RANKS, RUN_WIDE) for truth in world.truths)
+    slowed = any(truth.level != QUIET for truth in world.truths)
     for finding in course.findings:
         named = named_ranks(finding, world.layout)
         if find_innocents(finding, course):

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (RESULTS / "real_jobs.md").write_text(text, encoding="utf-8")
         print(text)
         return
-    head, began_s = describe_run("python -m tests.second_table.score"), time.monotonic()
+    head = describe_run("python -m tests.second_table.score")
     if options.join:
         judged = [one for path in options.join for one in read_judged(path)]
     else:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         judged = carry_out(chosen[options.part[0] - 1 :: options.part[1]], options)
     if options.save is not None:
         return
-    text = write_report(judged, head, time.monotonic() - began_s)
+    text = write_report(judged, head)
     if options.half is None and options.family is None and not options.quick:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "second_table.md").write_text(text, encoding="utf-8")
@@ -169,13 +169,13 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 
-def write_report(judged: Sequence[Judged], head: str, took_s: float) -> str:
+def write_report(judged: Sequence[Judged], head: str) -> str:
     """Return the page of results."""
     cpu_s = sum(one.took_s for one in judged)
-    steps = sum(one.rank_steps for one in judged)
+    steps, total = sum(one.rank_steps for one in judged), sum(1 for _ in worlds())
     about = (
-        f"{len(judged)} worlds in {took_s:.0f} s ({cpu_s:.0f} s of CPU time), {steps:,} steps of ranks. What the "
-        "columns mean is in tests/second_table/judging.py, how the worlds are made in docs/second-table.md. *asked* "
+        f"{len(judged)} of {total} worlds, {cpu_s:.0f} s of CPU time, {steps:,} steps of ranks. What the columns mean is in "
+        " tests/second_table/judging.py, how the worlds are made in docs/second-table.md. *asked* "
         f"are the truths that cost {LOST_MIN:.0%} of the time or more; all shares but *account* are of these. *untrue* "
         "counts sentences that are not so (innocent ranks named, nobody slower, numbers out of bounds), "
         "*contradictions* also begins that move."
