@@ -174,10 +174,11 @@ def write_report(judged: Sequence[Judged], head: str) -> str:
     cpu_s = sum(one.took_s for one in judged)
     steps, total = sum(one.rank_steps for one in judged), sum(1 for _ in worlds())
     about = (
-        f"{len(judged)} of {total} worlds, {cpu_s:.0f} s of CPU time, {steps:,} steps of ranks. What the columns mean is "
-        "in tests/second_table/judging.py, how the worlds are made in docs/second-table.md. *asked* are the truths that "
-        f"cost {LOST_MIN:.0%} of the time or more; all shares but *account* are of these. *untrue* counts sentences that "
-        "are not so (innocent ranks named, nobody slower, numbers out of bounds), *contradictions* also begins that move."
+        f"{len(judged)} of {total} worlds, {cpu_s:.0f} s of CPU time, {steps:,} steps of ranks. What the columns mean "
+        "is in tests/second_table/judging.py, how the worlds are made in docs/second-table.md. *asked* are the truths "
+        f"that cost {LOST_MIN:.0%} of the time or more; all shares but *account* are of these. *untrue* counts "
+        "sentences that are not so (innocent ranks named, nobody slower, numbers out of bounds), *contradictions* "
+        "also begins that move."
     )
     lines = ["# The second table", "", head, "", about, ""]
     for half in HALVES:
