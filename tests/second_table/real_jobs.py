@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.benchmarks.machine import describe_run
+from bench.machine import describe_run
 from tests.second_table import disturbances as of
 from tests.second_table.families import SAYS
 from tests.second_table.judging import is_near

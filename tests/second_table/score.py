@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from tests.benchmarks.machine import describe_run
+from bench.machine import describe_run
 from tests.second_table.families import worlds
 from tests.second_table.judging import LOST_MIN, Judged, Row, judge_world, summarize
 from tests.second_table.worlds import World
