@@ -92,6 +92,10 @@ class RunUpdates:
         self._without_run: OrderedDict[str, None] = OrderedDict()
         """Boot ids of rank processes whose Hello could not be handled, until one is."""
         self.runs = Runs(config)
+        self.impossible: dict[str, int] = {}
+        """Numbers that could not be, by kind: they were made unknown."""
+        self._impossible_logged: set[tuple[str, str]] = set()
+        """Run and kind of those that have been logged; of runs that are kept."""
         self.evicted = 0
         """Runs that were forgotten."""
 
@@ -215,6 +219,16 @@ class RunUpdates:
             return
         if found is not None:
             self._apply(run, found)
+        self._note_impossible(run)
+
+    def _note_impossible(self, run: RunState) -> None:
+        """Count the numbers of a run that could not be, and log the first of each kind with its inputs."""
+        for kind, times, inputs in run.pop_impossible():
+            self.impossible[kind] = self.impossible.get(kind, 0) + times
+            if (run.run, kind) not in self._impossible_logged:
+                self._impossible_logged.add((run.run, kind))
+                text = "run %r: a number that cannot be is left out (%s; further ones are only counted): %s"
+                LOG.warning(text, run.run, kind, inputs)
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
@@ -307,6 +321,7 @@ class RunUpdates:
     def _remove(self, run: RunState) -> None:
         self.runs.remove(run)
         self._on_forget(run.run)
+        self._impossible_logged = {one for one in self._impossible_logged if one[0] != run.run}
         self.evicted += 1
 
     def _forget(self, run: RunState) -> None:

@@ -318,6 +318,7 @@ class Service:
                 relay_refused=relays.refused,
                 runs_evicted=self._updates.evicted,
                 contained_errors=self._faults.counts,
+                impossible=dict(self._updates.impossible),
                 store_writable=self._recording.find_problem() is None if self._config.store else None,
                 stores_lost=dict(self._journal.stores_lost),
                 captures=dict(self._captures.totals.by_state),

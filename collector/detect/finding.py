@@ -1,5 +1,6 @@
 """Define the results of detection: a Finding, or an Abstain with its reason."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
@@ -43,6 +44,24 @@ NOT_KNOWN: Final = "not known"
 
 GROUP_SEPARATOR: Final = "; "
 """Separator of group names in `details["groups"]`: group names contain commas."""
+TIMES: Final = frozenset(
+    {
+        "after_ns", "before_ns", "core_wait_ns_per_step", "fastest_self_ns", "gap_ns", "mean_self_ns",
+        "past_transfer_ns", "peers_core_wait_ns_per_step", "peers_self_ns", "peers_timed_wait_ns", "peers_transfer_ns",
+        "self_ns", "stalled_ns", "step_before_ns", "timed_wait_ns", "transfer_ns", "wait_caused_ns",
+    }
+)  # fmt: skip
+"""Numbers of the evidence that are times, so never below 0; differences of times may be."""
+SHARES: Final = frozenset(
+    {
+        "busy_ratio", "churning_intervals_ratio", "core_wait_ratio", "data_ratio", "exposed_transfer_ratio",
+        "gap_step_ratio", "hideable_ratio", "host_idle_ratio", "idle_ratio", "most_often_slowest_ratio",
+        "overlap_ratio", "persistence_ratio", "retrying_intervals_ratio", "synchronising_ratio",
+    }
+)  # fmt: skip
+"""Numbers of the evidence that are shares of a whole, 0 to 1."""
+SHARE_MAX: Final = 1.01
+"""The whole, and what is read of it by two clocks."""
 TRANSFER_EXCESS: Final = "transfer_excess_ns"
 """Evidence key, followed by `/` and the group: by how many ns a slow group's transfer is longer."""
 
@@ -89,6 +108,22 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     past: str = ""
     until_step: int | None = None
     lasted_s: float | None = None
+
+    def find_impossible(self) -> str:
+        """Return the name of a number of it that cannot be: a time of TIMES below 0, a share of SHARES outside of 0 to
+        1, anything that is no finite number; empty where there is none.
+
+        >>> Finding(kind="cpu_pressure", cause="", sentence="", evidence={"core_wait_ratio": 8.25}).find_impossible()
+        'core_wait_ratio'
+        """
+        ratios = {"slowdown_ratio": self.slowdown_ratio, "run_slowdown_ratio": self.run_slowdown_ratio}
+        numbers = {**{name: ratio for name, ratio in ratios.items() if ratio is not None}, **self.evidence}
+        for name, value in numbers.items():
+            least = 0.0 if name in TIMES or name in SHARES or name in ratios else -math.inf
+            most = SHARE_MAX if name in SHARES else math.inf
+            if not math.isfinite(value) or not least <= value <= most:
+                return name
+        return ""
 
     @property
     def rank(self) -> int | None:

@@ -74,7 +74,8 @@ class Samples(NamedTuple):
     in a GPU's full windows. A rank that is missing, or has none, was not measured. `absent_ratios` says why the
     breakdowns of a rank are none of the present, None where they are. `machines`: the samples of its machine, which one
     rank of a node has. `process_cpu`: CPU time of all threads of the process; `core_waits`: for how long its training
-    thread was ready to run and had no CPU. `memory_errors`: the first error of torch's allocator, and the last;
+    thread was ready to run and had no CPU; `host_clock`: the time on the host's clock when these two were read.
+    `memory_errors`: the first error of torch's allocator, and the last;
     `memory_levels`: the resident memory of the process, in blocks of time.
     """
 
@@ -87,6 +88,7 @@ class Samples(NamedTuple):
     synchronisations: Mapping[int, Sequence[WindowSynchronisations]] = {}
     machines: Mapping[int, Sequence[NodeCounts]] = {}
     process_cpu: Mapping[int, Sequence[TimeCount]] = {}
+    host_clock: Mapping[int, Sequence[TimeCount]] = {}
     core_waits: Mapping[int, Sequence[TimeCount]] = {}
     memory_errors: Mapping[int, Sequence[OutOfMemorySeen]] = {}
     memory_levels: Mapping[int, MemoryLevels] = {}

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.collector.detect.finding import HANG, SEVERITIES, STRAGGLER, Finding, match_open
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
 from rankscope.collector.detect.view import Candidate, Detected, RunView
-from rankscope.collector.invariants import require
+from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
@@ -19,6 +19,8 @@ from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
 PASSED: Final = "passed"
+LOSS_RATIO_MAX: Final = 1.01
+"""A loss may exceed the step it is of by this ratio, for times that are kept in 32 bits, and is that step then."""
 NO_REPORTS_YET: Final = "no rank has reported yet"
 RECURS_NS: Final = 300 * NS_PER_S
 """A straggler that is found again within this time after it had passed comes and goes. It is kept open until it has not
@@ -103,6 +105,8 @@ class RunFindings:
         """Stragglers that have passed, and when by the collector's clock; at most `findings_max`."""
         self.charged: list[tuple[Ints, Floats]] = []
         """The steps that the last detection pass charged to each finding, and what each lost in ns."""
+        self.impossible = ImpossibleNumbers()
+        """Losses longer than the step that lost them, and numbers of findings that cannot be."""
         self.abstained: dict[str, str] = {}
         """Why a detector gives no verdict, by each of its kinds."""
         self._has_had_pass = False
@@ -174,7 +178,8 @@ class RunFindings:
                 self.abstained.update(dict.fromkeys(sorted(result.kinds), result.abstained))
                 continue
             for candidate in result.candidates:
-                self._open_or_update(candidate, found.view, effects)
+                if not self._is_impossible(candidate.finding):
+                    self._open_or_update(candidate, found.view, effects)
             reasons = dict.fromkeys(result.passed, PASSED)
             reasons |= {number: f"can no longer be judged: {why}" for number, why in result.unjudged}
             over = [(one, reasons[one.finding.number]) for one in self._open if one.finding.number in reasons]
@@ -238,7 +243,7 @@ class RunFindings:
 
     def _open_or_update(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> None:
         """Open a finding, or update the open one; others that it merges are closed."""
-        finding, series = candidate.finding, view.series
+        finding = candidate.finding
         kept, merged = match_open(self._open, finding)
         if kept is None:
             kept = self._open_new(finding, view)
@@ -248,7 +253,7 @@ class RunFindings:
         kept.began_collector_ns = min(one.began_collector_ns for one in (kept, *merged))
         kept.see(view)
         before = kept.finding
-        self._charge(kept, finding, candidate.lost_ns, series)
+        self._charge(kept, finding, candidate.lost_ns, view)
         lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
         present = kept.describe(finding)
         kept.finding = msgspec.structs.replace(present, number=before.number, lost_rank_seconds=lost_s)
@@ -267,15 +272,17 @@ class RunFindings:
         self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns, recurs=recurs))
         return self._open[-1]
 
-    def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, series: StepSeries) -> None:
+    def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, view: RunView) -> None:
         """Add the cost of new steps. It is known of steps with measured waiting: each stands for the unmeasured ones
-        before it, back to the last one charged.
+        before it, back to the last one charged. It is at most what these steps lasted.
         """
         if lost_ns is None:
             return
+        series, lost_ns = view.series, self._without_impossible(finding, lost_ns, view)
         rows = (series.steps > one.charged_through) & ~np.isnan(lost_ns)
         steps = series.steps[rows]
         charged_ns = lost_ns[rows] * np.diff(steps, prepend=one.charged_through)
+        charged_ns = np.minimum(charged_ns, _find_lengths_ns(view, steps, one.charged_through))
         self.charged.append((steps, charged_ns))
         lost_s = ns_to_s(float(charged_ns.sum())) * len(series.ranks)
         one.charged_through = int(steps[-1]) if len(steps) else one.charged_through
@@ -284,6 +291,25 @@ class RunFindings:
         rank = None if finding.group is not None and len(finding.ranks) > 1 else finding.rank
         key = (rank, finding.cause)
         self._lost[key] = self._lost.get(key, 0.0) + lost_s
+
+    def _is_impossible(self, finding: Finding) -> bool:
+        """Return whether a number of a finding cannot be, and note it: then nothing is said of it in this pass."""
+        name = finding.find_impossible()
+        if name:
+            inputs = f"{finding.kind} of {finding.subject}: {finding.sentence} {dict(finding.evidence)}"
+            self.impossible.note(name, inputs)
+        return bool(name)
+
+    def _without_impossible(self, finding: Finding, lost_ns: Floats, view: RunView) -> Floats:
+        """Return what each step has lost, NaN where that is negative or more than the step, which is noted."""
+        is_impossible = (lost_ns < 0) | (lost_ns > LOSS_RATIO_MAX * view.longest_ns)
+        if not is_impossible.any():
+            return lost_ns
+        row = int(np.argmax(is_impossible))
+        step, lost, longest = int(view.series.steps[row]), float(lost_ns[row]), float(view.longest_ns[row])
+        inputs = f"{finding.kind} of {finding.subject}: {lost:.0f} ns lost of the {longest:.0f} ns of step {step}"
+        self.impossible.note("loss", inputs, int(np.count_nonzero(is_impossible)))
+        return np.where(is_impossible, np.nan, lost_ns)
 
     def _merge(self, one: _Open, into: int) -> CloseFinding:
         return self._close(one, f"part of finding {into}")._replace(merged_into=into)
@@ -315,6 +341,21 @@ def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
     rows = (view.series.steps >= since_step) & ~np.isnan(view.longest_ns)
     steps = np.diff(view.series.steps[rows], prepend=since_step - 1)
     return round(float((view.longest_ns[rows] * steps).sum()))
+
+
+def _find_lengths_ns(view: RunView, steps: Ints, after_step: int) -> Floats:
+    """Return how long the steps up to each of these lasted, from the one before it (the first: from `after_step`) on,
+    in ns. Those that are not known are as long as it; a step without a length has no limit.
+    """
+    series, longest_ns = view.series, view.longest_ns
+    own_ns = longest_ns[np.searchsorted(series.steps, steps)]
+    known = (series.steps > after_step) & ~np.isnan(longest_ns)
+    place = np.searchsorted(steps, series.steps[known])
+    is_before = place < len(steps)
+    place, known_ns = place[is_before], longest_ns[known][is_before]
+    missing = np.diff(steps, prepend=after_step) - np.bincount(place, minlength=len(steps))
+    lengths_ns = np.bincount(place, known_ns, minlength=len(steps)) + missing * own_ns
+    return np.where(np.isnan(own_ns), np.inf, lengths_ns)
 
 
 def _add_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:

@@ -10,7 +10,7 @@ from typing import Final
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding, describe_faults
 from rankscope.collector.detect.view import Detected, RunView
-from rankscope.collector.invariants import require
+from rankscope.collector.invariants import Impossible, require
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.attempt import Attempt, find_end_of_steps
 from rankscope.collector.runs.clock_alignment import Clocks
@@ -272,6 +272,11 @@ class RunState:
         self.speed.keep(attempt, view, self.findings.held)
         self.heat_map_steps = HeatMapSteps.of(self.attempts, view, self.heat_map_steps, self.last_report_wall_s)
         return effects
+
+    def pop_impossible(self) -> list[Impossible]:
+        """Return the numbers that cannot be, and so were made unknown, since the last call."""
+        of_steps = [] if self.attempt is None else self.attempt.window.impossible.pop()
+        return [*of_steps, *self.findings.impossible.pop()]
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

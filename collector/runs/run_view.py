@@ -155,6 +155,7 @@ def read_samples(attempt: Attempt) -> Samples:
         machines=_PerRank(samples, lambda one: one.machines),
         process_cpu=_PerRank(samples, lambda one: one.process_cpu),
         core_waits=_PerRank(samples, lambda one: one.core_waits),
+        host_clock=_PerRank(samples, lambda one: one.host_clock),
         memory_errors=_PerRank(ranks, lambda rank: rank.memory_errors),
         memory_levels=_PerRank(samples, lambda one: one.resident),
     )

@@ -213,6 +213,8 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     http_refused: Mapping[str, int] = {}
     runs_evicted: int = 0
     contained_errors: Mapping[str, int] = {}
+    impossible: Mapping[str, int] = {}
+    """Numbers that could not be, and so were made unknown, by kind."""
     stores_lost: Mapping[str, int] = {}
     """How often the store's file was removed, replaced, truncated or damaged while it was open, by reason."""
     captures: Mapping[str, int] = {}

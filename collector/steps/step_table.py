@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.invariants import require
+from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.device_self_times import DeviceSelfTimes
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
@@ -37,6 +37,9 @@ WHOLE_CELLS_MAX = 2**20
 bits are seven digits, 0.1 us of a step of a second, and all columns of 16,384 ranks are 150 MiB, not 300."""
 PHASES_MAX = 32
 """Names of phases kept for a run: the five of every step and those that its users add."""
+OVERLAP_RATIO_MAX = 0.01
+"""Share of a step by which its waiting may exceed it: times of two clocks, and of steps that are kept in 32 bits. A
+rank that waited for longer has waited in another step as well, and its self time in this one is not known."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Columns of a table of collectives, in the order of CollectiveBlock."""
 
@@ -155,6 +158,8 @@ class StepTable:
         #: The last step that any rank has reported; -1 before any. Only grows.
         self.latest_step = -1
         self._distance = WindowDistance()
+        #: Waiting that was longer than its step.
+        self.impossible = ImpossibleNumbers()
 
     # -- filling ------------------------------------------------------------------------------------------------------
 
@@ -280,7 +285,8 @@ class StepTable:
         if not is_complete:
             self._device.add_waits(slot, waits.ranks, waits.kinds)
             return waits.kinds
-        self._wait_ns.put(slot, _spread(waits.exposed_ns, waits.ranks, self._world_size))
+        exposed_ns = _spread(waits.exposed_ns, waits.ranks, self._world_size)
+        self._wait_ns.put(slot, self._without_longer_than_step(step, slot, exposed_ns))
         if waits.handover_ns is not None:
             self._handover_ns = self._handover_ns or SparseRows(self._world_size, self._cell)  # only of a pipeline
             self._handover_ns.put(slot, _spread(waits.handover_ns, waits.ranks, self._world_size))
@@ -290,6 +296,17 @@ class StepTable:
         )
         self.signatures = self._signature_search.find(waits.rows, waits.kinds.kinds, groups)
         return waits.kinds
+
+    def _without_longer_than_step(self, step: int, slot: int, exposed_ns: Floats) -> Floats:
+        """Return the exposed waiting of all ranks in a step, NaN where it is longer than the step."""
+        step_ns = self._columns.records["duration_ns"][slot]
+        ranks = np.flatnonzero(exposed_ns > (1 + OVERLAP_RATIO_MAX) * step_ns)  # what is not known is no longer
+        if len(ranks):
+            first = int(ranks[0])
+            inputs = f"rank {first} waited {exposed_ns[first]:.0f} ns of the {step_ns[first]:.0f} ns of step {step}"
+            self.impossible.note("self_time", inputs, len(ranks))
+            exposed_ns[ranks] = np.nan
+        return exposed_ns
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
         """Advance the ring to the last of the steps of `rows`, and return the rows whose step is in it."""
@@ -464,10 +481,12 @@ class _Cells:
 
 
 def _subtract_waits(step_ns: Floats, waits: Sequence[tuple[int, Floats]], columns: Ints) -> Floats:
-    """Return the steps without their waiting, NaN where that is not known."""
+    """Return the steps without their waiting, NaN where that is not known, or clearly longer than the step."""
     self_ns = np.full_like(step_ns, np.nan)
     for place, wait_ns in waits:
-        self_ns[place] = step_ns[place] - wait_ns[columns]
+        own_ns = step_ns[place] - wait_ns[columns]
+        is_possible = own_ns >= -OVERLAP_RATIO_MAX * step_ns[place]
+        self_ns[place] = np.where(is_possible, np.maximum(own_ns, 0.0), np.nan)
     return self_ns
 
 

@@ -58,6 +58,8 @@ NOT_SHOWN = {
     "rankscope_finding_not_judged",
     # The first of them are in a table.
     "rankscope_nodes_held_up",
+    # Each is logged with what it was made of, and harms nobody: what is left out is absent where it would stand.
+    "rankscope_impossible_numbers_total",
     # The current drops are shown.
     "rankscope_agent_part_changes_total",
     # Of the way to a dashboard: while pushes fail, nothing new is shown that came by them; the log says it.

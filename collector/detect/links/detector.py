@@ -224,11 +224,12 @@ def _find_step_before(view: RunView, location: Location, since_step: int, before
 
 def _lost_to(view: RunView, slow: Sequence[SlowLink], since_step: int) -> Floats:
     """Return what each step lost to these groups, shape (n,) in ns: the excess of their transfers, each at most its
-    exposed part. NaN where no excess is known; 0 before.
+    exposed part, and all together at most the step. NaN where no excess is known; 0 before.
     """
     lost_ns = [np.clip(np.minimum(link.excess_ns, link.exposed_ns), 0.0, None) for link in slow]
     total_ns = np.where(np.isnan(lost_ns).all(axis=0), np.nan, np.nansum(lost_ns, axis=0))
-    return np.where(view.series.steps < since_step, 0.0, total_ns)
+    at_most_ns = np.where(np.isnan(view.longest_ns), np.inf, view.longest_ns)
+    return np.where(view.series.steps < since_step, 0.0, np.minimum(total_ns, at_most_ns))
 
 
 def _charge_each_step_once(described: Sequence[tuple[Finding, Floats]]) -> list[Candidate]:

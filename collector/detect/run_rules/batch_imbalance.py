@@ -22,7 +22,7 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import Cost, price
-from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, time_per_step
+from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, share_of_time
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.suggestions import suggest
@@ -109,7 +109,7 @@ def find_gaps(view: RunView, steps: int = STEPS_JUDGED) -> Gaps | None:
     if len(rows) < STEPS_MIN:
         return None
     beyond_ns = view.excess_ns[rows]
-    gap_ns = np.maximum(np.max(beyond_ns, axis=1), 0.0)
+    gap_ns = np.clip(np.max(beyond_ns, axis=1), 0.0, view.longest_ns[rows])
     gap = float(np.median(gap_ns))
     most_often = int(np.bincount(beyond_ns.argmax(axis=1)).max())
     steady = float(np.median(beyond_ns, axis=0).max())
@@ -215,13 +215,17 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
 
 
 def find_core_wait(view: RunView, from_step: int) -> float | None:
-    """Return the wait of the training thread for a CPU core per step since that step, in ns, which more than half of
-    the ranks read reach; None where it is not known of half of them.
+    """Return the wait of the training thread for a CPU core in a usual step since that step, in ns, which more than
+    half of the ranks read reach; None where it is not known of half of them.
     """
     ranks = spread(view.series.ranks, RANKS_SAMPLED_MAX)
-    waits = (time_per_step(view.samples.core_waits.get(rank, ()), from_step) for rank in ranks)
-    known = [wait for wait in waits if wait is not None]
-    return statistics.median_low(known) if 2 * len(known) >= len(ranks) else None
+    waits, clock = view.samples.core_waits, view.samples.host_clock
+    shares = (share_of_time(waits.get(rank, ()), clock.get(rank, ()), from_step) for rank in ranks)
+    known = [share for share in shares if share is not None]
+    step_ns = view.longest_ns[(view.series.steps >= from_step) & ~np.isnan(view.longest_ns)]
+    if 2 * len(known) < len(ranks) or not len(step_ns):
+        return None
+    return statistics.median_low(known) * float(np.median(step_ns))
 
 
 def _has_tokens(view: RunView, rows: Ints) -> bool:

@@ -24,7 +24,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.detect.statistics.excess import KNOWN_MIN
-from rankscope.collector.detect.stragglers.host_times import time_per_step
+from rankscope.collector.detect.stragglers.host_times import share_of_time
 from rankscope.collector.detect.view import AllocatorCounts, RunView, TimeCount
 from rankscope.collector.steps.step_series import Floats, medians_of_last
 from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
@@ -49,7 +49,7 @@ class RunSignals(NamedTuple):
     allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
     over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why GPUs' windows do not
     count, None where those of enough ranks do; `since_step` is the first step used.
-    `computing` is the CPU time of the process, all threads together, over the step: of one core, so it may be more than
+    `computing` is the CPU time of the process, all threads together, over the time: of one core, so it may be more than
     1; more than half of the ranks do not exceed it. `queueing` is the wait of the training thread for a CPU core, and
     `machine` the name of the machine where the run has one only.
     `synchronising` is the part of `idle` around calls in which the host waits for its GPU, at most, and
@@ -107,8 +107,8 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         churning=_of_most((one.churning for one in intervals), len(sampled)),
         retries=sum(one.retries for one in intervals),
         absent=_find_absence_of_most(view, sampled),
-        computing=_at_most(_host_shares(view.samples.process_cpu, usual_ns, steps), len(sampled)),
-        queueing=_of_most(_host_shares(view.samples.core_waits, usual_ns, steps), len(sampled)),
+        computing=_at_most(_host_shares(view, view.samples.process_cpu, usual_ns, steps), len(sampled)),
+        queueing=_of_most(_host_shares(view, view.samples.core_waits, usual_ns, steps), len(sampled)),
         machine=_find_only_machine(view),
         **_read_synchronisations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
@@ -169,11 +169,11 @@ def _data_share(view: RunView, sampled: Sequence[int], steps: int) -> float | No
 
 
 def _host_shares(
-    counts: Mapping[int, Sequence[TimeCount]], usual_ns: Mapping[int, float], steps: int
+    view: RunView, counts: Mapping[int, Sequence[TimeCount]], ranks: Iterable[int], steps: int
 ) -> list[float | None]:
-    """Return a time of the process over the step, of each rank whose steps are known."""
-    times_ns = {rank: time_per_step(counts.get(rank, ()), steps) for rank in usual_ns}
-    return [None if ns is None else ns / usual_ns[rank] for rank, ns in times_ns.items()]
+    """Return a time of the process over all that has passed, of each of these ranks."""
+    clock = view.samples.host_clock
+    return [share_of_time(counts.get(rank, ()), clock.get(rank, ()), steps) for rank in ranks]
 
 
 def _find_only_machine(view: RunView) -> str | None:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.statistics.excess import find_peers_ns
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
@@ -49,7 +50,7 @@ class Healthy:
         where its excess is not known.
         """
         column = self._view.series.column_of(slow.rank)
-        median_ns = self._view.series.self_ns[:, column] - self._view.excess_ns[:, column]
+        median_ns = find_peers_ns(self._view.excess[:, column], self._view.series.self_ns[:, column])
         work = next((ranks for ranks in self._view.peer_groups.works if slow.rank in ranks), ())
         if work not in self._longest_ns:
             columns = self._view.series.columns_of([rank for rank in work if rank not in self._slow])

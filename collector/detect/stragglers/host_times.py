@@ -57,6 +57,25 @@ def time_per_step(counts: Sequence[TimeCount], from_step: int) -> float | None:
     return (inside[-1].counted_ns - inside[0].counted_ns) / (inside[-1].steps - inside[0].steps)
 
 
+def share_of_time(counts: Sequence[TimeCount], clock: Sequence[TimeCount], from_step: int) -> float | None:
+    """Return which share of what has passed since that step a counted time is; None without two samples since then
+    that are STEPS_BETWEEN_MIN steps apart, or where `clock`, the time at the samples, is not that of the same ones.
+
+    It is no time per step over the usual step: a run that stands still counts on, and has no steps.
+
+    >>> counts, clock = [TimeCount(0, 0), TimeCount(8, 200)], [TimeCount(0, 5_000), TimeCount(8, 5_800)]
+    >>> share_of_time(counts, clock, 0)
+    0.25
+    """
+    if time_per_step(counts, from_step) is None:
+        return None
+    counted, passed = ([one for one in times if one.steps >= from_step] for times in (counts, clock))
+    if [one.steps for one in counted] != [one.steps for one in passed]:
+        return None
+    passed_ns = passed[-1].counted_ns - passed[0].counted_ns
+    return (counted[-1].counted_ns - counted[0].counted_ns) / passed_ns if passed_ns > 0 else None
+
+
 def compare_times(slow: SlowRank, counts: Mapping[int, Sequence[TimeCount]]) -> PerStep | None:
     """Return the rank's time per step at its present level, and its peers'; None where it or all of theirs are not
     known.

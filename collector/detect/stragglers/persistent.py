@@ -40,6 +40,7 @@ from rankscope.collector.detect.statistics.change_points import (
     find_levels,
     fit_ramp,
 )
+from rankscope.collector.detect.statistics.excess import find_peers_ns
 from rankscope.collector.detect.statistics.noise import (
     MAD_TO_SIGMA,
     Noise,
@@ -241,7 +242,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
         robust_z=robust_z,
         persistence=persistence,
         self_ns=float(np.median(self_ns)),
-        peers_self_ns=float(np.median(self_ns / np.exp(recent))),
+        peers_self_ns=float(np.median(find_peers_ns(recent, self_ns))),
         steps_judged=len(rows),
         peers=view.compared.of(rank).peers_of(rank),
         pattern=DRIFTING if ramp is not None and ramp.is_gradual else "steady",

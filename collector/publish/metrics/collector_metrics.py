@@ -123,6 +123,13 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         _of_counts_by_label(lambda snapshot: snapshot.counts.contained_errors),
     ),
     Measure(
+        "rankscope_impossible_numbers_total", "counter", "", ("kind",),
+        "Numbers that could not be, such as a loss above the time it was lost of: left out, and logged once with what "
+        "they were made of.",
+        "count by kind", _COLLECTOR, NOT_NEGATIVE,
+        _of_counts_by_label(lambda snapshot: snapshot.counts.impossible),
+    ),
+    Measure(
         "rankscope_captures_total", "counter", "", ("state",),
         "Captures that have ended, complete or failed, and orders that were refused; those without the control token "
         "are in rankscope_http_refused_total.",

@@ -78,6 +78,7 @@ def job_of(
             allocators=allocators or {},
             core_waits=_count(core_wait_ms),
             process_cpu=_count(process_ms),
+            host_clock=_count([STEP_MS] * count),
         ),
     )
 

@@ -38,8 +38,8 @@ class Told:
         return self.passed
 
 
-def view_until(step: int) -> RunView:
-    self_ns = np.full((step + 1, 4), 1e6)
+def view_until(step: int, step_s: float = 0.001) -> RunView:
+    self_ns = np.full((step + 1, 4), float(step_s * NS_PER_S))
     return view_of(StepSeries(np.arange(step + 1), (0, 1, 2, 3), self_ns, self_ns, self_ns, {}, self_is_measured=True))
 
 
@@ -113,10 +113,10 @@ def test_finding_and_reason_stay_while_a_detector_abstains() -> None:
 def test_each_step_is_charged_once_with_unknown_ones_before() -> None:
     told, verdicts = started()
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, np.nan, 0.2))]
-    look(verdicts, told, view_until(3))
-    look(verdicts, told, view_until(3))
+    look(verdicts, told, view_until(3, step_s=10))
+    look(verdicts, told, view_until(3, step_s=10))
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, 0.4, 0.2, 0.3))]
-    look(verdicts, told, view_until(4))
+    look(verdicts, told, view_until(4, step_s=10))
     lost_s = 0.1 + 2 * 0.2 + 0.3
     assert [found.lost_rank_seconds for found in verdicts.open_findings] == [pytest.approx(4 * lost_s)]
     (lost,) = verdicts.lost
@@ -129,8 +129,39 @@ def test_group_is_charged_to_a_rank_only_where_one_is_named(ranks: tuple[int, ..
     told, verdicts = started()
     link = Finding(kind="slow_link", ranks=ranks, group="mesh_dp/1-2", since_step=0, cause="slow_link", sentence="")
     told.answer = [Candidate(link, seconds(1.0, 1.0))]
-    look(verdicts, told, view_until(1))
+    look(verdicts, told, view_until(1, step_s=1))
     assert [lost.rank for lost in verdicts.lost] == [charged]
+
+
+def test_step_stands_for_others_by_no_more_than_they_lasted() -> None:
+    # Step 3, of 10 s, lost 5 s; steps 1 and 2, whose waits are not known, took 1 s each: 12 s in all, not 15.
+    told, verdicts = started()
+    told.answer = [Candidate(slow(2, since_step=1), seconds(0.0, np.nan, np.nan, 5.0))]
+    view = view_until(3, step_s=10)
+    view.series.step_ns[1:3] = NS_PER_S
+    look(verdicts, told, view)
+    (lost,) = verdicts.lost
+    assert lost.lost_rank_seconds == pytest.approx(4 * 12)
+
+
+@pytest.mark.parametrize("lost_s", [-0.5, 2.0, 200_000.0])
+def test_loss_that_cannot_be_is_left_out_and_noted(lost_s: float) -> None:
+    told, verdicts = started()
+    told.answer = [Candidate(slow(2, since_step=2), seconds(0.0, 0.0, lost_s, 0.5))]
+    look(verdicts, told, view_until(3, step_s=1))
+    # The last step stands for the one before it: 2 x 0.5 s.
+    assert [lost.lost_rank_seconds for lost in verdicts.lost] == [pytest.approx(4 * 2 * 0.5)]
+    (noted,) = verdicts.impossible.pop()
+    assert (noted.kind, noted.times) == ("loss", 1)
+    assert noted.inputs == f"straggler of rank 2: {lost_s * NS_PER_S:.0f} ns lost of the 1000000000 ns of step 2"
+
+
+@pytest.mark.parametrize("evidence", [{"core_wait_ratio": 8.25}, {"self_ns": -7e6}, {"robust_z": float("nan")}])
+def test_finding_with_a_number_that_cannot_be_says_nothing(evidence: dict[str, float]) -> None:
+    told, verdicts = started()
+    told.answer = [Candidate(msgspec.structs.replace(slow(2), evidence=evidence))]
+    assert look(verdicts, told, view_until(3)) == []
+    assert [(one.kind, one.times) for one in verdicts.impossible.pop()] == [(name, 1) for name in evidence]
 
 
 # -- findings that come and go ----------------------------------------------------------------------------------------

@@ -146,6 +146,18 @@ def test_waiting_is_known_once_every_rank_has_told_of_the_step() -> None:
     assert self_times(window, 0, 1) == [[70, 100]]
 
 
+def test_self_time_is_not_known_where_a_rank_waited_for_longer_than_its_step() -> None:
+    # Rank 0 waited 107 ns in steps of 100: it was in the collectives of another step, too. One of 0.5 ns is rounding.
+    window = window_of(2, steps=1)
+    reduce_all(window, 0, 127, 0)
+    reduce_all(window, 1, 20, 0)
+    for rank in range(2):
+        cover(window, rank, 0, 0)
+    assert self_times(window, 0, 1) == [[None, 100]]
+    (noted,) = window.impossible.pop()
+    assert noted == ("self_time", 1, "rank 0 waited 107 ns of the 100 ns of step 0")
+
+
 def test_ranks_may_cover_the_same_steps_in_different_chunks() -> None:
     window = window_of(2, steps=4)
     for rank, duration_ns in ((0, 50), (1, 20)):

@@ -5,6 +5,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.run_rules.batch_imbalance import (
+    STEPS_JUDGED,
     BatchImbalance,
     correlate_with_batches,
     find_chance_limit,
@@ -138,7 +139,9 @@ def held_up(wait_ms: float, *, ranks: int = 8, known: int = 8, tokens: bool = Fa
         rank: [TimeCount(steps, round(steps * (wait_ms if rank else 0.0) * MS)) for steps in (90, 149)]
         for rank in range(known)
     }
-    return view_of(series, samples=Samples({}, {}, {}, core_waits=waits))
+    usual_ns = float(np.median(series.step_ns[-STEPS_JUDGED:, 0]))
+    clock = {rank: [TimeCount(steps, round(steps * usual_ns)) for steps in (90, 149)] for rank in range(known)}
+    return view_of(series, samples=Samples({}, {}, {}, core_waits=waits, host_clock=clock))
 
 
 def test_waits_for_cores_explain_it_where_they_are_half_of_the_gap() -> None:
@@ -160,7 +163,7 @@ def test_waits_for_cores_are_told_with_their_length() -> None:
         "cause cpu_pressure: the training thread of most ranks waited at least 30.0 ms a step for a CPU core."
         in finding.past
     )
-    assert finding.evidence["core_wait_ns_per_step"] == 30 * MS
+    assert finding.evidence["core_wait_ns_per_step"] == pytest.approx(30 * MS)
 
 
 @pytest.mark.parametrize(("known", "cause"), [(3, "data_imbalance"), (4, "cpu_pressure")])

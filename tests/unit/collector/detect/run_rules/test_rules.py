@@ -1,5 +1,7 @@
 """The rules over a whole run, on hand-written views. Shares are of steps of 100 ms."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from rankscope.collector.detect.run_rules.rules import CLOSE_RATIO, OF_WINDOWS_O
 from rankscope.collector.detect.run_rules.signals import (
     read_signals,
 )
-from rankscope.collector.detect.view import RunView
+from rankscope.collector.detect.view import RunView, TimeCount
 from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
 from tests.unit.collector.detect.run_views import (
     BUSY,
@@ -153,6 +155,19 @@ def test_of_several_busy_machines_none_is_named() -> None:
 
 def test_wait_for_a_core_of_one_rank_is_no_finding_about_the_run() -> None:
     assert kinds_in(job_of({}, {}, gpus=0, core_wait_ms=(50.0, 0.0))) == []
+
+
+def test_run_that_stands_still_does_not_wait_for_longer_than_the_time() -> None:
+    # Its 50 steps between two samples lasted 5 s, and then it stood for 45 s, in which other work had the cores half of
+    # the time: 25 of 50 s, not 25 s over 50 steps of 0.1.
+    view = job_of({}, {}, gpus=0)
+    waits, clock = ([TimeCount(40, 0), TimeCount(90, seconds * 1_000 * MS)] for seconds in (25, 50))
+    samples = dataclasses.replace(view, samples=view.samples._replace(
+        core_waits={0: waits, 1: waits}, host_clock={0: clock, 1: clock},
+    ))  # fmt: skip
+    (finding,) = findings_in(samples)
+    assert finding.evidence["core_wait_ratio"] == pytest.approx(0.5)
+    assert "wait for a CPU core at least 50 % of the time, 50.0 ms in a step" in finding.sentence
 
 
 @pytest.mark.parametrize(
