@@ -41,6 +41,7 @@ from rankscope.collector.runs.events import (
     UpdateFinding,
     find_boot_id,
 )
+from rankscope.collector.runs.hearing import Heard
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import Runs
@@ -57,6 +58,8 @@ LOG = logging.getLogger("rankscope.collector")
 ABSENCE_NS_MIN: Final = NS_PER_S
 """A tick that is late by this much counts as an absence of the collector: a busy one is late by far less, and the
 shortest silence that can be set for a rank is twice as long."""
+ABSENCE_LOGGED_NS_MIN: Final = 5 * NS_PER_S
+"""Shorter ones are only counted: a busy machine has many."""
 DETECTION_CPU_SHARE: Final = 0.05
 """Of a core: 16,384 ranks have a detection pass every other second, smaller runs one at every tick."""
 STEPS_IN_BATCH_MAX: Final = 1
@@ -96,6 +99,10 @@ class RunUpdates:
         """Numbers that could not be, by kind: they were made unknown."""
         self._impossible_logged: set[tuple[str, str]] = set()
         """Run and kind of those that have been logged; of runs that are kept."""
+        self.heard = Heard()
+        """What was heard of any rank, up to the last tick."""
+        self.absent_ns = 0
+        """For how long this collector did not run, or its clock has jumped."""
         self.evicted = 0
         """Runs that were forgotten."""
 
@@ -164,6 +171,13 @@ class RunUpdates:
     def note_absence(self, late_ns: int) -> None:
         """Report a tick that is far too late to every run: the collector was stopped, or its clock has jumped."""
         if late_ns >= ABSENCE_NS_MIN:
+            self.absent_ns += late_ns
+            if late_ns >= ABSENCE_LOGGED_NS_MIN:
+                text = (
+                    "this collector did not run for %.1f s: it was stopped, or its machine was suspended or too busy. "
+                    "The time is none that a run has lost; ranks send what they have kept"
+                )
+                LOG.warning(text, ns_to_s(late_ns))
             for run in self.runs:
                 self._apply(run, CollectorAway(late_ns, self._clock.monotonic_ns()))
 
@@ -171,6 +185,9 @@ class RunUpdates:
         """Bring every run up to date, run detection where it is due, and forget runs that ended long ago."""
         for former in self.runs.find_excess_runs():
             self._forget(former)
+        silent_ns = s_to_ns(self._config.rank_silent_s)
+        last_ns = max((run.last_message_collector_ns for run in self.runs), default=0)
+        self.heard = self.heard.hear(last_ns, silent_ns)
         detects, began_ns = self._detection_limiter.is_due(now_ns), time.thread_time_ns()
         for run in list(self.runs):
             self._check_local_processes(run)
@@ -203,6 +220,7 @@ class RunUpdates:
 
     def _tick_run(self, run: RunState, now_ns: int, wall_s: float) -> None:
         try:
+            run.heard = self.heard
             effects = run.tick(now_ns, wall_s)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("run_state", "its tick failed; continuing", run=run.run)

@@ -14,12 +14,13 @@ A bug in the state of one run is contained to that run: it is counted and logged
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 
 from rankscope.collector.captures.capture_thread import CaptureThread
 from rankscope.collector.captures.incident_captures import IncidentCaptures
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.finding import Finding
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunFindings
@@ -40,6 +41,7 @@ from rankscope.collector.recording import Recording
 from rankscope.collector.run_summaries import RunSummaries
 from rankscope.collector.run_updates import RunUpdates
 from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.hearing import SilentRun, find_nothing_heard
 from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
@@ -245,14 +247,25 @@ class Service:
             DIRECT_CONNECTIONS_MAX,
         )
 
+    def _find_nothing_heard(self) -> Mapping[str, Finding]:
+        """Return the finding about all runs that are not heard of any more, by the id of the run it is kept with."""
+        present = [run for run in self._updates.runs if run.attempt is not None and not run.is_superseded]
+        silent = [
+            SilentRun(run.run, run.ending.end, len(run.attempt.ranks), run.attempt.counts_by_node.keys())
+            for run in present
+            if run.attempt is not None and run.ending.end is not None
+        ]
+        return find_nothing_heard(silent, is_anybody_heard=any(run.has_live_ranks for run in present))
+
     def _update_incidents(self, wall_s: float) -> None:
+        nothing_heard = self._find_nothing_heard()
         runs = [
             RunFindings(
                 run.run,
                 run.open_findings,
                 is_over=run.is_over,
                 is_judged=run.findings.why_no_verdict is None,
-                failure=find_failure(run.ending.end),
+                failure=find_failure(run.ending.end) or nothing_heard.get(run.run),
                 is_superseded=run.is_superseded,
                 findings_as_closed=run.findings.findings_as_closed,
             )
@@ -319,6 +332,7 @@ class Service:
                 runs_evicted=self._updates.evicted,
                 contained_errors=self._faults.counts,
                 impossible=dict(self._updates.impossible),
+                absent_s=ns_to_s(self._updates.absent_ns),
                 store_writable=self._recording.find_problem() is None if self._config.store else None,
                 stores_lost=dict(self._journal.stores_lost),
                 captures=dict(self._captures.totals.by_state),

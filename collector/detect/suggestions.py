@@ -305,6 +305,12 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "batches differ in length, report their tokens (rankscope.batch(tokens=...)), so that it can be compared."
         ),
     }),
+    "nothing_heard": Advice("RankscopeNothingHeard", {
+        "nothing_heard": (
+            "Look at the collector's machine and its network first, then at the runs: their launchers' logs say "
+            "whether they go on. What ranks have kept is sent once they reach it."
+        ),
+    }),
     "run_failure": Advice("RankscopeRunFailed", {
         "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
         f"failed: {LEFT}": _LEFT_EARLY,
@@ -328,6 +334,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
         ),
         f"collective_timeout: {LEFT}": _LEFT_EARLY,
         "lost": "Look at the machines: their power, their network, and whether the processes still run.",
+        "not_heard": "Look at the collector's network, and whether the processes still run.",
         "interrupted": "If nobody meant to end it, see who did: the terminal, the launcher's log and the scheduler's.",
         "terminated": (
             "If nobody meant to end it, see what did: the launcher's log, and the scheduler's (time limit, preemption)."

@@ -35,6 +35,10 @@ from rankscope.collector.incidents.incident import (
 RUN_FAILURE: Final = "run_failure"
 """Kind of incident for a run that ended badly. It is open until the run is restarted or forgotten: it is not a finding
 of detection, and the end of the run does not resolve it."""
+NOTHING_HEARD: Final = "nothing_heard"
+"""Kind of incident for all runs that are not heard of any more, kept with one of them: it is open until that one is
+heard again. When others are heard and that run is not, it becomes its failure."""
+OF_ENDS: Final = frozenset({RUN_FAILURE, NOTHING_HEARD})
 STARTED_AGAIN: Final = "the run went on: it was started again, or its ranks were heard of again"
 STARTED_ANEW: Final = "a new run of this name has begun"
 RUN_IS_OVER: Final = "the run is over"
@@ -212,7 +216,7 @@ class Ledger:
             if reason is not None:
                 self._use_past_tense(incident, by_id.get(incident.run_id), now_wall_s)
                 self._resolve(incident.id, reason, now_wall_s)
-            elif incident.kind != RUN_FAILURE:  # a failed run costs no more over time
+            elif incident.kind not in OF_ENDS:  # a failed run costs no more over time
                 self._put(escalate(incident, self._rules, now_wall_s))
 
     def _find_end(self, incident: Incident, run: RunFindings | None, now_wall_s: float) -> str | None:
@@ -222,7 +226,7 @@ class Ledger:
             return self._find_end_of_unconfirmed(incident, run, now_wall_s)
         if run is None:
             return RUN_IS_GONE
-        if incident.kind == RUN_FAILURE:
+        if incident.kind in OF_ENDS:
             return STARTED_AGAIN if run.failure is None else STARTED_ANEW if run.is_superseded else None
         if run.is_over:
             return RUN_IS_OVER

@@ -8,13 +8,16 @@ All time from the first rank's Hello to the end of the run is one of
     between_steps  evaluations, checkpoints, anything the training does between its steps
     stalled        from the last step before a detected stall to the first report of steps after it
     restart        from the last step of an attempt to the begin of the first step of the next one
-    unreported     not known yet: since the end of the last step that was reported
+    unreported     not known yet: since the end of the last step that was reported, and what may be a gap between steps
+                   only because other reports of that time are still on their way
 
 and goodput is productive / wall. A step that a restart repeats is productive each time: ranks count the steps of their
 process, not those of the model, so work lost since the last checkpoint is not seen. Goodput is an upper bound of the
 useful time.
 
-Time is classified once, by the next report or detection pass. After that every part only grows, with two exceptions:
+Time is classified once, by the next report or detection pass. A collector that did not run, or could not be reached,
+gets the reports of that time all at once, and the first of them has few of the steps: so time between steps is not
+known as such until HOLD_NS after, and later reports may fill it. After that every part only grows, with two exceptions:
 `unreported`, and `productive`, of which a loss that is found later is moved to `slow`. Times are of one clock, in
 ns; one that goes back is replaced by the latest one.
 """
@@ -25,10 +28,14 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.collector.invariants import require
+from rankscope.measure.units import NS_PER_S
 
 Activity = Literal["startup", "steps", "stalled", "restart"]
 """State of a run: before its first step, in steps, stalled, or restarting."""
 
+HOLD_NS: Final = 10 * NS_PER_S
+"""Time in which the reports that have waited arrive: agents try to connect again every few seconds, and send what they
+hold at once."""
 LOST_STEPS_KEPT: Final = 8192
 """Twice the most steps that a run keeps (`steps_kept`); findings are about those only."""
 
@@ -61,9 +68,13 @@ class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Goodput:
-    """Goodput account of one run, over all its attempts. Each call settles the time up to the one given."""
+    """Goodput account of one run, over all its attempts. Each call settles the time up to the one given. Time between
+    steps is held for `hold_ns`, in which other reports may say that there were steps in it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, hold_ns: int = HOLD_NS) -> None:
+        self._hold_ns = hold_ns
+        self._held_ns = self._held_since_ns = 0
         self._begin_ns: int | None = None
         self._settled_ns = 0
         self._doing: Activity = "startup"
@@ -81,7 +92,8 @@ class Goodput:
     def add_steps(self, end_ns: int, steps_ns: int) -> None:
         """Add `steps_ns` of steps that ended since the last call, the last of them at `end_ns`.
 
-        Where the clocks of two reports disagree, the difference is owed and settled from the next time between steps.
+        Steps that do not fit into the time since the last call were made in a gap before, if that is held; else the
+        clocks of two reports disagree, and the difference is owed and settled from the next time between steps.
         """
         if self._is_over:
             return
@@ -91,11 +103,17 @@ class Goodput:
             self._doing = "steps"
             return
         owed_ns = self._owed_ns + steps_ns
-        worked_ns = min(owed_ns, elapsed_ns)
+        if self._settled_ns - self._held_since_ns >= self._hold_ns:
+            self._release()
+        if not self._held_ns:
+            self._held_since_ns = self._settled_ns
+        worked_ns = min(owed_ns, self._held_ns + elapsed_ns)
         self._steps_ns += worked_ns
         if self._doing == "steps":
-            self._between_ns += elapsed_ns - worked_ns
+            self._held_ns += elapsed_ns - worked_ns
             self._owed_ns = owed_ns - worked_ns
+            if not self._hold_ns:
+                self._release()
         else:  # the first ones: what does not fit was before the run, as far as it is known here
             self._idle_ns[self._doing] += elapsed_ns - worked_ns
             self._doing = "steps"
@@ -103,11 +121,13 @@ class Goodput:
     def mark_stalled(self, now_ns: int) -> None:
         """Count the time since the last step as stalled. Call it again and again while the run is stalled."""
         if not self._is_over:
+            self._release()
             self._idle_ns["stalled"] += self._settle(now_ns)
             self._doing, self._owed_ns = "stalled", 0
 
     def restart(self, now_ns: int) -> None:
         """Begin a new attempt. The time of an attempt without any step was start-up."""
+        self._release()
         self._idle_ns["startup" if self._doing == "startup" else "restart"] += self._settle(now_ns)
         self._doing, self._owed_ns, self._is_over = "restart", 0, False
         self._lost_of_step.clear()
@@ -116,6 +136,7 @@ class Goodput:
         """End the account: every rank has ended. The time since the last step counts for the last activity."""
         if self._is_over:
             return
+        self._release()
         elapsed_ns = self._settle(now_ns)
         if self._doing == "steps":
             self._between_ns += elapsed_ns
@@ -142,7 +163,13 @@ class Goodput:
         require(sum(parts.values()) == found.wall_ns, f"the parts {parts} do not sum to the wall time {found.wall_ns}")
         require(min(parts.values()) >= 0, f"a part is negative: {parts}")
         require(self._owed_ns >= 0, "negative time is owed")
+        require(self._held_ns >= 0, "negative time is held")
         require(len(self._lost_of_step) <= LOST_STEPS_KEPT, "too many lost steps are kept")
+
+    def _release(self) -> None:
+        """Count the time that is held as between steps."""
+        self._between_ns += self._held_ns
+        self._held_ns = 0
 
     def _settle(self, now_ns: int) -> int:
         """Return the time since the last settling, and settle it."""
@@ -154,17 +181,17 @@ class Goodput:
         """Return the account at this time."""
         if self._begin_ns is None:
             return GoodputSnapshot()
-        unreported_ns = 0 if self._is_over else max(0, now_ns - self._settled_ns)
+        since_ns = 0 if self._is_over else max(0, now_ns - self._settled_ns)
         slow_ns = min(self._lost_ns, self._steps_ns)
         return GoodputSnapshot(
-            wall_ns=self._settled_ns + unreported_ns - self._begin_ns,
+            wall_ns=self._settled_ns + since_ns - self._begin_ns,
             productive_ns=self._steps_ns - slow_ns,
             slow_ns=slow_ns,
             startup_ns=self._idle_ns["startup"],
             between_steps_ns=self._between_ns,
             stalled_ns=self._idle_ns["stalled"],
             restart_ns=self._idle_ns["restart"],
-            unreported_ns=unreported_ns,
+            unreported_ns=since_ns + self._held_ns,
         )
 
 

@@ -27,11 +27,13 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     RunEffect,
     RunEvent,
+    UnresponsiveSeen,
     UpdateFinding,
     find_event_time,
 )
 from rankscope.collector.runs.findings import RunFindings
 from rankscope.collector.runs.goodput import CarriedGoodput
+from rankscope.collector.runs.hearing import Heard
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.membership import RankProcesses, begins_attempt, is_to_be_added
@@ -59,6 +61,8 @@ class RunState:
         self.name = read_run_name(run)
         #: Whether a later run of this name has begun. Written by Runs only; never becomes False again.
         self.is_superseded = False
+        #: What the collector has heard of anybody, this run included. Written by RunUpdates only.
+        self.heard = Heard()
         #: The present attempt; None before any rank has joined, and never again.
         self.attempt: Attempt | None = None
         #: How long the steps of the present attempt were, and those of earlier runs.
@@ -189,7 +193,7 @@ class RunState:
                 attempt.step_ns = report.step_ns
         else:
             attempt.ranks[number] = attempt.ranks[number].apply(event)
-        if isinstance(event, ReportAdmitted | GoodbyeAdmitted | EndSeen):
+        if isinstance(event, ReportAdmitted | GoodbyeAdmitted | EndSeen | UnresponsiveSeen):
             self._record_message(event.now_collector_ns)
 
     def _record_message(self, now_collector_ns: int) -> None:
@@ -223,7 +227,8 @@ class RunState:
             self.goodput.mark_stalled(now_collector_ns)
         elif self.is_over:
             self.goodput.end(find_last_end(attempt.ranks.values(), self.last_message_collector_ns))
-        self.ending.update(attempt, Clocks(now_collector_ns, now_wall_s))
+        silent_ns = s_to_ns(self._config.rank_silent_s)
+        self.ending.update(attempt, Clocks(now_collector_ns, now_wall_s), self.heard, silent_ns)
         return [AskClock(boot_id) for boot_id in pinged]
 
     # -- detection -----------------------------------------------------------------------------------------------------

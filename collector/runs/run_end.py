@@ -6,7 +6,8 @@ for `rank_silent_s`. That is revoked when a rank joins or reports again.
     finished, stopped      every rank ended well
     failed, crashed, ...   as the rank that was the first to fail (`_describe_failed`), also where it failed for want
                            of another that had left (`_find_leavers`)
-    lost                   no rank is known to have failed, and one does not report any more
+    lost                   no rank is known to have failed, and one does not report any more, while others were heard
+    not_heard              the same, and nobody was heard since: the run may go on behind a network that is cut
     interrupted            no rank failed by itself or is lost, and one was interrupted (Ctrl-C)
     terminated             none of the above, and one rank was ended from outside (SIGTERM)
 """
@@ -26,6 +27,8 @@ from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
+NOT_HEARD: Final = "not_heard"
+"""The same where nothing else was heard of since either: then it is not known whether the run has ended."""
 LOST: Final = "lost"
 """The reason of a run without a known failure of which a rank does not report any more."""
 WANTS: Final = (
@@ -102,8 +105,12 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         return self.reason in ENDED_WELL
 
 
-def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int, injected_faults: str = "") -> RunEnd | None:
-    """Return how the run of these ranks ended; None while one of them is live, or before any has joined."""
+def find_run_end(
+    ranks: Sequence[RankProcessEnd], world_size: int, injected_faults: str = "", *, is_gone: bool = True
+) -> RunEnd | None:
+    """Return how the run of these ranks ended; None while one of them is live, or before any has joined. `is_gone`:
+    others were heard while its silent ranks were not.
+    """
     if not ranks or any(rank.ending is None for rank in ranks):
         return None
     counts = Counter(_reason_of(rank) for rank in ranks)
@@ -112,6 +119,8 @@ def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int, injected_faul
     first = _describe_leaver(leavers, failed) if leavers else _describe_failed(failed) if failed else None
     lost = sorted((rank for rank in ranks if _reason_of(rank) == SILENT), key=lambda rank: rank.rank)
     reason = _reason_of(failed[0]) if failed else _choose_reason(counts)
+    if reason == LOST and not is_gone:
+        reason = NOT_HEARD
     return RunEnd(
         reason=reason,
         ended_wall_s=max((at_s for rank in ranks if (at_s := _find_end_s(rank)) is not None), default=None),
@@ -229,6 +238,7 @@ def _choose_reason(counts: Mapping[str, int]) -> str:
 def _explain_unknown(reason: str) -> str:
     known = {
         LOST: "no end was reported for the ranks that are not heard of any more",
+        NOT_HEARD: "nothing else was heard since either, so it is not known whether the run goes on",
         "interrupted": "no rank failed by itself: the run was interrupted from outside (SIGINT, Ctrl-C)",
         "terminated": "no rank failed by itself: the ranks were ended from outside (SIGTERM or SIGHUP)",
     }

@@ -7,7 +7,7 @@ from typing import Final
 from rankscope.collector.detect.finding import Finding, format_ranks
 from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.detect.suggestions import LEFT, OF_GPU, suggest
-from rankscope.collector.runs.run_end import LOST, FirstToFail, RunEnd
+from rankscope.collector.runs.run_end import LOST, NOT_HEARD, FirstToFail, RunEnd
 
 DETAIL_LENGTH_MAX: Final = 160
 FAILURE: Final = "run_failure"
@@ -27,15 +27,17 @@ VERBS: Final[Mapping[str, str]] = {
     "interrupted": "was interrupted",
     "terminated": "was terminated",
     LOST: "was lost",
+    NOT_HEARD: "has not been heard of",
 }
 
 
 def describe_end(end: RunEnd) -> str:
     """Return how and when the run ended, as half a sentence: `crashed at 2026-11-25 10:03:01 UTC`."""
     verb = VERBS.get(end.reason, f"ended: {end.reason}")
-    if end.reason == LOST:
+    if end.reason in {LOST, NOT_HEARD}:
         since_s = end.ended_wall_s  # of any rank: the first one that was lost may have been so for long by then
-        return f"{verb}: not heard of since {'an unknown time' if since_s is None else format_utc(since_s)}"
+        since = f"since {'an unknown time' if since_s is None else format_utc(since_s)}"
+        return f"{verb}: not heard of {since}" if end.reason == LOST else f"{verb} {since}"
     return verb if end.ended_wall_s is None else f"{verb} at {format_utc(end.ended_wall_s)}"
 
 
@@ -108,11 +110,12 @@ def describe_no_first(end: RunEnd) -> str:
 
 
 def find_failure(end: RunEnd | None) -> Finding | None:
-    """Return the end of a run that did not end well as a finding, for its incident; None for any other run.
+    """Return the end of a run that did not end well as a finding, for its incident; None for any other run, and for one
+    of which nothing is known but that nobody is heard: all of these have one finding together (`hearing.py`).
 
     Its number is 0, which no finding of detection has.
     """
-    if end is None or end.is_good:
+    if end is None or end.is_good or end.reason == NOT_HEARD:
         return None
     first = end.first
     variant = "" if first is None else LEFT if first.failed_for_want else OF_GPU if first.out_of_memory else ""
@@ -133,6 +136,8 @@ def write_end(end: RunEnd) -> str:
         sentences.append(f"The {name_first(end)}: {describe_first_to_fail(end.first)}.")
     elif end.reason in ON_PURPOSE and end.unknown:
         sentences.append(f"{end.unknown[0].upper()}{end.unknown[1:]}.")
+    elif end.reason == NOT_HEARD:
+        sentences.append("Nothing else was heard since either, so it is not known whether the run goes on.")
     elif end.unknown:
         sentences.append(f"The first rank to fail is not known: {end.unknown}.")
     lost = describe_lost(end)

@@ -4,11 +4,13 @@ from collections.abc import Collection
 from typing import Final
 
 from rankscope.collector.detect.finding import describe_faults
+from rankscope.collector.detect.hang_state import SILENT
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.hearing import Heard
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.rank import RankState
-from rankscope.collector.runs.run_end import RankProcessEnd, RunEnd, find_run_end
+from rankscope.collector.runs.run_end import NOT_HEARD, RankProcessEnd, RunEnd, find_run_end
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.units import NS_PER_S, s_to_ns
@@ -16,6 +18,9 @@ from rankscope.measure.units import NS_PER_S, s_to_ns
 SHORTLY_NS: Final = 60 * NS_PER_S
 """A rank that does not catch an error of its allocator ends within seconds; with many threads, or peers in a
 collective, within a minute."""
+
+
+NOTHING_YET: Final = Heard()
 
 
 class RunEnding:
@@ -27,6 +32,8 @@ class RunEnding:
     def _reset(self) -> None:
         #: How each rank ended, as `end` was computed.
         self._known: list[tuple[Ending | None, RankEnded | None]] = []
+        #: Whether others were heard while its silent ranks were not, as `end` was computed. Stays True.
+        self._is_gone = False
         #: The clocks when the last rank ended; None while one is live.
         self._clocks: Clocks | None = None
         #: How the run ended; None while it goes on.
@@ -38,20 +45,24 @@ class RunEnding:
         """Restore the end of a run that an earlier collector had concluded: nothing of it is derived again."""
         self._known = _read_known(attempt)
         self._clocks, self.end, self.is_concluded = clocks, end, True
+        self._is_gone = end.reason != NOT_HEARD
 
-    def update(self, attempt: Attempt, clocks: Clocks) -> None:
-        """Bring the end up to date. Cheap while a rank is live."""
+    def update(self, attempt: Attempt, clocks: Clocks, heard: Heard = NOTHING_YET, silent_ns: int = 0) -> None:
+        """Bring the end up to date. Cheap while a rank is live. `heard`: what was heard of anybody."""
         ranks = attempt.ranks.values()
         if not ranks or attempt.has_live_ranks:
             self._reset()
             return
         known = _read_known(attempt)
-        if self.end is not None and known == self._known:
+        last_ns = max((rank.last_seen_collector_ns for rank in ranks if rank.ended == SILENT), default=None)
+        is_gone = self._is_gone or last_ns is None or heard.shows_gone(last_ns, clocks.collector_ns, silent_ns)
+        if self.end is not None and (known, is_gone) == (self._known, self._is_gone):
             return
         # The clocks of the first call: a wall clock that is set must not move a past end.
         self._clocks = self._clocks or clocks
-        self._known = known
-        self.end = find_run_end(read_ends(ranks, self._clocks), attempt.world_size, describe_faults(attempt.faults))
+        self._known, self._is_gone = known, is_gone
+        faults = describe_faults(attempt.faults)
+        self.end = find_run_end(read_ends(ranks, self._clocks), attempt.world_size, faults, is_gone=is_gone)
 
 
 def _read_known(attempt: Attempt) -> list[tuple[Ending | None, RankEnded | None]]:

@@ -215,6 +215,8 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     contained_errors: Mapping[str, int] = {}
     impossible: Mapping[str, int] = {}
     """Numbers that could not be, and so were made unknown, by kind."""
+    absent_s: float = 0.0
+    """For how long the collector did not run: it was stopped, or its machine was suspended."""
     stores_lost: Mapping[str, int] = {}
     """How often the store's file was removed, replaced, truncated or damaged while it was open, by reason."""
     captures: Mapping[str, int] = {}

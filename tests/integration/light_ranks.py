@@ -58,6 +58,7 @@ class LightRank:
         keys: ClientKeys | None = None,
         on_report: Callable[[int], None] = lambda _sequence: None,
         ends: str = "finished",
+        fills_time: bool = False,
     ) -> None:
         self.identity = identity
         self._endpoint = endpoint
@@ -66,6 +67,7 @@ class LightRank:
         self._on_report = on_report
         self._ends = ends
         self._clock = SystemClock()
+        self._steps_until_ns = self._clock.monotonic_ns() if fills_time else None
         self._steps: Ring[StepRecord] = Ring(STEPS_PER_REPORT)
         self._builder = ReportBuilder()
         self.spill = Spill(spill_dir, identity.boot_id, lambda: encode(self._hello(1)), SPILL_BYTES_MAX)
@@ -132,8 +134,14 @@ class LightRank:
         """Make some steps and report them; they go out with the next `exchange`."""
         now_ns = self._clock.monotonic_ns()
         # One more than the ring holds: it is overwritten, and counted.
-        for number in range(self.made, self.made + STEPS_PER_REPORT + (self.reports % 8 == 0)):
-            self._steps.append(StepRecord(step=number, start_host_ns=now_ns, duration_ns=NS_PER_MS, phases_ns={}))
+        count = STEPS_PER_REPORT + (self.reports % 8 == 0)
+        length_ns, start_ns = NS_PER_MS, now_ns
+        if self._steps_until_ns is not None:  # one step after the other, without a gap
+            start_ns, length_ns = self._steps_until_ns, (now_ns - self._steps_until_ns) // count
+            self._steps_until_ns = start_ns + count * length_ns
+        for number in range(count):
+            start = start_ns if self._steps_until_ns is None else start_ns + number * length_ns
+            self._steps.append(StepRecord(step=self.made, start_host_ns=start, duration_ns=length_ns, phases_ns={}))
         steps = self._steps.drain()
         losses = Losses(
             steps_overwritten=self._steps.overwritten,

@@ -3,6 +3,7 @@
 Each test ends with the account of every rank's steps as the page of metrics has it, and it adds up.
 """
 
+import json
 import resource
 import signal
 import socket
@@ -11,7 +12,9 @@ from contextlib import ExitStack
 
 import psutil
 
+from rankscope.collector.incidents.ledger import OF_ENDS
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.measure.units import NS_PER_S
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, sized, wait_for_accounts
 from tests.integration.light_ranks import (
@@ -91,7 +94,7 @@ def test_a_full_buffer_drops_the_oldest_reports_and_the_page_tells_how_many_step
 
 
 def test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss() -> None:
-    with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew:
+    with serving() as served, crew_of(RUN, RANKS, served.endpoint, fills_time=True) as crew:
         wait_for_accounts(served, RUN, made_by(crew))
         fault = Fault(
             f"SIGSTOP of the collector for {sized(2, 30)} s",
@@ -107,6 +110,21 @@ def test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss() -> No
         accounts = wait_for_accounts(served, RUN, made_by(crew))
         fault.settle(served, accounts)
         assert [account.gaps for account in accounts.values()] == [0] * RANKS
+        # Its ranks were in steps all the time: what the collector missed is no time between steps, and no lost run.
+        page = served.read_metrics()
+        run = served.read_run(RUN)
+        assert run is not None
+        assert (
+            run.goodput.between_steps_ns < sized(1, 5) * NS_PER_S < sized(2, 30) * NS_PER_S < run.goodput.productive_ns
+        )
+        assert find_number(page, "rankscope_collector_absent_seconds_total") > sized(1, 20)
+        incidents = json.loads(read_url(f"{served.url}/api/v1/incidents"))["incidents"]
+        assert [one for one in incidents if one["kind"] in OF_ENDS] == []
+
+
+def find_number(page: str, series: str) -> float:
+    """The value of a series on a page of metrics."""
+    return next(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{series} "))
 
 
 def test_without_file_descriptors_the_collector_goes_on_for_who_is_connected() -> None:

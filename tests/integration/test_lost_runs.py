@@ -10,7 +10,7 @@ from rankscope.collector.incidents.journal import RETRY_S
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.service import Service
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Goodbye, Hello, Message
+from rankscope.measure.messages import Goodbye, Hello, Message, Report
 from tests.driven_clock import DrivenClock
 from tests.integration.serving import wait_for
 from tests.integration.test_late_store import Direct
@@ -123,3 +123,56 @@ def test_run_forgotten_without_a_store_stays_forgotten(tmp_path: Path) -> None:
         assert service.snapshot.counts.store_writable is True
     with collecting(clock, folder / "store.db") as again:
         assert again.snapshot.runs == ()
+
+
+def report_in(service: Service, run: str) -> None:
+    """A run of one rank that says Hello and reports nothing more."""
+    identity = RankIdentity(
+        run=run,
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        node=f"node-of-{run}",
+        restart_count=0,
+        boot_id=f"boot-{run}",
+        pid=1,
+    )
+    hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=1)
+    batch = service._receive_thread.messages.admit([Received(identity.boot_id.encode(), hello)])
+    service._updates.process_batch(batch)
+
+
+def keep_alive(service: Service, run: str, sequence: int) -> None:
+    received = Received(f"boot-{run}".encode(), Report(sequence=sequence, host_ns=0))
+    service._updates.process_batch(service._receive_thread.messages.admit([received]))
+
+
+def open_incidents(service: Service) -> list[tuple[str, str]]:
+    return [(one.run, one.kind) for one in service._journal.incidents if one.is_open]
+
+
+def test_collector_that_hears_nobody_has_one_incident_and_no_failed_run() -> None:
+    clock = DrivenClock()
+    with collecting(clock) as service:
+        for run in ("a", "b", "c"):
+            report_in(service, run)
+        for _ in range(25):
+            clock.now_s += 1.0
+            service._tick()
+        assert [(one.run, one.kind) for one in service._journal.incidents] == [("a", "nothing_heard")]
+        for run in ("a", "b", "c"):  # the network is back
+            keep_alive(service, run, 1)
+        service._tick()
+        assert open_incidents(service) == []
+
+
+def test_run_that_dies_whole_beside_others_is_told() -> None:
+    clock = DrivenClock()
+    with collecting(clock) as service:
+        for run in ("dies", "goes on"):
+            report_in(service, run)
+        for second in range(25):
+            clock.now_s += 1.0
+            keep_alive(service, "goes on", second + 1)
+            service._tick()
+        assert open_incidents(service) == [("dies", "run_failure")]

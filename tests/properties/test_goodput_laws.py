@@ -34,8 +34,8 @@ def tell(goodput: Goodput, move: Move, now: int) -> None:
             getattr(goodput, name)(now)
 
 
-def pictures(told: Sequence[Move]) -> list[GoodputSnapshot]:
-    goodput, now, found = Goodput(), BEGIN, []
+def pictures(told: Sequence[Move], hold: int = 20) -> list[GoodputSnapshot]:
+    goodput, now, found = Goodput(hold_ns=hold), BEGIN, []
     goodput.begin(now)
     for move in told:
         now += move[1]
@@ -65,7 +65,7 @@ def test_what_is_told_only_grows(told: list[Move]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=20))
 def test_steps_and_gaps_come_out_as_they_were_made(made: list[tuple[int, int]]) -> None:
     """Each step is reported when it ends."""
-    goodput, now = Goodput(), BEGIN
+    goodput, now = Goodput(hold_ns=0), BEGIN
     goodput.begin(now)
     for gap, step in made:
         now += gap + step

@@ -130,6 +130,12 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         _of_counts_by_label(lambda snapshot: snapshot.counts.impossible),
     ),
     Measure(
+        "rankscope_collector_absent_seconds_total", "counter", "seconds", (),
+        "Time in which the collector did not run: it was stopped, or its machine was suspended or too busy.",
+        "sum over ticks of how late each was, from 1 s on", _COLLECTOR, NOT_NEGATIVE,
+        _of_count(lambda snapshot: snapshot.counts.absent_s),
+    ),
+    Measure(
         "rankscope_captures_total", "counter", "", ("state",),
         "Captures that have ended, complete or failed, and orders that were refused; those without the control token "
         "are in rankscope_http_refused_total.",

@@ -23,6 +23,7 @@ from rankscope.collector.publish.metrics.measures import (
 )
 from rankscope.collector.publish.metrics.rank_columns import is_live, per_rank, to_seconds
 from rankscope.collector.runs.liveness import ENDED_WELL
+from rankscope.collector.runs.run_end import NOT_HEARD as RUN_NOT_HEARD
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.units import ns_to_s
 
@@ -42,8 +43,10 @@ FAILED: Final = "failed"
 ENDED: Final = "ended"
 AWAITED: Final = "awaited"
 NEVER_REPORTED: Final = "never_reported"
-STATES: Final = (REPORTING, SILENT, FAILED, ENDED, AWAITED, NEVER_REPORTED)
-"""States of a rank; never_reported: in the run's world, but without any report."""
+NOT_HEARD: Final = "not_heard"
+STATES: Final = (REPORTING, SILENT, FAILED, ENDED, AWAITED, NEVER_REPORTED, NOT_HEARD)
+"""States of a rank; never_reported: in the run's world, but without any report; not_heard: silent with all others
+of its run, while nobody else was heard either."""
 GONE: Final = frozenset({SILENT, FAILED})
 
 
@@ -140,6 +143,8 @@ def count_states(snapshot: Snapshot) -> Iterator[Value]:
     """Yield every state of every run, zeros included."""
     for run in snapshot.runs:
         counts = Counter(map(find_state, run.ranks))
+        if run.end is not None and run.end.reason == RUN_NOT_HEARD:
+            counts[NOT_HEARD] = counts.pop(SILENT, 0)
         counts[NEVER_REPORTED] = max(run.world_size - len(run.ranks), 0)
         yield from (((run.run, state), counts[state]) for state in STATES)
 
@@ -230,8 +235,8 @@ def _shorten(text: str) -> str:
 RUNS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_ranks", "gauge", "", ("run", "state"),
-        "Ranks of the run by state: reporting, silent, failed, ended, awaited (after a restart of the collector), or "
-        "never_reported; the states sum to the world size.",
+        "Ranks of the run by state: reporting, silent, failed, ended, awaited (after a restart of the collector), "
+        "never_reported, or not_heard (silent, and nobody else was heard either); the states sum to the world size.",
         "count by state", _LIVES, NOT_NEGATIVE,
         OfSnapshot(count_states),
     ),

@@ -81,7 +81,7 @@ def test_run_that_reports_again_is_not_over() -> None:
     story.tick(3.0)
     lost = story.snapshot()
     assert lost.end is not None
-    assert (lost.end.reason, lost.end.lost_ranks, lost.open_findings) == ("lost", (0, 1, 2, 3), ())
+    assert (lost.end.reason, lost.end.lost_ranks, lost.open_findings) == ("not_heard", (0, 1, 2, 3), ())
     story.train(1, forward={SLOW_RANK: 30.0})
     back = story.snapshot()
     assert back.end is None

@@ -15,7 +15,7 @@ BEGIN = 1_000
 
 def account() -> Goodput:
     """Of a run whose first rank joined at BEGIN."""
-    goodput = Goodput()
+    goodput = Goodput(hold_ns=0)
     goodput.begin(BEGIN)
     return goodput
 
@@ -45,6 +45,43 @@ def test_only_the_first_rank_begins_the_run() -> None:
     goodput = account()
     goodput.begin(BEGIN + 7)
     assert spent(goodput, BEGIN + 10) == {"unreported": 10}
+
+
+def test_steps_of_reports_that_come_together_fill_the_gap_before_them() -> None:
+    # A healthy run makes 10 s of steps in 10 s. Its collector does not run from 20 to 45, and then gets 25 reports.
+    goodput = Goodput()
+    goodput.begin(0)
+    for second in (*range(1, 21), *[45] * 25):
+        if second == 45 and goodput.snapshot(45 * S).productive_ns == 21 * S:
+            assert spent(goodput, 45 * S) == {"productive": 21 * S, "unreported": 24 * S}
+        goodput.add_steps(second * S, S)
+    assert spent(goodput, 45 * S) == {"productive": 45 * S}
+
+
+def test_reports_that_were_dropped_leave_their_steps_in_the_totals() -> None:
+    goodput = Goodput()
+    goodput.begin(0)
+    goodput.add_steps(10 * S, 10 * S)
+    goodput.add_steps(110 * S, 95 * S)  # the agent kept none of the reports of 100 s
+    assert spent(goodput, 111 * S) == {"productive": 105 * S, "unreported": 6 * S}
+
+
+def test_gap_that_no_report_fills_was_between_steps() -> None:
+    goodput = Goodput()
+    goodput.begin(0)
+    for second in (10, 40, 45, 50, 55):
+        goodput.add_steps(second * S, 5 * S)
+    assert spent(goodput, 55 * S) == {"startup": 5 * S, "productive": 25 * S, "between_steps": 25 * S}
+
+
+def test_gap_is_not_reported_while_it_may_be_filled() -> None:
+    goodput = Goodput()
+    goodput.begin(0)
+    for second in (10, 40, 45):
+        goodput.add_steps(second * S, 5 * S)
+    assert spent(goodput, 45 * S) == {"startup": 5 * S, "productive": 15 * S, "unreported": 25 * S}
+    goodput.mark_stalled(60 * S)
+    assert spent(goodput, 60 * S)["between_steps"] == 25 * S
 
 
 def test_time_before_the_first_step_is_start_up() -> None:
@@ -185,9 +222,9 @@ def test_run_that_trains_has_its_steps_as_productive_time() -> None:
 
 def test_steps_count_to_their_end_in_a_late_report() -> None:
     story = Story(2).join().train(10)
-    # The tick after the first ten took 1 s in which nothing was reported: it lay between the steps.
+    # The tick after the first ten took 1 s in which nothing was reported: so far it is not known.
     story.train(10)
-    assert spent_ms(story) == {"productive": 20 * STEP_MS, "between_steps": 1_000, "unreported": 1_000}
+    assert spent_ms(story) == {"productive": 20 * STEP_MS, "unreported": 2_000}
 
 
 def test_restart_of_a_run_is_restart_until_its_first_step() -> None:
