@@ -67,7 +67,7 @@ class LightRank:
         self._on_report = on_report
         self._ends = ends
         self._clock = SystemClock()
-        self._steps_until_ns = self._clock.monotonic_ns() if fills_time else None
+        self._steps_until_ns: int | None = self._clock.monotonic_ns() if fills_time else None
         self._steps: Ring[StepRecord] = Ring(STEPS_PER_REPORT)
         self._builder = ReportBuilder()
         self.spill = Spill(spill_dir, identity.boot_id, lambda: encode(self._hello(1)), SPILL_BYTES_MAX)
@@ -135,7 +135,7 @@ class LightRank:
         now_ns = self._clock.monotonic_ns()
         # One more than the ring holds: it is overwritten, and counted.
         count = STEPS_PER_REPORT + (self.reports % 8 == 0)
-        length_ns, start_ns = NS_PER_MS, now_ns
+        length_ns, start_ns = NS_PER_MS, int(now_ns)
         if self._steps_until_ns is not None:  # one step after the other, without a gap
             start_ns, length_ns = self._steps_until_ns, (now_ns - self._steps_until_ns) // count
             self._steps_until_ns = start_ns + count * length_ns

@@ -60,7 +60,10 @@ def find_since_range(slow: SlowRank, begin: int, view: RunView, found: SinceRang
             latest = begin if last == at else latest
     if found is not None and earliest <= steps[1]:
         return found
-    latest = latest if found is None else min(latest, found[1])  # what was found then had begun
+    if found is not None:
+        if earliest <= found[1] and found[0] <= latest:  # both may be right, and the words do not flip
+            earliest = max(earliest, found[0])
+        latest = min(latest, found[1])  # what was found then had begun
     return min(earliest, begin), max(latest, begin)
 
 

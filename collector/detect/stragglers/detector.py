@@ -53,6 +53,8 @@ GAP: Final = "gap_steps"
 KNOWN_GAP: Final = "gap_known_steps"
 """Evidence keys of an intermittent slowness: the usual gap between its slow periods, in steps and in known steps."""
 LEVEL_FROM: Final = "level_from_step"
+TOLD_LEVEL: Final = "told_level_from_step"
+"""Evidence key: the begin of the level that the sentence tells of, 0 once there was a later one."""
 """Evidence key: the first step of the present level of a slowness that was larger or smaller before."""
 USUAL: Final = "usual_log_excess"
 """Evidence key, followed by `/` and the rank: the usual excess of a rank without peers (`excess.py`)."""
@@ -240,6 +242,8 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
     }
     if slow.level_is_seen and slow.level_from_step > slow.since_step:
         evidence[LEVEL_FROM] = float(slow.level_from_step)
+    if slow.told_level_step is not None:
+        evidence[TOLD_LEVEL] = float(slow.told_level_step)
     for one in slow_ranks:
         if not one.peers.do_same_work:
             evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
@@ -314,7 +318,22 @@ def _align_begin(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[i
     level_from = known[slow.rank].evidence.get(LEVEL_FROM) if slow.rank in known else None
     if not slow.level_is_seen and level_from is not None:  # that has left the step table, too
         slow = slow._replace(level_from_step=round(level_from), level_is_seen=True)
-    return slow._replace(since_step=begin, since_range=since_range)
+    slow = slow._replace(since_step=begin, since_range=since_range)
+    return slow._replace(told_level_step=_find_told_level(view, slow, known.get(slow.rank)))
+
+
+def _find_told_level(view: RunView, slow: SlowRank, known: Finding | None) -> int | None:
+    """Return the begin of the level that the sentence tells of: the present one, where the one before clearly differs.
+    It does not move while the finding is open: after another such change there is none, which is 0. None: not yet.
+    """
+    told = None if known is None else known.evidence.get(TOLD_LEVEL)
+    if not slow.level_is_other or slow.level_from_step <= slow.since_step:
+        return None if told is None else round(told)
+    if told is None:
+        return slow.level_from_step
+    steps = view.series.steps[~np.isnan(view.excess_of(slow.rank))]
+    later = np.count_nonzero((steps >= told) & (steps < slow.level_from_step))
+    return 0 if later >= view.steps_min else round(told)
 
 
 def _was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> bool:

@@ -47,6 +47,7 @@ from rankscope.collector.detect.statistics.noise import (
     measure_noise,
     measure_noises,
     median_errors,
+    rank_sum_deviations,
 )
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import PEERS_MIN, PEERS_SAMPLED_MAX, Peers
@@ -61,6 +62,13 @@ ENDED_STEPS: Final = 3
 """Healthy steps after which a slowness that is not found yet is over, where noise does not make that many by chance."""
 ENDED_ERRORS: Final = 2.0
 """Standard errors by which those are below the level: waiting for one more pass by mistake costs little."""
+OTHER_LEVEL_SHARE: Final = 0.2
+"""Share of a rank's excess by which that of a level before must differ for the sentence to tell of two levels."""
+SETTLED: Final = 2
+"""The present level has `steps_min` steps this many times: where a level begins is known better with more of it."""
+RANKED_MIN: Final = 4.0
+RANKED_SHARE: Final = 0.9
+"""Deviations of a rank sum by which the steps of the two must differ; of few steps this share of the most possible."""
 STEPS_TO_CLOSE: Final = "steps_to_close"
 """Evidence key: known steps without slowness that close the finding, as many as had opened it."""
 CLOSE_STEPS_MAX: Final = 64
@@ -89,7 +97,8 @@ class SlowRank(NamedTuple):
     `since_step` is the first slow step, `since_range` the steps between which that lies (None: not known),
     `level_from_step` the first of the present level: they differ when a slow rank has become slower or less slow.
     `before_step` is the last known step before `since_step`: the slowness began between the two; None where no earlier
-    step is known. `level_is_seen`: a level before the present one is known.
+    step is known. `level_is_seen`: a level before the present one is known; `level_is_other`: the rank was slow before
+    it, too, and that level clearly differs. `told_level_step`: the begin of the level that the sentence tells of.
     `persistence` is the share of slow steps since then; `slow_steps`, shape (m,), are the steps that the numbers are
     medians of.
     """
@@ -108,6 +117,8 @@ class SlowRank(NamedTuple):
     pattern: str
     slow_steps: Ints
     level_is_seen: bool = False
+    level_is_other: bool = False
+    told_level_step: int | None = None
     since_range: SinceRange | None = None
 
     @property
@@ -248,7 +259,23 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
         pattern=DRIFTING if ramp is not None and ramp.is_gradual else "steady",
         slow_steps=view.series.steps[rows],
         level_is_seen=since > 0,
+        level_is_other=since > began and _is_other_level(excess[known], since, noise, thresholds),
     )
+
+
+def _is_other_level(excess: Floats, since: int, noise: Noise, thresholds: Thresholds) -> bool:
+    """Return whether the present level, since an index, differs from the one before it by a test: by enough to matter,
+    by more than noise explains, and in most steps. A clear change of level is found in noise that wanders, too.
+    """
+    before = excess[find_last_change(excess[:since], thresholds.steps_min) : since]
+    after = excess[since:]
+    if len(before) < thresholds.steps_min or len(after) < SETTLED * thresholds.steps_min:
+        return False
+    level, shift = float(np.median(after)), abs(float(np.median(after) - np.median(before)))
+    error = math.hypot(noise.median_error(len(before)), noise.median_error(len(after)), SIGMA_FLOOR)
+    least = max(math.log(thresholds.slowdown_close_ratio), OTHER_LEVEL_SHARE * level, thresholds.robust_z_min * error)
+    ranked, ranked_max = rank_sum_deviations(before, after)
+    return shift >= least and abs(ranked) >= min(RANKED_MIN, RANKED_SHARE * ranked_max)
 
 
 def _has_ended(recent: Floats, level: float, noise: Noise, thresholds: Thresholds) -> bool:

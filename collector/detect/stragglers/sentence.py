@@ -74,12 +74,11 @@ def describe_cost(cost: Cost, *, than: str = IT_WOULD, also: str = "", is_over: 
 
 
 def _describe_level(slow: SlowRank, *, is_over: bool) -> str:
-    """Return since when a steady slowness has had its present size, where that is not since its begin."""
-    if slow.pattern != "steady" or not slow.level_is_seen or slow.level_from_step <= slow.since_step:
+    """Return since when a steady slowness has had its present size, where that is clearly not since its begin."""
+    step = slow.told_level_step
+    if slow.pattern != "steady" or step is None or step <= slow.since_step:
         return ""
-    return (
-        f", by this much {f'from step {slow.level_from_step} on' if is_over else f'since step {slow.level_from_step}'}"
-    )
+    return f", by this much {f'from step {step} on' if is_over else f'since step {step}'}"
 
 
 def _name(slow_ranks: Sequence[SlowRank], node: str, *, is_over: bool) -> str:

@@ -128,8 +128,9 @@ def test_begin_that_is_not_sure_is_stated_with_its_range() -> None:
 
 
 def test_sentence_states_since_when_a_rank_is_as_slow_as_now() -> None:
-    slow = SLOW._replace(level_from_step=1_100, level_is_seen=True)
+    slow = SLOW._replace(told_level_step=1_100)
     assert "since step 1040, by this much since step 1100: 75.0 ms" in say(slow)
     assert "3 peer ranks{when}, by this much from step 1100 on: 75.0 ms" in say_past(slow)
-    assert "by as much" not in say(slow._replace(level_is_seen=False))
-    assert "by as much" not in say(slow._replace(pattern="drifting"))
+    assert "by this much" not in say(slow._replace(told_level_step=None, level_from_step=1_100, level_is_seen=True))
+    assert "by this much" not in say(slow._replace(told_level_step=0))
+    assert "by this much" not in say(slow._replace(pattern="drifting"))
