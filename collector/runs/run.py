@@ -313,6 +313,7 @@ class RunState:
             end=end,
             ranks_without_peers=attempt.peer_search.without_peers if attempt.world_size > 1 else 0,
             least_waiting=attempt.peer_search.least_waiting,
+            wait_untraced_ns=attempt.medians.wait_untraced_ns,
             not_judged=dict(findings.abstained),
             injected_faults=describe_faults(attempt.faults),
             checkpoints=attempt.checkpoints.seen,

@@ -117,6 +117,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     goes on. `run` is its name, which successive runs may share, `run_id` its own id (run_ids.py), the name where
     none is given. `ranks_without_peers`: so many do work that no other rank is known to do, and are judged by their
     own past only. `not_judged` says by kind of finding why detection gives no verdict about it now.
+    `wait_untraced_ns`: the waiting in a step that no rank is charged, in operations with a root and point to point.
     `least_waiting`: the rank that nearly always waits least, where some ranks have no peers; None: there is none,
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
     empty: nothing. `checkpoints` are those that the ranks have marked.
@@ -137,6 +138,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ranks_without_peers: int = 0
     not_judged: Mapping[str, str] = {}
     least_waiting: LeastWaiting | None = None
+    wait_untraced_ns: float | None = None
     injected_faults: str = ""
     checkpoints: Checkpoints = NO_CHECKPOINTS
 

@@ -9,6 +9,11 @@ import numpy as np
 
 from rankscope.collector.steps.step_series import Cells, Floats, StepSeries, medians_of_last
 
+CAUSED_STEPS: Final = 12
+CAUSED_STEPS_MIN: Final = 3
+"""Attributed steps whose medians are taken, and the fewest that have one. They are some of those that are measured: 32
+of them would reach back for a minute, and one or two are those of the start."""
+
 Known = Sequence[float | None]
 """One value a rank, None where it is not known."""
 
@@ -22,6 +27,8 @@ class RankMedians(msgspec.Struct, frozen=True, array_like=True, gc=False):
     columns: Mapping[str, Known] = {}
     #: Columns of that shape by phase, in ns.
     phases_ns: Mapping[str, Known] = {}
+    #: Waiting in a step that no rank is charged, in ns; None where it is not known.
+    wait_untraced_ns: float | None = None
 
     @classmethod
     def compute(cls, series: StepSeries, slowdowns: Floats, steps: int) -> "RankMedians":
@@ -30,14 +37,17 @@ class RankMedians(msgspec.Struct, frozen=True, array_like=True, gc=False):
         def read_medians(cells: Cells) -> Known:
             return _read(medians_of_last(cells, steps))
 
-        caused_ns = series.wait_caused_ns
+        caused_ns, untraced_ns = series.wait_caused_ns, series.wait_untraced_ns
+        caused = [None] * len(series.ranks) if caused_ns is None else _read(_medians_of_caused(caused_ns))
+        untraced = None if untraced_ns is None else _read(_medians_of_caused(untraced_ns[:, np.newaxis]))[0]
         columns = {
             "step_ns_median": read_medians(series.step_ns),
             "self_ns_median": read_medians(series.self_ns),
             "slowdown_ratio": _read(slowdowns),
-            "wait_caused_ns_median": [None] * len(series.ranks) if caused_ns is None else read_medians(caused_ns),
+            "wait_caused_ns_median": caused,
         }
-        return cls(series.ranks, columns, {name: read_medians(values) for name, values in series.phases_ns.items()})
+        phases_ns = {name: read_medians(values) for name, values in series.phases_ns.items()}
+        return cls(series.ranks, columns, phases_ns, untraced)
 
     def of(self, rank: int) -> Mapping[str, Any]:
         """Return the values of one rank by field of RankSnapshot; empty for a rank that was not compared."""
@@ -60,6 +70,12 @@ class RankMedians(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def _find(self, rank: int) -> int | None:
         place = bisect_left(self.ranks, rank)
         return place if place < len(self.ranks) and self.ranks[place] == rank else None
+
+
+def _medians_of_caused(caused_ns: Floats) -> Floats:
+    """Return the median of the last CAUSED_STEPS known values of every column, NaN of fewer than CAUSED_STEPS_MIN."""
+    medians = medians_of_last(caused_ns, CAUSED_STEPS)
+    return np.where(np.count_nonzero(~np.isnan(caused_ns), axis=0) < CAUSED_STEPS_MIN, np.nan, medians)
 
 
 def _read(values: Floats) -> Known:

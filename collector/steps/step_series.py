@@ -79,7 +79,8 @@ class StepSeries:
     (`device_self_times.py`) if `is_by_device`, else phases without communication. `timed_waits_ns`, only with the
     former, is the waiting in collectives timed between windows of every rank of the run, by row where it is known.
     `tokens`: tokens in the batches of each step, shape (n, ranks), NaN where not known; None: of none.
-    `wait_caused_ns`: the waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only.
+    `wait_caused_ns`: the waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only;
+    `wait_untraced_ns`, shape (n,), is what none is charged in these steps.
     `earlier_count`: the first steps that are older than those kept one by one, and are here because their waiting, or
     each rank's own time on its device, is known. `handover_ns`: the exposed time in point-to-point operations, shape
     (n, ranks); None where there are none. `self_has_transfers`: whether measured self times hold the transfers of
@@ -97,6 +98,7 @@ class StepSeries:
     self_is_measured: bool
     tokens: Cells | None = None
     wait_caused_ns: Floats | None = None
+    wait_untraced_ns: Floats | None = None
     earlier_count: int = 0
     handover_ns: Floats | None = None
     self_has_transfers: bool = True

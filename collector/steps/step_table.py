@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.invariants import ImpossibleNumbers, require
-from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
+from rankscope.collector.steps.collectives import CollectiveBlock, NameLists, count_rows
 from rankscope.collector.steps.device_self_times import DeviceSelfTimes
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.measured_steps import WindowDistance
@@ -37,6 +37,10 @@ WHOLE_CELLS_MAX = 2**20
 bits are seven digits, 0.1 us of a step of a second, and all columns of 16,384 ranks are 150 MiB, not 300."""
 PHASES_MAX = 32
 """Names of phases kept for a run: the five of every step and those that its users add."""
+OPERATIONS_AT_ONCE = 128
+CELLS_AT_ONCE = 100_000
+"""Operations of a rank, and rows times ranks, up to which more than one of the steps that a report completes are
+attributed: 20 and 10 ms."""
 OVERLAP_RATIO_MAX = 0.01
 """Share of a step by which its waiting may exceed it: times of two clocks, and of steps that are kept in 32 bits. A
 rank that waited for longer has waited in another step as well, and its self time in this one is not known."""
@@ -129,7 +133,7 @@ class StepTable:
         self._transfers = TransferRing(slots)
         #: Each rank's own time on its device, in the steps that were timed there.
         self._device = DeviceSelfTimes(slots, world_size, self._cell)
-        #: Waiting that each rank caused in the attributed steps, in ns; None before any.
+        #: Waiting that each rank caused in the attributed steps, in ns, and last what none is charged; None before any.
         self._wait_caused_ns: SparseRows | None = None
         #: Attributions so far, which choose the next step.
         self._attributions = 0
@@ -259,19 +263,25 @@ class StepTable:
         return len(self._complete)
 
     def _attribute_wait(self, steps: Sequence[int]) -> None:
-        """Attribute the waiting of one of these steps, which costs more than to match it. The step chosen rotates:
-        always the last would miss what recurs every few steps.
+        """Attribute the waiting of one of these steps, and of others while that takes little, which costs more than to
+        match them. The first one rotates: always the last would miss what recurs every few steps.
         """
-        step = steps[self._attributions % len(steps)]
+        first, operations, cells = self._attributions % len(steps), 0, 0
         self._attributions += 1
-        found = attribute_waits(self._pending.get(step, ()), self._group_sizes, self._host_groups)
-        if found is None:
-            return
-        if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
-            self._wait_caused_ns = SparseRows(self._world_size, self._cell)
-        caused_ns = np.full(self._world_size, np.nan)
-        caused_ns[list(found.ranks)] = found.caused_ns
-        self._wait_caused_ns.put(step % self._kept, caused_ns)
+        for step in (*steps[first:], *steps[:first]):
+            rows = count_rows(self._pending.get(step, ()))
+            operations, cells = operations + rows // self._world_size, cells + rows * self._world_size
+            if step != steps[first] and (operations > OPERATIONS_AT_ONCE or cells > CELLS_AT_ONCE):
+                return
+            found = attribute_waits(self._pending.get(step, ()), self._group_sizes, self._host_groups)
+            if found is None:
+                return
+            if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
+                self._wait_caused_ns = SparseRows(self._world_size + 1, self._cell)
+            caused_ns = np.full(self._world_size + 1, np.nan)
+            caused_ns[list(found.ranks)] = found.caused_ns
+            caused_ns[-1] = found.untraced_ns.sum() + found.not_traced_ns.sum()
+            self._wait_caused_ns.put(step % self._kept, caused_ns)
 
     def _match_step(self, step: int) -> KindColumns:
         slot = step % self._kept
@@ -410,7 +420,7 @@ class StepTable:
             self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
         else:
             self_ns = computing_ns
-        caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
+        waits_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
@@ -420,7 +430,8 @@ class StepTable:
             phases_ns=phases_ns,
             self_is_measured=measured,
             tokens=_Cells(self._columns.records["tokens"], slots, columns),
-            wait_caused_ns=caused_ns,
+            wait_caused_ns=None if waits_ns is None else waits_ns[:, columns],
+            wait_untraced_ns=None if waits_ns is None else waits_ns[:, -1],
             handover_ns=None if self._handover_ns is None else self._handover_ns.read(slots)[:, columns],
             self_has_transfers=self._self_has_transfers,
             lags=self._lags.read(),

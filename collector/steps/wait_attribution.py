@@ -16,9 +16,10 @@ A rank has two latenesses. Waiting delays the thread that starts operations only
 (`wait_times.match_operations`), and the stream of operations always: an operation that starts as soon as the one before
 it ends was delayed by the stream, any other by the thread.
 
-Not traced: who made a receiver of a point-to-point operation, or a member of one with a root, wait. It counts as
-lateness without an origin (`untraced_ns`), so that ranks behind such an operation are not charged for it. A lateness
-from the step before counts as the rank's own.
+Not traced: who made a receiver of a point-to-point operation wait, or a member of one with a root, unless it has two
+members: who waits there, waits for the other. It is counted (`not_traced_ns`), and is lateness without an origin
+(`untraced_ns`), so that ranks behind such an operation are not charged for it. A lateness from the step before counts
+as the rank's own.
 
 Cost: about 0.15 ms an operation and 100 ns for each origin of each row; a step at both limits takes less than 0.3 s. So
 only one step of several that arrive together is attributed.
@@ -48,15 +49,16 @@ other within 10 us, gloo's worker thread starts the next one after 41 us."""
 
 class WaitAttribution(NamedTuple):
     """The waiting of one step by the rank that caused it. `charged_ns` has shape (ranks, ranks): the waiting of the
-    row's rank that the column's caused; the diagonal is lateness that comes back to its origin. `untraced_ns` and
-    `passed_on_ns` have shape (ranks,): the waiting of each rank without a known cause, and the waiting that each rank
-    passed on.
+    row's rank that the column's caused; the diagonal is lateness that comes back to its origin. All else has shape
+    (ranks,): `untraced_ns` is the waiting of each rank in operations that are traced, for lateness without a known
+    cause, `not_traced_ns` that in the others, and `passed_on_ns` the waiting that each rank passed on.
     """
 
     ranks: tuple[int, ...]
     charged_ns: Ints
     untraced_ns: Ints
     passed_on_ns: Ints
+    not_traced_ns: Ints
 
     @property
     def caused_ns(self) -> Ints:
@@ -65,7 +67,7 @@ class WaitAttribution(NamedTuple):
 
     @property
     def waited_ns(self) -> Ints:
-        """The waiting of each rank in synchronising operations, shape (ranks,)."""
+        """The waiting of each rank in operations that are traced, shape (ranks,)."""
         return np.asarray(self.charged_ns.sum(axis=1) + self.untraced_ns)
 
 
@@ -87,7 +89,10 @@ def attribute_waits(
             charges.add_untraced(paths, rows)
         else:
             charges.attribute(paths, rows)
-    return WaitAttribution(tuple(ranks.tolist()), charges.paid_ns[:, :-1], charges.paid_ns[:, -1], charges.passed_on_ns)
+    paid_ns = charges.paid_ns
+    return WaitAttribution(
+        tuple(ranks.tolist()), paid_ns[:, :-1], paid_ns[:, -1], charges.passed_on_ns, charges.not_traced_ns
+    )
 
 
 def _in_order(matched: Matched, operation: Ints) -> Iterator[Ints]:
@@ -147,6 +152,7 @@ class _Charges:
     def __init__(self, count: int) -> None:
         self.paid_ns = np.zeros((count, count + 1), dtype=np.int64)
         self.passed_on_ns = np.zeros(count, dtype=np.int64)
+        self.not_traced_ns = np.zeros(count, dtype=np.int64)
         self._of_thread = np.zeros((count, count + 1))
         self._of_stream = np.zeros((count, count + 1))
 
@@ -156,11 +162,12 @@ class _Charges:
         column = int(paths.column[row])
         at_begin = (self._of_stream if paths.is_behind[row] else self._of_thread)[column].copy()
         at_begin[-1] += paths.wait_ns[row]
+        self.not_traced_ns[column] += paths.wait_ns[row]
         self._of_thread[column, -1] += paths.hindered_ns[row]
         self._of_stream[column] = at_begin
 
     def attribute(self, paths: _Paths, rows: Ints) -> None:
-        """Attribute a synchronising operation of these rows."""
+        """Attribute an operation of these rows that is synchronising, or has two."""
         columns, wait_ns = paths.column[rows], paths.wait_ns[rows]
         by_stream = paths.is_behind[rows]
         lateness = np.where(by_stream[:, np.newaxis], self._of_stream[columns], self._of_thread[columns])

@@ -66,6 +66,8 @@ from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
 
 SEND: Final = "send"
+PAIR: Final = 2
+"""Members of a group in which who waits, waits for the other, whichever is the root."""
 
 
 class KindColumns(NamedTuple):
@@ -117,8 +119,8 @@ class Matched(NamedTuple):
     """Operations of one step on all ranks: a row for each rank's part in one, each rank's in the order of start.
 
     `rank`, `start_ns` (the rank's own clock) and `duration_ns` as reported. `key` is the same for the members of one
-    synchronising operation that was found on all of them, and -1 otherwise. `wait_ns` is the waiting, `hindered_ns` the
-    part of it in which the rank had nothing else to do; overlapping parts count once.
+    operation that was found on all of them and is synchronising, or has two members, and -1 otherwise. `wait_ns` is the
+    waiting, `hindered_ns` the part of it in which the rank had nothing else to do; overlapping parts count once.
     """
 
     rank: Ints
@@ -131,6 +133,7 @@ class Matched(NamedTuple):
 
 class _Split(NamedTuple):
     """A step with the waiting and transfer of each row. `is_matched`: found on all members, and synchronising;
+    `is_traced`: it is known for whom its members waited;
     `is_unknown`: not found on all, which makes its rank's waiting unknown; `is_handover`: point to point.
     """
 
@@ -140,6 +143,7 @@ class _Split(NamedTuple):
     is_handover: npt.NDArray[np.bool_]
     exposure: _Exposure
     is_matched: npt.NDArray[np.bool_]
+    is_traced: npt.NDArray[np.bool_]
     wait_ns: Ints
     transfer_ns: Ints
 
@@ -172,7 +176,7 @@ def match_operations(step: Step, group_sizes: Mapping[str, int], host_groups: Co
     begin, finish = exposure.begin_ns[order], (exposure.end_ns - split.transfer_ns)[order]
     before = np.maximum.accumulate(np.concatenate([[0], finish]))[:-1]
     hindered_ns = np.clip(finish - np.maximum(begin, before), 0, wait_ns)
-    key = np.where(split.is_matched, rows.key, -1)[order]
+    key = np.where(split.is_traced, rows.key, -1)[order]
     return Matched(rows.rank[order], key, rows.start_ns[order], rows.duration_ns[order], wait_ns, hindered_ns)
 
 
@@ -193,6 +197,7 @@ def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[s
         is_handover=handed_over,
         exposure=_find_exposure(rows, rank_count, is_send),
         is_matched=complete & synchronises,
+        is_traced=complete & (synchronises | (expected == PAIR)),
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
         transfer_ns=np.where(handed_over, handover_ns, shortest_ns),
     )

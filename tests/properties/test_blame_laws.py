@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.steps.wait_attribution import BEHIND_NS, WaitAttribution, attribute_waits
+from rankscope.collector.steps.wait_times import match_operations
 from rankscope.measure.table import MISSING
-from tests.unit.collector.steps.collective_steps import RankCollectives, split_ranks, step_of
+from tests.unit.collector.steps.collective_steps import RankCollectives, step_of
 
 RANKS = 4
 GROUPS = {"world": (0, 1, 2, 3), "tp/0-1": (0, 1), "tp/2-3": (2, 3), "dp/0,2": (0, 2), "dp/1,3": (1, 3)}
@@ -92,9 +93,10 @@ def blame_of(calls: Mapping[int, Sequence[Call]], scale: int = UNIT_NS, offset: 
 @given(programs())
 def test_charges_sum_to_the_waiting_of_every_rank_exactly(calls: dict[int, list[Call]]) -> None:
     found = blame_of(calls)
-    kinds = split_ranks({rank: columns(mine, UNIT_NS) for rank, mine in calls.items()}, SIZES).kinds
-    waited = {rank: sum(kind.wait_ns for kind in kinds if kind.rank == rank) for rank in range(RANKS)}
-    assert dict(enumerate(found.waited_ns.tolist())) == waited
+    rows = match_operations(step_of({rank: columns(mine, UNIT_NS) for rank, mine in calls.items()}), SIZES)
+    for waited_ns, is_of in ((found.waited_ns, rows.key >= 0), (found.not_traced_ns, rows.key < 0)):
+        of_ranks = [int(rows.wait_ns[(rows.rank == rank) & is_of].sum()) for rank in found.ranks]
+        assert waited_ns.tolist() == of_ranks
 
 
 @given(programs())

@@ -75,6 +75,10 @@ def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
     return (((run.run,), run.run_slowdown_ratio) for run in _live_runs(snapshot))
 
 
+def _not_attributed(snapshot: Snapshot) -> Iterator[Value]:
+    yield from (((run.run,), to_seconds(run.wait_untraced_ns)) for run in _live_runs(snapshot))
+
+
 def _goodput(snapshot: Snapshot) -> Iterator[Value]:
     return (((run.run,), run.goodput.goodput_ratio) for run in _live_runs(snapshot))
 
@@ -297,9 +301,18 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_rank_caused_wait_seconds", "gauge", "seconds", RANK,
-        "Waiting of all ranks that originated at this rank, per step, in the last steps.",
-        "median over steps of the waiting attributed to the rank", _DETECTION, NOT_NEGATIVE,
+        "Time per step that other ranks waited because of this rank; broadcasts among three ranks or more and "
+        "point-to-point are in rankscope_wait_not_attributed_seconds; absent while unknown.",
+        "median over the last 12 attributed steps, 3 at least, of the waiting attributed to the rank",
+        _DETECTION, NOT_NEGATIVE,
         per_rank(lambda rank: to_seconds(rank.wait_caused_ns_median)),
+    ),
+    Measure(
+        "rankscope_wait_not_attributed_seconds", "gauge", "seconds", RUN,
+        "Time per step that ranks waited for others in operations with a root or point to point, where the rank that "
+        "they waited for is not traced.",
+        "median over the last 12 attributed steps, 3 at least", _DETECTION, NOT_NEGATIVE,
+        OfSnapshot(_not_attributed),
     ),
     Measure(
         "rankscope_goodput_ratio", "gauge", "ratio", RUN,

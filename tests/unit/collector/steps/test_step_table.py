@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from rankscope.collector.steps import wait_attribution
+from rankscope.collector.steps import step_table, wait_attribution
 from rankscope.collector.steps.measured_steps import STAND_IN_STEPS
 from rankscope.collector.steps.step_table import PHASES_MAX, StepTable
 from rankscope.collector.steps.workload_signature import VARIES
@@ -495,7 +495,8 @@ def wait_caused(window: StepTable) -> list[list[float | None]]:
     return [[None if np.isnan(value) else value for value in row] for row in found.tolist()]
 
 
-def test_one_completed_step_is_attributed_in_rotation() -> None:
+def test_one_completed_step_is_attributed_in_rotation_where_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_table, "OPERATIONS_AT_ONCE", 0)
     window = window_of(2, steps=4)
     reduce_all(window, 0, 50, 0, 1, 2, 3)
     reduce_all(window, 1, 10, 0, 1, 2, 3)
@@ -504,6 +505,33 @@ def test_one_completed_step_is_attributed_in_rotation() -> None:
     assert wait_caused(window) == [[0, 40], [None, None], [None, None], [None, None]]
     cover(window, 1, 2, 3)
     assert wait_caused(window) == [[0, 40], [None, None], [None, None], [0, 40]]
+
+
+def test_steps_that_take_little_are_attributed_together() -> None:
+    window = window_of(2, steps=3)
+    reduce_all(window, 0, 50, 0, 1, 2)
+    reduce_all(window, 1, 10, 0, 1, 2)
+    cover(window, 0, 0, 2)
+    cover(window, 1, 0, 2)
+    assert wait_caused(window) == [[0, 40]] * 3
+
+
+@pytest.mark.parametrize(("members", "caused", "untraced"), [(2, [0, 40], 0), (3, [0, 0, 0], 80)])
+def test_wait_in_a_broadcast_is_charged_where_there_is_one_other_only(
+    members: int, caused: list[float], untraced: float
+) -> None:
+    window = window_of(members, steps=1)
+    for rank in range(members):
+        record = CollectiveRecord(
+            step=0, group=GROUP, op="broadcast", start_host_ns=0, sequence=0, bytes=64,
+            duration_ns=10 if rank == members - 1 else 50,
+        )  # fmt: skip
+        add_collectives(window, rank, collectives_to_table([record]))
+        cover(window, rank, 0, 0)
+    series = window.series(tuple(range(members)), skip_steps=0)
+    assert series.wait_caused_ns is not None
+    assert series.wait_untraced_ns is not None
+    assert (series.wait_caused_ns[0].tolist(), series.wait_untraced_ns.tolist()) == (caused, [untraced])
 
 
 def test_step_too_large_to_be_charged_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
