@@ -233,6 +233,7 @@ def full_snapshot() -> Snapshot:
         run_slowdown_ratio=1.2,
         ranks_without_peers=1,
         least_waiting=LeastWaiting(rank=3, steps=40, share=0.95, margin_ns=8e6),
+        wait_untraced_ns=4e6,
         checkpoints=Checkpoints(
             count=4, duration_ns=9_200 * MS,
             latest=(Checkpoint(attempt=1, step=90, wall_s=1_799_999_940.5, duration_ns=2_300 * MS, rank=0),),

@@ -22,7 +22,7 @@ members: who waits there, waits for the other. It is counted (`not_traced_ns`), 
 as the rank's own.
 
 Cost: about 0.15 ms an operation and 100 ns for each origin of each row; a step at both limits takes less than 0.3 s. So
-only one step of several that arrive together is attributed.
+of several steps that arrive together one is attributed, and others while they take little (`step_table.py`).
 """
 
 import itertools

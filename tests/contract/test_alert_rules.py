@@ -55,7 +55,7 @@ FINDING_RUNBOOKS = {
     (STRAGGLER, OF_A_SLOW_NODE),
 }
 
-OF_MEASURES = {"memory_pressure", "out_of_memory", "run_failure"}
+OF_MEASURES = {"memory_pressure", "nothing_heard", "out_of_memory", "run_failure"}
 """Kinds whose alert is about a measure: allocator retries, GPU memory, the state of the run."""
 
 

@@ -60,6 +60,8 @@ NOT_SHOWN = {
     "rankscope_nodes_held_up",
     # Each is logged with what it was made of, and harms nobody: what is left out is absent where it would stand.
     "rankscope_impossible_numbers_total",
+    # A pause of a collector is in its log, and what it missed is time that was not reported, which is shown.
+    "rankscope_collector_absent_seconds_total",
     # The current drops are shown.
     "rankscope_agent_part_changes_total",
     # Of the way to a dashboard: while pushes fail, nothing new is shown that came by them; the log says it.

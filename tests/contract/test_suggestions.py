@@ -13,6 +13,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.finding import UNMATCHED
 from rankscope.collector.detect.suggestions import ADVICE, FINDINGS_PAGE, UNKNOWN_KIND, suggest
+from rankscope.collector.runs.hearing import NOTHING_HEARD
 from rankscope.collector.runs.run_end_words import FAILURE, VERBS
 from tests.contract.alert_index import read_alerts
 from tests.contract.suggestion_pages import HEADING, RUNBOOKS, list_pages, render_page
@@ -54,6 +55,8 @@ CHANGE_CAUSES = find_named_causes("collector/detect/stragglers/regression_cause.
     "unseen_wait",
 }
 RULES = read_table("definitions.md", "kind, which is the cause | when")
+OF_RUNS = {FAILURE, NOTHING_HEARD}
+"""Kinds that are no finding of detection: how a run ended, and that nobody is heard."""
 PAIRS = [
     *(("straggler", cause) for cause in STRAGGLER_CAUSES),
     *((kind, cause) for kind in ("run_slowdown", "stage_slowdown") for cause in sorted(CHANGE_CAUSES)),
@@ -62,6 +65,7 @@ PAIRS = [
     *((kind, kind) for kind in (*RULES, "periodic_work", "slow_gpu_model", "slow_link", "slower_than_earlier_runs")),
     (UNMATCHED, UNMATCHED),
     *((FAILURE, reason) for reason in VERBS if reason not in GOOD_ENDS),
+    (NOTHING_HEARD, NOTHING_HEARD),
     ("memory_growth", "host_memory"),
     ("imbalance", "more_work"),
     *(("uneven_work", cause) for cause in ("data_imbalance", "cpu_pressure", "unattributed")),
@@ -82,9 +86,9 @@ def test_the_rules_and_the_documents_name_enough_causes() -> None:
 
 
 def test_every_kind_of_finding_is_in_the_table() -> None:
-    kinds = {kind for detector in build_detectors(CollectorConfig()) for kind in detector.kinds} | {FAILURE}
+    kinds = {kind for detector in build_detectors(CollectorConfig()) for kind in detector.kinds} | OF_RUNS
     assert kinds == set(ADVICE) == {kind for kind, _ in PAIRS}
-    assert set(read_table("detection.md", "kind | about | finding | detector")) == kinds - {FAILURE}
+    assert set(read_table("detection.md", "kind | about | finding | detector")) == kinds - OF_RUNS
 
 
 @pytest.mark.parametrize(("kind", "cause"), PAIRS)

@@ -135,9 +135,11 @@ def slowness() -> list[Placed]:
         ),
         lines(
             "Caused wait",
-            "Waiting of all ranks per step, by the rank that caused it; the ten that caused the most.",
+            "Waiting of all ranks per step, by the rank that caused it; the ten that caused the most, and what none is "
+            "charged.",
             SECONDS,
             Query(worst(10, series("rank_caused_wait_seconds", OF_RUN), "rank"), "rank {{rank}}"),
+            Query(f"sum({series('wait_not_attributed_seconds', OF_RUN)})", "not attributed"),
             link=TO_RANK_OF_LINE,
         ),
     ]
