@@ -6,6 +6,7 @@ init_process_group returns. torch imports this file wherever rankscope is instal
 The script runs in this process as `__main__`.
 """
 
+import builtins
 import contextlib
 import gc
 import importlib.machinery
@@ -13,7 +14,7 @@ import io
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.agent.guard import explain, log_line
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from rankscope.agent.session import Session
     from rankscope.measure.identity import RankIdentity
 
-USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector tcp://HOST:PORT] [--run NAME]
-                                           [--strict] SCRIPT.py | -m MODULE  [arguments of the script]
+    ExceptHook = Callable[[type[BaseException], BaseException, types.TracebackType | None], object]
 
-Measures each rank of a torch.distributed training. Everything after the script belongs to the script.
+USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector tcp://HOST:PORT] [--run NAME]
+                                           [--strict] SCRIPT | -m MODULE  [arguments of the script]
+
+Measures each rank of a torch.distributed training. SCRIPT is what `python SCRIPT` runs: a file, a zipapp (pex, shiv),
+or a folder with a __main__.py. Everything after the script belongs to the script.
 Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector and prints the URL of its /metrics.
 A mistake in the settings or keys is reported once on each node and training continues. With --strict such a mistake
 ends the process with exit status 2."""
@@ -66,15 +70,19 @@ def main(directory: str | None) -> None:
     script, is_module, arguments = _parse(sys.argv[1:])
     with standard_library_first():
         _begin()
-    if directory is not None:  # the first folder of `sys.path` for a script or module
+    archive = "" if is_module else _find_archive(script)
+    if archive:
+        sys.path.insert(0, archive)
+    elif directory is not None:  # the first folder of `sys.path` for a script or module
         sys.path.insert(0, directory if is_module else os.path.dirname(os.path.realpath(script)))
     forget_shadowed(before)
-    sys.argv = [script, *arguments]
+    sys.argv = ["-m" if is_module else script, *arguments]
+    sys.excepthook = _leave_out_launcher(sys.excepthook)
     try:
         if is_module:
-            import runpy  # noqa: PLC0415 - Python itself has imported it for `-m`
-
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
+            _run_module(script, alter_argv=True)
+        elif archive:
+            _run_module("__main__", alter_argv=False)
         else:
             _run_script(script)
     except SystemExit as error:
@@ -313,20 +321,76 @@ def _read_torch_release() -> tuple[int, ...]:
     return AUTOLOAD_SINCE
 
 
-def _run_script(path: str) -> None:
-    """Run a file as `__main__`, as `python FILE` does.
-
-    The module stays in `sys.modules`, so that pickles, threads and exit handlers of the script keep working.
+def _find_archive(path: str) -> str:
+    """Return the absolute path of a folder or zip file, whose `__main__` is what `python PATH` runs; empty for a file
+    of code.
     """
-    absolute = os.path.join(os.getcwd(), path.removeprefix("./"))
+    import pkgutil  # noqa: PLC0415 - runpy has imported it
+
+    absolute = os.path.join(os.getcwd(), path)
+    return "" if pkgutil.get_importer(absolute) is None else absolute
+
+
+def _make_main() -> types.ModuleType:
+    """Put a new `__main__` into `sys.modules`, as bare as the interpreter's own, and return it.
+
+    It stays there, so that pickles, threads and exit handlers of the script keep working.
+    """
+    is_annotated = "__annotations__" in vars(sys.modules["__main__"])  # until Python 3.13 the interpreter sets it
+    module = types.ModuleType("__main__")
+    module.__dict__.update({"__builtins__": builtins, **({"__annotations__": {}} if is_annotated else {})})
+    sys.modules["__main__"] = module
+    return module
+
+
+def _run_module(name: str, *, alter_argv: bool) -> None:
+    """Run a module, or the `__main__` of the first folder of `sys.path`, as the interpreter itself does.
+
+    runpy.run_module would take the module out of `sys.modules` at its end, before exit handlers and other threads.
+    """
+    import runpy  # noqa: PLC0415 - Python itself has imported it for `-m`
+
+    _make_main()
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
+
+
+def _run_script(path: str) -> None:
+    """Run a file of code, compiled or not, as `python FILE` does."""
+    import pkgutil  # noqa: PLC0415 - runpy has imported it
+
+    absolute = os.path.join(os.getcwd(), path)
     try:
-        with io.open_code(absolute) as source:
-            code = compile(source.read(), absolute, "exec", dont_inherit=True)
+        with io.open_code(absolute) as file:
+            code = pkgutil.read_code(file)  # None unless it is compiled
+            is_source = code is None
+            if code is None:
+                file.seek(0)
+                code = compile(file.read(), absolute, "exec", dont_inherit=True)
     except OSError as error:
         log_line(f"cannot open the script {path!r}: {error.strerror}")
         raise SystemExit(2) from None
-    module = types.ModuleType("__main__")
-    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
-    module.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader, __builtins__=__builtins__)
-    sys.modules["__main__"] = module
+    loader = importlib.machinery.SourceFileLoader if is_source else importlib.machinery.SourcelessFileLoader
+    module = _make_main()
+    module.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader("__main__", absolute))
     exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for
+
+
+def _leave_out_launcher(show: "ExceptHook") -> "ExceptHook":
+    """Return a sys.excepthook that shows an uncaught error without the frames that led to the script."""
+
+    def show_script(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        own = [one for one in _walk(trace) if one.tb_frame.f_code.co_filename == __file__]
+        if own:
+            last = own[0]
+            while last.tb_next is not None and last.tb_next.tb_frame.f_code.co_filename == __file__:
+                last = last.tb_next
+            trace = last.tb_next
+        show(kind, error.with_traceback(trace), trace)
+
+    return show_script
+
+
+def _walk(trace: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next

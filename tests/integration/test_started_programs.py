@@ -1,0 +1,111 @@
+"""What the launcher starts runs as `python` runs it. The differences that remain are in docs/program-shapes.md."""
+
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import zipapp
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, DEADLINE_S, SCRIPTS, python, run, torchrun
+
+PROGRAM = SCRIPTS / "says_itself.py"
+NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One program as a file, compiled, as a folder, a zipapp and a package; and things that are no program."""
+    place = tmp_path_factory.mktemp("programs")
+    shutil.copy(PROGRAM, place / "program.py")
+    (place / "link.py").symlink_to(place / "program.py")
+    for name in ("package", "folder"):
+        (place / name).mkdir()
+        shutil.copy(PROGRAM, place / name / "__main__.py")
+    zipapp.create_archive(place / "folder", place / "program.pyz")
+    zipapp.create_archive(place / "folder", place / "executable", interpreter="/usr/bin/env python3")
+    py_compile.compile(str(place / "program.py"), str(place / "compiled.pyc"))
+    (place / "empty").mkdir()
+    (place / "wrong.py").write_text("x = (\n")
+    return place
+
+
+def end(folder: Path, *words: str) -> tuple[int, str, str]:
+    """Run the interpreter with these words; how it ended, and what it said besides the agent."""
+    ended = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, **ALONE, **NOBODY, "PYTHONPATH": CHECKOUT},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    said = [line for line in ended.stderr.splitlines(keepends=True) if not line.startswith("rankscope: ")]
+    return ended.returncode, ended.stdout, "".join(said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("program.py", "raise"),
+        ("./program.py", "3"),
+        ("link.py", "0"),
+        ("compiled.pyc", "raise"),
+        ("folder", "raise"),
+        ("./folder/", "a text"),
+        ("program.pyz", "raise"),
+        ("executable", "3"),
+        ("-m", "program", "raise"),
+        ("-m", "package", "raise"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("options", [(), ("-P", "-OO", "-X", "dev")], ids=["plain", "with options"])
+def test_program_finds_itself_run_as_python_runs_it(folder: Path, words: Sequence[str], options: Sequence[str]) -> None:
+    if options and sys.version_info < (3, 11):
+        options = options[1:]  # Python 3.11 is the first with a safe path
+    plain, watched = end(folder, *options, *words), end(folder, *options, *AGENT, *words)
+    # The same output, traceback and status. In safe-path mode a module of this folder is found by neither.
+    assert watched == plain
+    assert plain[1] or (options and "-m" in words)
+
+
+@pytest.mark.parametrize(
+    "words", [("empty",), ("-m", "missing"), ("-m", "empty"), ("wrong.py",), ("-m", "wrong")], ids=" ".join
+)
+def test_what_is_no_program_ends_as_under_python(folder: Path, words: Sequence[str]) -> None:
+    plain, watched = end(folder, *words), end(folder, *AGENT, *words)
+    assert watched == plain
+    assert (plain[0], plain[1]) == (1, "")
+    assert plain[2]
+
+
+@pytest.mark.parametrize("words", [("-",), ("-c", "print(1)")], ids=" ".join)
+def test_code_without_a_file_is_refused_in_a_line(words: Sequence[str]) -> None:
+    ended = run(python(*AGENT, *words))
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"rankscope: {words[0]} is not an option of rankscope.agent.")
+
+
+def test_arguments_of_the_interpreter_are_ours(folder: Path) -> None:
+    (folder / "arguments.py").write_text("import sys; print(sys.orig_argv[1:])\n")
+    assert end(folder, "arguments.py")[1] == "['arguments.py']\n"
+    assert end(folder, *AGENT, "arguments.py")[1] == "['-m', 'rankscope.agent', 'arguments.py']\n"
+
+
+def test_hook_for_uncaught_errors_is_ours(folder: Path) -> None:
+    (folder / "hooked.py").write_text("import sys; print(sys.excepthook is sys.__excepthook__)\n")
+    assert end(folder, "hooked.py")[1] == "True\n"
+    assert end(folder, *AGENT, "hooked.py")[1] == "False\n"
+
+
+def test_torchrun_starts_a_zipapp(folder: Path) -> None:
+    command = torchrun(1, *AGENT, str(folder / "program.pyz"), "0")
+    ended = run(command, NOBODY)
+    assert ended.exit_code == 0
+    assert "__main__.py" in ended.stdout
