@@ -10,7 +10,10 @@ from rankscope.agent.agent_overhead import AgentOverhead
 from rankscope.agent.captures import ordered_captures, trace_recording
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
+from rankscope.agent.green_threads import find_patched
 from rankscope.agent.guard import Guard, log_line
+from rankscope.agent.own_thread import OwnThread
+from rankscope.agent.profiler import window_scheduler
 from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.reporting.outbox import Outbox
@@ -51,6 +54,7 @@ class AgentThread:
         make_hello: Callable[[int], Hello],
     ) -> None:
         self._config = config
+        self._identity = identity
         self._guard = guard
         self._training = training
         self._samples = samples
@@ -75,7 +79,7 @@ class AgentThread:
         self._step_times_ns: list[int] = []
         self._stopping = threading.Event()
         self._end = ScriptEnd("finished")
-        self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
+        self._thread = OwnThread(target=self._run, name="rankscope-agent", daemon=True)
 
     def _make_orders(self) -> ordered_captures.OrderedCaptures | None:
         traces, timer = self._training.traces, self._training.timer
@@ -179,12 +183,29 @@ class AgentThread:
                 self.outbox.log_changes()
                 if self.outbox.spill_folder:  # from which the sidecar delivers orphaned reports
                     self._watchdog.set_spill_folder(self.outbox.spill_folder)
+                if self._ends_by_patch():
+                    break
             except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
                 self._note(error)
                 self._stopping.wait(IDLE_WAIT_S)
-        if not self._stopping.is_set():
+        if not self._stopping.is_set() and self._guard.is_off(PART):
             self._end = ScriptEnd("stopped", f"{PART} is switched off after too many errors")
         self._finish()
+
+    def _ends_by_patch(self) -> bool:
+        """Return whether gevent or eventlet has patched the process since the start: then this thread ends, and so does
+        the last profiler window. The hooks stay, and write into rings that nobody reads.
+        """
+        library = find_patched()
+        if not library:
+            return False
+        self._guard.switch_off(window_scheduler.PART)
+        self._end = ScriptEnd("stopped", f"{library} has patched the process")
+        log_line(
+            f"rank {self._identity.rank} is measured no further: {library} has patched its process (monkey patching) "
+            "since the agent started. Training continues. To have it measured, train in a process without that."
+        )
+        return True
 
     def _finish(self) -> None:
         is_acknowledged = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, log_line
+from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.shutdown.torch_threads import TorchCallGate
 from rankscope.measure.errors import RankscopeError
 from rankscope.measure.identity import RankIdentity
@@ -41,7 +42,7 @@ class ConnectThread:
         self._stopping = threading.Event()
         self._gate = TorchCallGate()
         self._embedded: EmbeddedCollector | None = None
-        self._thread = threading.Thread(target=self._run, name="rankscope-connect", daemon=True)
+        self._thread = OwnThread(target=self._run, name="rankscope-connect", daemon=True)
 
     def start(self) -> None:
         """Start to look for the collector. Never raise: without it, reports stay in memory or on the disk."""

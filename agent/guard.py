@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Final, TextIO
 
+from rankscope.agent.green_threads import find_patched
+
 DEBUG_VARIABLE: Final = "RANKSCOPE_DEBUG"
 TRACEBACKS_MAX: Final = 64
 """Largest number of tracebacks that one process prints."""
@@ -41,11 +43,17 @@ class Guard:
         """Return whether the part has been switched off."""
         return part in self._off
 
+    def switch_off(self, part: str) -> None:
+        """Switch a part off that has no error."""
+        self._off.add(part)
+
     def record(self, part: str, error: BaseException) -> None:
         """Count an error of a part. Log the first, and the one that uses up the budget."""
         count = self._errors.get(part, 0) + 1
         self._errors[part] = count
-        if count == 1:
+        if find_patched():
+            print_traceback(part, error)  # what follows from the patch is said in one line, by the agent thread
+        elif count == 1:
             log_line(f"{part} failed ({explain(part, error)}); training is not affected, the error is counted")
         else:
             print_traceback(part, error)

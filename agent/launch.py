@@ -17,8 +17,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rankscope.agent.green_threads import find_patched
 from rankscope.agent.guard import explain, log_line
-from rankscope.measure.errors import RankscopeError
+from rankscope.measure.errors import RankscopeError, UnavailableError
 
 if TYPE_CHECKING:
     from rankscope.agent.config import LaunchConfig
@@ -206,6 +207,7 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     environment = {**os.environ, **(launcher or {})}
     os.environ[PID_VARIABLE] = str(os.getpid())
     try:
+        _refuse_patched()
         with standard_library_first(), _without_collections():
             launch_config = _read_settings(environment)
             if not launch_config.is_usable:
@@ -225,6 +227,16 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     except Exception as error:  # noqa: BLE001 - an error of the agent must not affect training
         log_once_per_node(f"not started ({explain('start', error)}); training continues without it", environment)
     return session is not None and session.is_running
+
+
+def _refuse_patched() -> None:
+    """Raise UnavailableError where gevent or eventlet has patched what the agent needs."""
+    library = find_patched()
+    if library:
+        raise UnavailableError(
+            f"{library} has patched this process (monkey patching), where a thread of the agent would keep training "
+            "from running. To have it measured, train in a process without that."
+        )
 
 
 def declare_flops(per_step: object, per_token: object, dtype: object) -> None:

@@ -5,7 +5,6 @@ The agent thread runs it once per report. Errors here are counted and affect not
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from rankscope.agent.captures.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import OFF, AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.link import SidecarLink
 from rankscope.agent.sidecar.ras_address import find_ras_address
@@ -97,7 +97,7 @@ class Watchdog:
         """Start the sidecar, on a thread of its own."""
         if self._link is not None:
             with self._contained(SIDECAR):
-                threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
+                OwnThread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
 
     def set_collector(self, address: CollectorAddress) -> None:
         """Pass the collector's address to the sidecar."""

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rankscope.agent.captures.stacks import OUR_FILES, OUR_THREADS, find_torch_folder
 from rankscope.agent.guard import Guard
+from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.profiler.thread_frames import ThreadState
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.stalls import StackFrame, describe_frame
@@ -149,7 +150,7 @@ class LineSampler:
         self._is_closed = False
         self._autograd = f"{find_torch_folder()}autograd/"
         self._is_script = _make_is_script(os.environ if environment is None else environment)
-        self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}lines", daemon=True)
+        self._thread = OwnThread(target=self._run, name=f"{OUR_THREADS}lines", daemon=True)
 
     def start(self) -> None:
         """Start the thread; it waits for a window. Where none can be started there are no lines."""
