@@ -19,6 +19,7 @@ from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.reporting.outbox import Outbox
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sidecar.recorder_reader import RecorderReader
+from rankscope.agent.steps.early_events import ThreadsNotice
 from rankscope.agent.steps.user_steps import SteplessNotice
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.watchdog import Watchdog
@@ -76,6 +77,7 @@ class AgentThread:
         self._cost = self._make_overhead()
         self._watchdog = self._make_watchdog(identity)
         self._stepless = SteplessNotice(identity)
+        self._threads = ThreadsNotice(identity.rank)
         self._step_times_ns: list[int] = []
         self._stopping = threading.Event()
         self._end = ScriptEnd("finished")
@@ -264,8 +266,8 @@ class AgentThread:
         hooks = self._training.hooks
         hooks.buffer.flush_deferred()
         stepless = self._stepless.find(now_ns, hooks.backwards_without_end, last=last)
-        if stepless:
-            log_line(stepless)
+        for text in filter(None, (stepless, self._threads.find(moves=hooks.thread_moves, rivals=hooks.rival_steps))):
+            log_line(text)
         self._training.sessions.log()
         steps = self._write_traces(self._training.steps.drain())
         self._samples.add_steps(steps)

@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from rankscope.agent.guard import explain, log_line
 from rankscope.agent.identity import is_this_machine
-from rankscope.agent.steps.patches import Patch
+from rankscope.agent.steps.patches import Patch, hide_from_compiler
 
 INIT: Final = "init_process_group"
+TRAINING_STEPS: Final = 20
+"""Fewer steps of optimizers are a test, or a part of a program that only uses torch."""
 
 
 class _Launcher(NamedTuple):
@@ -81,6 +83,32 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object], before: Callab
     patches = [Patch(owner, INIT, functools.partial(_notify_around, prepare, notify)) for owner in owners]
     for patch in patches:
         patch.apply()
+
+
+def watch_for_training(on_training: Callable[[], object]) -> None:
+    """Call `on_training` once this process has stepped optimizers TRAINING_STEPS times; no error of it reaches the
+    script. The hook stays: torch may be going through its hooks when the last step is counted.
+    """
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415 - the user's torch
+
+    steps = 0
+
+    def count(_optimizer: object, _args: object, _kwargs: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == TRAINING_STEPS:
+            try:
+                on_training()
+            except Exception as error:  # noqa: BLE001
+                log_line(f"not watched ({explain('start', error)}); training continues")
+
+    def begin_anew() -> None:
+        nonlocal steps
+        steps = 0
+
+    hide_from_compiler(count)
+    register_optimizer_step_post_hook(count)
+    os.register_at_fork(after_in_child=begin_anew)
 
 
 def _notify_around(

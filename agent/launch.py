@@ -152,12 +152,26 @@ def start(*, alone: bool = True) -> bool:
             has_peer_processes,
             is_in_group,
             watch_for_group,
+            watch_for_training,
         )
     if is_in_group():
         return start_session(describe_group(os.environ))
     is_started = alone and not has_peer_processes(os.environ) and start_session()
     watch_for_group(start_session, before=_enable_timing_of_deferred)
+    if not is_started:
+        watch_for_training(_tell_of_blindness)
     return is_started
+
+
+def _tell_of_blindness() -> None:
+    """Say that a training without a rank is not watched, and how it would be; silent in children of a measured one."""
+    from rankscope.agent.once_per_node import log_once_per_session  # noqa: PLC0415
+
+    if session is None and not _belongs_to_parent():
+        log_once_per_session(
+            "this training is not watched: RANKSCOPE=1 watches the ranks of a process group, and this process has "
+            "none. Start it by `python -m rankscope.agent SCRIPT`, or by torchrun."
+        )
 
 
 def _enable_timing_of_deferred() -> None:

@@ -26,6 +26,12 @@ def log_once_per_node(text: str, environment: Mapping[str, str], *, topic: str =
         log_line(text)
 
 
+def log_once_per_session(text: str) -> None:
+    """Log the text unless a living process of this session (of a terminal, a batch job) has done so."""
+    if _is_first(text, {"SLURM_STEP_ID": f"session {os.getsid(0)}", "WORLD_SIZE": ""}):
+        log_line(text)
+
+
 def _is_first(topic: str, environment: Mapping[str, str]) -> bool:
     run = [environment[name] for name in RUN_VARIABLES if name in environment]
     if not run or environment.get("WORLD_SIZE", "1") == "1":

@@ -9,6 +9,7 @@ The agent thread drains the two rings. Nothing here raises into the script or wa
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from threading import get_ident
 
 from rankscope.agent.config import NO, AgentConfig
 from rankscope.agent.guard import Guard
@@ -31,6 +32,8 @@ from rankscope.measure.records import StepRecord
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
 """Budget of device times as a share of `overhead_ratio_max`, in addition to it: 0.1 % of training by default."""
+SETTLED_STEPS = 16
+"""Steps on one thread after which sessions of the profiler begin again where training has moved from another one."""
 COUNTS_MAX = 8
 """Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
 
@@ -60,6 +63,7 @@ class TrainingThread:
         self._on_step = on_step
         self._fault = fault
         self._records_made = 0
+        self._thread = self._settled_from_step = 0
         self.is_measured = False
         """Whether the hooks are installed, in this process."""
         self.throughput = ThroughputMeter(config.warmup_steps)
@@ -222,9 +226,22 @@ class TrainingThread:
     def _on_boundary(self, step: int) -> None:
         if self.device_timers is not None:
             self.device_timers.on_boundary(step)
-        self.sessions.on_boundary(step)
+        if self._has_settled(step):
+            self.sessions.on_boundary(step)
+        else:
+            self.sessions.close()
         if self._fault is not None:
             self._fault.on_boundary(step)
+
+    def _has_settled(self, step: int) -> bool:
+        """Return whether the boundaries have been on this thread long enough: a session ends on the thread on which it
+        begins, and a training that goes from thread to thread may not come back to it.
+        """
+        thread = get_ident()
+        if thread != self._thread:
+            self._settled_from_step = step + SETTLED_STEPS if self._thread else step
+            self._thread = thread
+        return step >= self._settled_from_step
 
     def _on_pause(self) -> None:
         if self.device_timers is not None:

@@ -2,6 +2,8 @@
 
 At the start the main thread is assumed to train. Ray Train runs the loop on another one, as a window system may, which
 its first optimizer step shows. Batches and backwards of that step came before: without them it would not be counted.
+A pool may run each step on another of its threads: training moves to a thread that steps an optimizer while the one
+before is between two steps. Where it is amid a step, two loops train at once, and only the first one is counted.
 """
 
 from collections import deque
@@ -14,12 +16,46 @@ from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.step_timer import StepTimer
 
+RIVALS_MAX: Final = 3
+"""Optimizer steps of another thread amid a step, after which only the first thread is taken for the one that trains."""
+MOVES_MIN: Final = 3
+"""Moves from thread to thread after which they are told: a run of two parts moves once or twice."""
 EVENTS_MAX: Final = 4096
 """Events kept: a first step of 512 micro-batches has 2,048. Of more the latest are kept."""
 
 
+class ThreadsNotice:
+    """What the user is told, once each, where optimizers are stepped on several threads.
+
+    >>> notice = ThreadsNotice(0)
+    >>> notice.find(moves=1, rivals=0), notice.find(moves=MOVES_MIN, rivals=0)[:55], notice.find(moves=9, rivals=0)
+    ('', 'the training of rank 0 goes from thread to thread: its ', '')
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._said: set[str] = set()
+
+    def find(self, *, moves: int, rivals: int) -> str:
+        """Return what is to be said now; empty for nothing."""
+        if rivals >= RIVALS_MAX and "rivals" not in self._said:
+            self._said |= {"rivals", "moves"}
+            return (
+                f"rank {self._rank} steps optimizers on several threads at once: the steps of one of them are counted, "
+                "the others' are not. Call rankscope.step() where a step of the run ends (docs/loops.md)."
+            )
+        if moves >= MOVES_MIN and "moves" not in self._said:
+            self._said.add("moves")
+            return (
+                f"the training of rank {self._rank} goes from thread to thread: its steps are counted, but none is in "
+                "a profiler window, so its waiting for other ranks is not known. On one thread, such as a pool's with "
+                "max_workers=1, it has windows (docs/loops.md)."
+            )
+        return ""
+
+
 class EarlyEvents:
-    """The events of all threads but `buffer.thread`, while it is not confirmed that this one trains. Any thread.
+    """The events of all threads but `buffer.thread`, unless two loops train at once. Any thread.
 
     They have no time on the device: only the training thread may record that.
     """
@@ -33,22 +69,44 @@ class EarlyEvents:
         self._kept: deque[tuple[int, Callable[..., None], int, tuple[Any, ...]]] = deque(maxlen=EVENTS_MAX)
         self.threads_inside: set[int] = set()
         """The threads that are inside a backward; several may be at once."""
+        self.moves = 0
+        """How often training has gone on on another thread."""
+        self.rivals = 0
+        """Optimizer steps of other threads that were not counted, since the one that trains was amid a step."""
+        self.first_thread: int | None = None
+        """The first one that has stepped an optimizer."""
+
+    def confirm(self) -> None:
+        """Note that `buffer.thread` has stepped an optimizer."""
+        self.first_thread = self.first_thread or self._buffer.thread
 
     def claim(self) -> None:
         """Make the calling thread the one that trains, and pass its events on. Those before the last event that has
         charged time are left out: that time belongs to another step, or to none.
         """
         buffer, thread = self._buffer, get_ident()
-        kept, self._kept = self._kept, deque(maxlen=EVENTS_MAX)
+        if buffer.thread is None or self.rivals >= RIVALS_MAX:
+            return
         if thread != buffer.thread:
             with buffer.flushed():
+                if self.first_thread is not None and not self._timer.is_between_steps:
+                    self._count_rival()
+                    return
+                self.moves += self.first_thread is not None
+                kept, self._kept = self._kept, deque(maxlen=EVENTS_MAX)
                 since_ns = self._timer.recorder.mark_ns
                 for _ in range(len(kept)):  # not `in kept`: another thread may be about to append, which would raise
                     owner, handle, now_ns, arguments = kept.popleft()
                     if owner == thread and now_ns >= since_ns:
                         buffer.entries.extend((handle, now_ns, arguments))
                 buffer.thread = thread
-        buffer.thread_is_confirmed = True
+        self.confirm()
+
+    def _count_rival(self) -> None:
+        self.rivals += 1
+        if self.rivals >= RIVALS_MAX:
+            self._buffer.thread, self._buffer.thread_is_confirmed = self.first_thread, True
+            self._kept.clear()
 
     def fetch(self, torch: Any, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch by the loader's own method, and keep its begin and its end."""

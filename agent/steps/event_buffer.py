@@ -139,7 +139,7 @@ class HookEventBuffer:
         self.entries: list[Any] = []
         self.thread: int | None = main_thread().ident
         self.thread_is_confirmed = False
-        """Whether an optimizer has been stepped on `thread`, so that it is the training thread for sure."""
+        """Whether `thread` alone is listened to, whatever others do."""
         self.optimizer_steps_until_flush = 0
         self.in_backward = False
         """Whether that thread is inside a backward."""

@@ -120,6 +120,14 @@ class StepTimer:
         steps = self.recorder
         return self._ends_at_batch and len(steps.cycle) == 1 and not (steps.held or steps.is_explicit)
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether nothing has been done yet for a step that is not over."""
+        step = self.recorder.open
+        if self._data_depth or self._backward_depth or self._optimizer_depth:
+            return False
+        return step is None or step.has_stepped or not step.has_work
+
     def count_optimizer_steps_until(self, step: int) -> int:
         """Return how many more optimizer steps must end, or calls of `end_step` come, before that step can begin; 0
         when it may begin at the next event.

@@ -38,7 +38,7 @@ OptimizerHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 class TorchHooks:
     """Write torch's events for a StepTimer, and call `on_user_profiler` when the user's profiler begins and ends.
 
-    Only events of the training thread count: the main one, or the first one that steps an optimizer. With
+    Only events of the training thread count: the main one, or the one that steps an optimizer (early_events.py). With
     `device_timers` these read the time of each event; `captures` counts the captures of CUDA graphs.
     """
 
@@ -72,6 +72,16 @@ class TorchHooks:
         return self.buffer.event_count
 
     @property
+    def thread_moves(self) -> int:
+        """How often training has gone on on another thread."""
+        return self._early.moves
+
+    @property
+    def rival_steps(self) -> int:
+        """Optimizer steps of another thread that are not counted, since two loops train at once."""
+        return self._early.rivals
+
+    @property
     def backwards_without_end(self) -> int:
         """The number of backwards in a loop that has not ended a step; 0 once it has."""
         return self._timer.backwards_without_end
@@ -87,7 +97,8 @@ class TorchHooks:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
                 HookEventBuffer.on_loader_exhausted, BatchReader.read, BackwardTails.begin, BackwardTails.end,
-                BackwardTails.on_first_node, BackwardTails.on_last_node, EarlyEvents.claim, EarlyEvents._keep,
+                BackwardTails.on_first_node, BackwardTails.on_last_node, EarlyEvents.claim, EarlyEvents.confirm,
+                EarlyEvents._keep,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             for around in (
@@ -146,8 +157,8 @@ class TorchHooks:
         from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
         is_in_autograd = make_in_autograd_check()
-        buffer, read_event_ns = self.buffer, self._read_event_ns
-        write, early_inside = buffer.entries.extend, self._early.threads_inside
+        buffer, read_event_ns, early = self.buffer, self._read_event_ns, self._early
+        write, early_inside = buffer.entries.extend, early.threads_inside
         optimizer_begin, optimizer_end = self._timer.optimizer_begin, self._timer.optimizer_end
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -155,8 +166,8 @@ class TorchHooks:
                 # On a GPU autograd has threads of its own, while the one that called backward waits.
                 buffer.stepped_in_backward = True
             elif not buffer.in_backward:
-                if not buffer.thread_is_confirmed and not is_in_autograd():
-                    self._early.claim()
+                if (get_ident() != buffer.thread or early.first_thread is None) and not is_in_autograd():
+                    early.claim()
                 if get_ident() == buffer.thread:
                     write((optimizer_begin, read_event_ns(), (id(optimizer),)))
 
@@ -210,12 +221,15 @@ class TorchHooks:
         finally:
             if self.buffer.stepped_in_backward and not is_inside:
                 self._early.claim()
-                self._end_step_of_backward(self._read_event_ns())
+                if get_ident() == self.buffer.thread:
+                    self._end_step_of_backward(self._read_event_ns())
+                self.buffer.stepped_in_backward = False
 
     def _end_step_of_backward(self, now_ns: int) -> None:
         """Write the optimizer step of the hooks inside the backward that ended at `now_ns`."""
         buffer, timer = self.buffer, self._timer
-        buffer.stepped_in_backward, buffer.thread_is_confirmed = False, True
+        buffer.stepped_in_backward = False
+        self._early.confirm()
         buffer.entries.extend((timer.optimizer_begin, now_ns, IN_BACKWARD, timer.optimizer_end, now_ns, NO_ARGUMENTS))
         buffer.optimizer_steps_until_flush -= 1
         if buffer.optimizer_steps_until_flush <= 0:

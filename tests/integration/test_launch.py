@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.agent.deferred_start import TRAINING_STEPS
 from rankscope.agent.profiler.window_plan import FULL_FIRST_INTERVAL_STEPS
 from rankscope.agent.steps.step_intervals import find_chosen
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
@@ -170,6 +171,19 @@ def test_switch_without_a_rank_does_nothing() -> None:
     with listening() as collector:
         ended = watch(collector, python("ends.py", "return"), RANKSCOPE="1")
     assert (ended.exit_code, ended.stderr, collector.lives) == (0, "", [])
+
+
+NOT_WATCHED = (
+    "rankscope: this training is not watched: RANKSCOPE=1 watches the ranks of a process group, and this process has "
+    "none. Start it by `python -m rankscope.agent SCRIPT`, or by torchrun.\n"
+)
+
+
+@pytest.mark.parametrize(("steps", "said"), [(TRAINING_STEPS - 1, ""), (TRAINING_STEPS, NOT_WATCHED)])
+def test_training_without_a_rank_is_told_once_that_it_is_not_watched(steps: int, said: str) -> None:
+    # 19 steps are a test of the model, and so are the child's; a process that trains says it for its children, too.
+    ended = run(python("lone.py", str(steps)), {"RANKSCOPE": "1"})
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "done\n", said)
 
 
 @pytest.mark.parametrize(

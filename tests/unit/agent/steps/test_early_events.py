@@ -110,7 +110,7 @@ def test_another_thread_may_keep_an_event_while_one_is_claimed() -> None:
         early.events.claim()
 
     on_another_thread(early.fetch, early.run_backward, claim)
-    assert early.buffer.thread_is_confirmed
+    assert early.events.first_thread == early.buffer.thread
     assert early.buffer.event_count == 4
 
 

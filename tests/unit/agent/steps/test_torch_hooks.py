@@ -1,8 +1,10 @@
 """TorchHooks on the real torch: the events of a tiny training, and that torch is restored when they are removed."""
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.steps.early_events import RIVALS_MAX
 from rankscope.agent.steps.event_buffer import PART
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.step_timer import StepTimer
@@ -272,11 +275,49 @@ def test_first_compiled_step_of_another_thread_makes_no_compiler_warnings(watche
 # -- which thread -----------------------------------------------------------------------------------------------------
 
 
-def test_other_threads_are_not_measured(watched: Watched) -> None:
-    loop = Loop().train()
-    events = watched.hooks.event_count
-    run_on_a_thread(loop.train)
-    assert watched.hooks.event_count == events
+def test_second_loop_at_the_same_time_is_not_measured_but_noticed(watched: Watched) -> None:
+    loop, other = Loop(), Loop()
+    for number, (batch,) in enumerate(loop.batches):
+        loop.loss(batch).backward()
+        if number == 1:
+            run_on_a_thread(other.train)  # amid a step of this thread
+        loop.optimizer.step()
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+    assert (watched.hooks.rival_steps, watched.hooks.thread_moves) == (RIVALS_MAX, 0)
+
+
+def test_training_that_goes_on_on_another_thread_is_counted(watched: Watched) -> None:
+    Loop().train()
+    run_on_a_thread(Loop().train)
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * 2 * BATCHES
+
+
+def test_steps_on_the_threads_of_a_pool_are_all_counted(watched: Watched) -> None:
+    loop = Loop()
+
+    def learn() -> None:
+        loop.loss(torch.ones(2, 4)).backward()
+        loop.optimizer.step()
+
+    with contextlib.ExitStack() as stack:
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3)]
+        for _ in range(4):
+            for thread in threads:
+                thread.submit(learn).result(DEADLINE_S)
+    # From the main thread to the first, which is no move, and from there to 11 others.
+    assert (watched.hooks.thread_moves, watched.hooks.rival_steps) == (11, 0)
+    assert [record.backwards for record in watched.finish()] == [1] * 12
+
+
+def test_steps_of_hooks_in_backwards_on_changing_threads_are_counted(watched: Watched) -> None:
+    loop = Loop()
+    loop.model.bias.requires_grad_(False)  # one hook a backward
+    loop.model.weight.register_post_accumulate_grad_hook(lambda _parameter: loop.optimizer.step())
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        for _ in range(4):
+            for thread in (first, second):
+                thread.submit(lambda: loop.loss(torch.ones(2, 4)).backward()).result(DEADLINE_S)
+    assert [record.backwards for record in watched.finish()] == [1] * 8
 
 
 def test_backwards_of_two_threads_before_the_first_step_may_overlap(watched: Watched) -> None:
