@@ -78,8 +78,10 @@ class TorchHooks:
 
     @property
     def rival_steps(self) -> int:
-        """Optimizer steps of another thread that are not counted, since two loops train at once."""
-        return self._early.rivals
+        """Optimizer steps of another thread that are not counted, since two loops train at once; 0 where steps end by
+        calls.
+        """
+        return 0 if self._timer.recorder.is_explicit else self._early.rivals
 
     @property
     def backwards_without_end(self) -> int:

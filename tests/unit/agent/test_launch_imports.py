@@ -36,8 +36,8 @@ def test_unwanted_agent_imports_almost_nothing() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=500, env=environment
     )
     assert done.stdout.split() == [
-        "rankscope.agent", "rankscope.agent.guard", "rankscope.agent.launch", "rankscope.agent.scopes",
-        "rankscope.measure", "rankscope.measure.errors",
+        "rankscope.agent", "rankscope.agent.green_threads", "rankscope.agent.guard", "rankscope.agent.launch",
+        "rankscope.agent.scopes", "rankscope.measure", "rankscope.measure.errors",
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """TrainingThread and the user's calls on the real torch: records, counts, and that nothing of them raises."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from rankscope.agent.run_report import FAILED, NOT_FOUND, VALUES, RunReport, bui
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer
 from rankscope.agent.steps.model_flops import ModelFlops
-from rankscope.agent.training_thread import TrainingThread
+from rankscope.agent.training_thread import SETTLED_STEPS, TrainingThread
 from rankscope.agent.user_calls import BATCH_SIZES, MODEL_FLOPS, PART, REPORT, UserCalls
 from rankscope.measure.records import StepRecord
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
@@ -59,6 +60,15 @@ class Rank:
         """Return the finished records, as the agent thread does."""
         self.training.hooks.buffer.flush_deferred()
         return self.training.steps.drain()
+
+
+def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:
+    training = Rank().training
+    assert training._has_settled(0)
+    with ThreadPoolExecutor(1) as pool:
+        settled = [pool.submit(training._has_settled, step).result() for step in (1, SETTLED_STEPS, SETTLED_STEPS + 1)]
+    assert settled == [False, False, True]
+    assert not training._has_settled(SETTLED_STEPS + 2)
 
 
 @pytest.fixture
