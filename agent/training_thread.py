@@ -251,4 +251,4 @@ class TrainingThread:
     def _end_measurements(self) -> None:
         if self.device_timers is not None:
             self.device_timers.close()
-        self.sessions.close(must_end=True)
+        self.sessions.stop()

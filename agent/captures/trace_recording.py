@@ -35,7 +35,8 @@ GRAPH_CAPTURE = "a CUDA graph was being captured"
 TOO_LATE = "this rank had begun the first step of the capture, or was about to"
 ANOTHER = "another capture is on, or planned for these steps"
 CALLED_OFF = "the collector has called it off"
-PAUSED = "an evaluation, a fork or the end of the process came before its end"
+PAUSED = "an evaluation, a fork or the end of its thread or of the process came before its end"
+ANOTHER_THREAD = "training went on on another thread"
 TOO_LONG = f"it lasted longer than {CAPTURE_NS_MAX // NS_PER_S} s"
 
 
@@ -172,6 +173,9 @@ class TraceRecording:
 
     def on_boundary(self, step: int) -> None:
         """Begin, continue or end a capture at the begin of this step. Never raises."""
+        if self._running is not None and get_ident() != self._thread:
+            self._over = self._over or ANOTHER_THREAD  # only its own thread can end it
+            return
         if self.find_next(step - 1) == step:
             self._run(self._advance, step)
 
@@ -190,10 +194,19 @@ class TraceRecording:
 
     def close(self, *, must_end: bool = False) -> None:
         """End the running capture, if this is its thread: no session may span an evaluation, a fork (the child would
-        record on) or the end of the process, at which it `must_end`. Never raises.
+        record on) or the end of its thread or of the process, at which it `must_end`. Never raises.
         """
         if self._running is not None and get_ident() == self._thread and not self._is_capturing_graph():
             self._run(self._end_settled, PAUSED, SETTLE_S_LAST if must_end else SETTLE_S_MAX, must_end)
+
+    @property
+    def thread(self) -> int | None:
+        """The thread of the session that is on, which alone can end it; None: there is none."""
+        return None if self._running is None else self._thread
+
+    def wait_until_off(self, limit_s: float) -> bool:
+        """Wait until no session is on, at most so long; return whether that is so. For other threads than its own."""
+        return self._is_idle.wait(limit_s)
 
     def is_captured(self, step: int) -> bool:
         """Return whether a capture has made this step longer: it was recorded, or the capture ended in it. For any

@@ -5,17 +5,20 @@ One session at a time. A capture goes before a window: for the windows it is a p
 """
 
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Final
 
 from rankscope.agent.captures.trace_captures import TraceCaptures
+from rankscope.agent.captures.trace_recording import TraceRecording
 from rankscope.agent.config import MEASURED, AgentConfig
 from rankscope.agent.guard import Guard, describe
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler import measured_timing
 from rankscope.agent.profiler.measured_timing import MeasuredTiming
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE, find_obstacle
+from rankscope.agent.profiler.session_thread import NextCall, ThreadEnds
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError, pause
-from rankscope.agent.profiler.window_scheduler import WindowScheduler
+from rankscope.agent.profiler.window_scheduler import PART, WindowScheduler
 from rankscope.agent.profiler.windows import ProfilerWindows, make_comparison
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.identity import RankIdentity
@@ -26,6 +29,13 @@ NOT_WATCHED: Final = (
     "they are over cannot be known here (torch before 2.11 does not name gloo's threads, or /proc does not show "
     "their system calls), and a window that ended before would corrupt memory (docs/torch.md)"
 )
+CHANGING_THREADS: Final = (
+    "no more profiler windows, so no waiting in collectives and no ratio of communication: training changes its thread "
+    "again and again, and torch's profiler records the one that begins it. Steps are measured all the same"
+)
+OTHER_THREAD_WAIT_S: Final = 0.1
+"""Time for which the end of the agent waits until another thread has ended a session. A thread that trains has mostly
+done so; one that waits for work never does."""
 
 
 class ProfilerSessions:
@@ -56,7 +66,9 @@ class ProfilerSessions:
         is_measured = config.nccl_timing == MEASURED and TIMING_VARIABLE not in environment
         self.timing = self._make_timing(config) if is_measured else None
         """None unless `nccl_timing` is `measured` and the job has not decided by the variable."""
-        self._has_logged_timing = self._has_logged_graph = self._has_logged_gloo = False
+        self._has_logged_timing = self._has_logged_graph = self._has_logged_gloo = self._has_logged_threads = False
+        self._thread_ends = ThreadEnds(lambda: self.close(must_end=True))
+        self._asked: NextCall | None = None
 
     def _settle(self, limit_s: float) -> bool:
         try:
@@ -106,12 +118,14 @@ class ProfilerSessions:
 
     def on_boundary(self, step: int) -> None:
         """Begin or end what is due at the begin of this step."""
+        self._thread_ends.watch()
         timing = self.timing
         if timing is not None:
             self._guarded(lambda: timing.on_boundary(step))
         self.windows.on_boundary(step)
         if self.traces is not None:
             self.traces.recording.on_boundary(step)
+        self._ask_other_thread()
 
     def on_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
         """Handle the begin or the end of a session of torch's profiler, on any thread: of the script, or a capture.
@@ -132,6 +146,10 @@ class ProfilerSessions:
         if self.windows.ranges.collectives.were_left_out and not self._has_logged_gloo:
             self._has_logged_gloo = True
             log_once_per_node(NOT_WATCHED, self._environment, topic="gloo")
+        scheduler = self.windows.scheduler
+        if scheduler is not None and scheduler.has_given_up and not self._has_logged_threads:
+            self._has_logged_threads = True
+            log_once_per_node(CHANGING_THREADS, self._environment, topic="threads")
         text = None if self._has_logged_graph else self._graphs.first_graph.describe()
         if text is not None:
             self._has_logged_graph = True
@@ -154,5 +172,41 @@ class ProfilerSessions:
         if self.traces is not None:
             self.traces.recording.close(must_end=must_end)
         self.windows.close(must_end=must_end)
-        if must_end:
+        if must_end and self._find_other_thread() is None:
             self.windows.ranges.collectives.end()
+
+    def stop(self) -> None:
+        """End what records, for good. A session of another thread is ended there: at the next call of what trains, or
+        at the end of that thread. One that waits for work when the process exits is left: it does no harm.
+        """
+        if self.windows.scheduler is not None:
+            self.windows.scheduler.stop()
+        self.close(must_end=True)
+        self._ask_other_thread()
+        if self._find_other_thread() is not None:
+            for part in self._parts:
+                part.wait_until_off(OTHER_THREAD_WAIT_S)
+
+    @property
+    def _parts(self) -> list[WindowScheduler | TraceRecording]:
+        """What has sessions."""
+        recording = None if self.traces is None else self.traces.recording
+        return [part for part in (self.windows.scheduler, recording) if part is not None]
+
+    def _find_other_thread(self) -> int | None:
+        """Return another thread than this one that has a session, None if there is none."""
+        threads = (part.thread for part in self._parts)
+        return next((thread for thread in threads if thread not in (None, get_ident())), None)
+
+    def _ask_other_thread(self) -> None:
+        """Let another thread that has a session end it as soon as it trains again."""
+        thread = self._find_other_thread()
+        if thread is None:
+            self._asked = None
+        elif self._asked is None:
+            self._asked = NextCall(thread, lambda: self.close(must_end=True))
+            try:
+                self._asked.install()
+            except Exception as error:  # noqa: BLE001 - it is ended at the end of its thread
+                self._asked.remove()
+                self._guard.record(PART, error)

@@ -128,9 +128,21 @@ class TorchProfiler:
             for name in _CALLS:
                 getattr(_autograd, name)
             devices = find_devices(_autograd, _profiler)
-            return cls(_autograd, _profiler, ranges, devices, communicates, run_between=run_between)
+            found = cls(_autograd, _profiler, ranges, devices, communicates, run_between=run_between)
+            found._begin_kineto()
         except (ImportError, AttributeError, TypeError) as error:
             raise UnavailableError(f"this torch has no profiler that windows could use: {error}") from error
+        return found
+
+    def _begin_kineto(self) -> None:
+        """Take the first session of the process here, on the thread that imports torch: of a first one on another
+        thread Kineto complains on stderr. It takes 0.8 ms. Not where it would bring CUPTI along.
+        """
+        if self._devices or self.is_busy():
+            return
+        self._autograd._prepare_profiler(self._without_shapes, {self._cpu})
+        self._autograd._enable_profiler(self._without_shapes, {self._cpu}, {self._scope.USER_SCOPE})
+        self._autograd._disable_profiler()
 
     def is_busy(self) -> bool:
         """Return whether any profiler, ours, the user's or another tool's, is on in this thread."""

@@ -41,6 +41,10 @@ BEFORE_FIRST_GRAPH = "before_first_graph"
 """Why a full window does not begin: the run is to capture its first CUDA graph."""
 NOT_FINISHED_MAX = 3
 """After so many windows in a row whose device was not done in time there are no more."""
+ANOTHER_THREAD = "another_thread"
+"""Why a window is discarded: training went on on another thread, of which it has nothing."""
+LEFT_MAX = 3
+"""After so many windows in a row that were discarded for that there are no more."""
 
 
 class Profiler(DeviceProfiler, Protocol):
@@ -120,6 +124,9 @@ class WindowScheduler:
     A window ends only once the collectives in it are over (`open_collectives.py`). Until then it records nothing more,
     no other one begins, and the next boundaries try again.
 
+    Only the thread that began a window ends it. Where training has gone on on another one, the window is discarded, and
+    no other one begins, until that thread has called `close`.
+
     With an `effect` a device's windows begin only after its reference stretch, and end if it finds that they slow
     training. Then CUPTI is detached, if `may_detach` returns True; None: not known yet.
 
@@ -184,6 +191,8 @@ class WindowScheduler:
         self.interrupt: Exception | None = None
         """What a signal handler of the script has raised while a window waited; the script is to get it."""
         self._thread = get_ident()
+        self._left_in_a_row = 0
+        self._has_stopped = False
         self._steps: list[StepRecord] = []
         self._enqueued_before: dict[int, int] = {}
         self._resident_before_bytes: int | None = None
@@ -221,9 +230,12 @@ class WindowScheduler:
 
     def on_boundary(self, step: int) -> None:
         """Begin or end a window at the begin of this step, if that is due."""
+        if self.is_on_another_thread:
+            self._leave()
+            return
         try:
             if self._guard.is_off(PART):
-                if self._running is not None and get_ident() == self._thread and not self._is_capturing():
+                if self._running is not None and not self._is_capturing():
                     self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S)
                 return
             is_due = self._is_due(step)
@@ -235,7 +247,8 @@ class WindowScheduler:
 
     def find_next(self, step: int) -> int:
         """Return the first step after this one at which a window may begin or end."""
-        if self._running or self._user_profilers or self._after_end is not None:
+        is_left = self.is_on_another_thread  # each boundary would only find that again
+        if not is_left and (self._running or self._user_profilers or self._after_end is not None):
             return step + 1
         planned = self._plan.find_next(step)
         if not self._full_wanted or self._guard.is_off(PART):
@@ -270,6 +283,25 @@ class WindowScheduler:
         """Whether a profiler of the user or a capture records, on any thread."""
         return self._user_profilers > 0
 
+    @property
+    def thread(self) -> int | None:
+        """The thread of the session that is on, which alone can end it; None: there is none."""
+        return None if self._running is None else self._thread
+
+    @property
+    def is_on_another_thread(self) -> bool:
+        """Whether a session is on that the calling thread cannot end."""
+        return self._running is not None and get_ident() != self._thread
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether there are no more windows, since training changes its thread again and again."""
+        return self._left_in_a_row >= LEFT_MAX
+
+    def wait_until_off(self, limit_s: float) -> bool:
+        """Wait until no session is on, at most so long; return whether that is so. For other threads than its own."""
+        return self._is_idle.wait(limit_s)
+
     def hold(self) -> bool:
         """Begin no window while `is_held`, since something else may change the steps: a light one ends at this
         boundary, and references of steps before windows begin anew afterwards. Return False, and hold nothing, while a
@@ -287,11 +319,24 @@ class WindowScheduler:
         """End the running window, if this is its thread, and pass it on. Never raises.
 
         For what no window may span: an evaluation, a fork (the child would continue to record, into memory that is
-        never freed). There it may also record nothing more, and end later. At the end of the process, which would
-        crash, it `must_end`.
+        never freed). There it may also record nothing more, and end later. At the end of the process or of its thread
+        it `must_end`: the process would crash.
         """
         if self._running is not None and get_ident() == self._thread:
             self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S_LAST if must_end else SETTLE_S_MAX, must_end)
+
+    def stop(self) -> None:
+        """Begin no more windows on any thread, and end the running one if this is its thread. Never raises."""
+        with self._beginning:  # another thread may be about to begin one
+            self._has_stopped = True
+        self.close(must_end=True)
+
+    def _leave(self) -> None:
+        """Discard the window of another thread, which is to end it."""
+        if self._after_end is None:
+            self._after_end = _discard
+            self._left_in_a_row += 1
+            self._count_skip(ANOTHER_THREAD)
 
     def _run(self, action: Callable[..., object], *arguments: float | str) -> None:
         begin_ns = thread_time_ns()
@@ -385,6 +430,8 @@ class WindowScheduler:
         enqueued = self._read_enqueued()
         self._resident_before_bytes = self._find_resident_bytes()
         with self._beginning:
+            if self._has_stopped or self.has_given_up:
+                return
             if self._user_profilers or self._profiler.is_busy():
                 if is_planned:
                     self._count_skip("user_profiler")
@@ -459,6 +506,7 @@ class WindowScheduler:
         read_ns = thread_time_ns() - begin_ns
 
         def pass_on(result: Any, end_cost_ns: int) -> None:
+            self._left_in_a_row = 0
             if window.has_shapes and self.flops is not None:
                 self.flops.on_recorded(window.steps)
             cost_ns = window.training_cost_ns + read_ns + end_cost_ns

@@ -315,8 +315,9 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
         f"failed: {LEFT}": _LEFT_EARLY,
         "crashed": (
-            "Read the line that the verdict names, and the core file of the first rank to fail; an Xid error of its "
-            "GPU at that time may be the cause."
+            "Read the line that the verdict names, and the core file of the first rank to fail. To rule out the "
+            "agent's profiler windows, run once with RANKSCOPE_COLLECTIVE_WINDOWS=false and "
+            "RANKSCOPE_FULL_WINDOWS=false."
         ),
         "killed": "Find out what ended the process on that node: a person, a scheduler, a limit of its cgroup.",
         "exit_unknown": (

@@ -223,6 +223,36 @@ def test_closing_on_another_thread_leaves_the_window_to_its_own() -> None:
     assert training.run(LIGHT).spans() == [("light", 2, 9)]
 
 
+def test_window_is_discarded_where_training_goes_on_on_another_thread() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 1)
+    assert error_on_another_thread(lambda: training.run(3 * LIGHT)) is None
+    assert (training.profiler.log, training.windows.skipped) == (["light"], {"another_thread": 1})
+    training.windows.close(must_end=True)  # as its thread ends
+    assert (training.profiler.log, training.windows_taken) == (["light", "stop"], [])
+    assert error_on_another_thread(lambda: training.run(LIGHT)) is None
+    assert training.profiler.log == ["light", "stop", "light"]
+    assert training.guard.errors == {}
+
+
+def test_no_window_begins_after_three_of_changing_threads() -> None:
+    training = Training(full=False).run(WARMUP_STEPS)
+    for _ in range(3):
+        assert not training.windows.has_given_up
+        error_on_another_thread(lambda: training.run(1))
+        training.run(LIGHT)
+    assert training.windows.has_given_up
+    assert training.run(3 * LIGHT).profiler.log == ["light", "stop"] * 3
+
+
+def test_stop_on_another_thread_leaves_the_session_and_no_other_begins() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3)
+    assert error_on_another_thread(training.windows.stop) is None
+    assert (training.profiler.is_on, training.windows.thread) == (True, threading.get_ident())
+    training.windows.close(must_end=True)
+    assert training.windows.wait_until_off(DEADLINE_S)
+    assert training.run(3 * LIGHT).profiler.log == ["light", "stop"]
+
+
 # -- collectives that are not over ------------------------------------------------------------------------------------
 
 
