@@ -160,14 +160,17 @@ class AgentThread:
         self._watchdog.set_collector(address)
 
     def stop(self, end: ScriptEnd) -> None:
-        """Send the last report and a goodbye; wait at most `drain_s` for the acknowledgement, and until the collector
-        has fetched the files of captures that it has ordered.
-        """
+        """Let the thread send the last report and a goodbye."""
         self._samples.stop()
         self._training.windows.close_sampler()
         self._end = end
         self._stopping.set()
         self.outbox.wake()
+
+    def wait(self) -> None:
+        """Wait after `stop`, at most `drain_s`, for the acknowledgement, and until the collector has fetched the files
+        of captures that it has ordered.
+        """
         self._thread.join(self._config.drain_s + 2 * IDLE_WAIT_S)
 
     # -- the agent thread ---------------------------------------------------------------------------------------------

@@ -6,8 +6,11 @@ each part and type of error.
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
+from threading import get_ident
+from types import FrameType
 from typing import Final, TextIO
 
 from rankscope.agent.green_threads import find_patched
@@ -15,6 +18,10 @@ from rankscope.agent.green_threads import find_patched
 DEBUG_VARIABLE: Final = "RANKSCOPE_DEBUG"
 TRACEBACKS_MAX: Final = 64
 """Largest number of tracebacks that one process prints."""
+VARIABLE_ARGUMENTS: Final = 0x04
+"""As `inspect.CO_VARARGS`, without that import."""
+HELD_MAX: Final = 8
+"""Errors of signal handlers that wait for code of ours to end: one is usual."""
 
 _PACKAGES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OUR_FOLDERS: Final = tuple(os.path.join(_PACKAGES, name, "") for name in ("agent", "measure", "uplink"))
@@ -24,7 +31,10 @@ _printed: set[tuple[str, str]] = set()
 class Guard:
     """Counter of exceptions per part of the agent, which switches a part off after `error_budget` of them.
 
-    A hook checks `is_off(part)`, runs, and passes an exception to `record(part, error)`; it never raises.
+    A hook checks `is_off(part)`, runs, and passes an exception to `record(part, error)`; it never raises. What a signal
+    handler of the script has raised amid code of ours is not counted but held, until `pop_held` gives it back: ours
+    goes on, and the script gets its own once that is done.
+
     `on_off` is called with the part, on the thread of the error, and must not raise.
     """
 
@@ -33,6 +43,7 @@ class Guard:
         self._on_off = on_off
         self._errors: dict[str, int] = {}
         self._off: set[str] = set()
+        self._held: list[tuple[int, BaseException]] = []
 
     @property
     def errors(self) -> dict[str, int]:
@@ -48,7 +59,10 @@ class Guard:
         self._off.add(part)
 
     def record(self, part: str, error: BaseException) -> None:
-        """Count an error of a part. Log the first, and the one that uses up the budget."""
+        """Count an error of a part, unless it is the script's. Log the first, and the one that uses up the budget."""
+        if is_of_script(error):
+            self.hold(error)
+            return
         count = self._errors.get(part, 0) + 1
         self._errors[part] = count
         if find_patched():
@@ -62,6 +76,61 @@ class Guard:
             log_line(f"{part} is switched off after {count} errors")
             if self._on_off is not None:
                 self._on_off(part)
+
+    def hold(self, error: BaseException) -> None:
+        """Keep what a signal handler of the script has raised on this thread."""
+        if len(self._held) < HELD_MAX:
+            self._held.append((get_ident(), error))
+
+    def pop_held(self) -> BaseException | None:
+        """Return what is held for this thread, once; the first where there are several."""
+        thread = get_ident()
+        for place, (owner, error) in enumerate(self._held):
+            if owner == thread:
+                del self._held[place]
+                return error
+        return None
+
+    def raise_held(self) -> None:
+        """Raise what is held for this thread, once: the script's code follows."""
+        error = self.pop_held() if self._held else None
+        if error is not None:
+            raise error
+
+
+def is_of_script(error: BaseException) -> bool:
+    """Return whether a signal handler has raised this amid code of ours, or Python's own one (KeyboardInterrupt): it is
+    the script's. A handler is known as such, or by its argument, the frame that it has interrupted, where another one
+    has taken its place. Ours raise only Exception.
+    """
+    if not isinstance(error, Exception):
+        return True
+    handlers = {_find_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers or _is_handler(trace.tb_frame):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _find_code(handler: object) -> object:
+    """Return the code of a handler in Python; None for another one."""
+    handler = getattr(handler, "func", handler)  # of functools.partial
+    called = handler if hasattr(handler, "__code__") else type(handler).__call__
+    return getattr(called, "__code__", None)
+
+
+def _is_handler(frame: FrameType) -> bool:
+    caller, code = frame.f_back, frame.f_code
+    if caller is None:
+        return False
+    names = code.co_varnames[: code.co_argcount + bool(code.co_flags & VARIABLE_ARGUMENTS)]
+    for name in names:
+        value = frame.f_locals.get(name)
+        if value is caller or (isinstance(value, tuple) and any(one is caller for one in value)):
+            return True
+    return False
 
 
 def describe(error: BaseException) -> str:

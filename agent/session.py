@@ -10,12 +10,13 @@ acknowledgements; if no collector was ever reached it waits only for a connectio
 
 import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from rankscope.agent.agent_thread import AgentThread
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.connect_thread import ConnectThread
-from rankscope.agent.guard import Guard, log_line
+from rankscope.agent.guard import Guard, is_of_script, log_line
 from rankscope.agent.identity import read_identity, read_script, reads_machine
 from rankscope.agent.reporting.builder import ScriptEnd, build_hello
 from rankscope.agent.sample.rank_samples import RankSamples
@@ -29,6 +30,9 @@ from rankscope.agent.user_calls import UserCalls
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Hello
 from rankscope.measure.units import s_to_ns
+
+STOP_TRIES: Final = 3
+"""Attempts at each part of the end, where signal handlers of the script interrupt it."""
 
 
 class Session:
@@ -80,7 +84,7 @@ class Session:
         session = cls(config, environment)
         try:
             session._begin()
-        except Exception:
+        except BaseException:  # also what a signal handler of the script raises
             session._undo_begin()
             raise
         return session
@@ -91,18 +95,27 @@ class Session:
         return self._training.is_measured
 
     def stop(self, reason: str | None = None) -> None:
-        """Deliver the remaining reports and stop. Do nothing in a forked child and the second time."""
+        """Deliver the remaining reports and stop. Do nothing in a forked child and the second time.
+
+        A signal handler of the script may raise anywhere in here. Each part is tried once more then, so that no session
+        is left on, which would crash the process; but Ctrl-C and SystemExit end a wait. What was raised goes to the
+        script that has called this, with a `reason`; at the end of the process there is no script any more.
+        """
         if not self.is_running or os.getpid() != self._pid:
             return
-        self._training.stop()
-        self.script_exit.remove()
-        self._log_throughput()
-        self._connecting.stop()
-        self._reporter.stop(self.script_exit.end if reason is None else ScriptEnd(reason))
-        self._connecting.leave_torch()
-        drain_gloo_threads()
-        self._connecting.wait_for_embedded()
-        atexit.unregister(self.stop)
+        finish(self._guard, self._training.stop)
+        finish(self._guard, self.script_exit.remove)
+        finish(self._guard, self._log_throughput)
+        finish(self._guard, self._connecting.stop, is_wait=True)
+        end = self.script_exit.end if reason is None else ScriptEnd(reason)
+        finish(self._guard, lambda: self._reporter.stop(end))
+        finish(self._guard, self._reporter.wait, is_wait=True)
+        finish(self._guard, self._connecting.leave_torch, is_wait=True)
+        finish(self._guard, drain_gloo_threads, is_wait=True)
+        finish(self._guard, self._connecting.wait_for_embedded, is_wait=True)
+        finish(self._guard, lambda: atexit.unregister(self.stop))
+        if reason is not None:
+            self._guard.raise_held()
 
     def _begin(self) -> None:
         self._training.start()
@@ -140,3 +153,16 @@ class Session:
                 log_line(text)
         except Exception as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
             self._guard.record("stop", error)
+
+
+def finish(guard: Guard, part: Callable[[], object], *, is_wait: bool = False) -> None:
+    """Carry out a part of the end. Never raise."""
+    for _ in range(STOP_TRIES):
+        try:
+            part()
+        except BaseException as error:  # noqa: BLE001 - the process is ending; the rest is still done
+            guard.record("stop", error)
+            if not is_of_script(error) or (is_wait and not isinstance(error, Exception)):
+                return
+        else:
+            return

@@ -118,7 +118,7 @@ class TrainingThread:
         try:
             self.hooks.catch_up()
             self.timer.finish()
-        except Exception as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
+        except BaseException as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
             self._guard.record("stop", error)
         self._end_measurements()
         self.transfers.remove()
@@ -183,7 +183,6 @@ class TrainingThread:
             self._find_boundary,
             self._read_other_cost_ns,
             lambda: timers is None or timers.is_idle,
-            pop_interrupt=self.windows.pop_interrupt,
         )
 
     def _make_device_timers(self) -> DeviceTimers | None:
@@ -215,7 +214,7 @@ class TrainingThread:
         if not self._guard.is_off(DEVICE):
             try:
                 self._device.observe()
-            except Exception as error:  # noqa: BLE001 - an unknown GPU must not lose steps
+            except BaseException as error:  # noqa: BLE001 - an unknown GPU must not lose steps
                 self._guard.record(DEVICE, error)
 
     def _read_other_cost_ns(self) -> int:

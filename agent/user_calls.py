@@ -1,4 +1,6 @@
-"""Carries out the calls of `rankscope.agent` in this process. None of them raises."""
+"""Carries out the calls of `rankscope.agent` in this process. None of them raises, but for what a signal handler of the
+script has raised meanwhile.
+"""
 
 from collections.abc import Callable
 
@@ -83,9 +85,10 @@ class UserCalls:
         try:
             self._training.hooks.catch_up()
             return self._training.throughput.find(last_steps)
-        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
+        except BaseException as error:  # noqa: BLE001 - no error of the agent may reach the training script
             self._guard.record(PART, error)
-            return None
+        self._guard.raise_held()
+        return None
 
     def read_report(self) -> RunReport:
         """Implement `rankscope.agent.report()`, on any thread."""
@@ -117,5 +120,6 @@ class UserCalls:
         try:
             with self._training.hooks.buffer.flushed():
                 event(self._training.read_event_ns(), *arguments)
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as above
             self._guard.record(PART, error)
+        self._guard.raise_held()

@@ -137,6 +137,7 @@ class TraceCaptures:
             ),
             is_capturing_graph=graphs.is_open,
             settle=settle,
+            end_leftover=end_leftover,
         )
 
     @property
@@ -390,6 +391,14 @@ def make_profile(steps: CaptureSteps, options: CaptureOptions) -> Any:
     )
     session.step_num = steps.begin_step
     return session
+
+
+def end_leftover() -> None:
+    """End the session that is on in this thread, if any."""
+    from torch._C import _autograd  # noqa: PLC0415 - as above
+
+    if _autograd._profiler_enabled():  # noqa: SLF001 - there is no other way
+        _autograd._disable_profiler()  # noqa: SLF001
 
 
 def _make_verbose() -> Any:

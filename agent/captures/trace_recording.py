@@ -8,7 +8,6 @@ Everything here runs on the training thread, but for `is_captured`, `order`, `ca
 writes the files (`trace_files.py`).
 """
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -82,6 +81,7 @@ class TraceRecording:
     told the steps of a capture that has begun, and None when it is about to end; then it must not raise. `settle`
     waits, at most so many seconds, until all collectives that have been recorded are over, and returns whether they
     are; if not it ends the recording, and the session ends at a later boundary (`steps/open_collectives.py`).
+    `end_leftover` ends what is left on of a session whose begin or end was interrupted.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class TraceRecording:
         on_running: Callable[[CaptureSteps | None], None] = lambda _steps: None,
         is_capturing_graph: Callable[[], bool] = lambda: False,
         settle: Callable[[float], bool] = lambda _limit_s: True,
+        end_leftover: Callable[[], object] = lambda: None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         script_profiler_wait_s: float = SCRIPT_PROFILER_WAIT_S,
     ) -> None:
@@ -108,6 +109,7 @@ class TraceRecording:
         self._on_running = on_running
         self._is_capturing_graph = is_capturing_graph
         self._settle = settle
+        self._end_leftover = end_leftover
         self._over: str | None = None  # why a capture is over that waits for its collectives, as `cut`
         self._monotonic_ns = monotonic_ns
         self._script_profiler_wait_s = script_profiler_wait_s
@@ -224,7 +226,7 @@ class TraceRecording:
         self._is_ours = True
         try:
             action(begin_ns, *arguments)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+        except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._guard.record(PART, error)
             self._give_up()
         finally:
@@ -325,9 +327,11 @@ class TraceRecording:
         """End a session whose begin or step has failed, without a result."""
         if self._running is not None:
             profile, _ = self._running
-            self._forget()
-            with contextlib.suppress(Exception):
-                profile.stop()
+            for action in (self._forget, profile.stop, self._end_leftover):
+                try:
+                    action()
+                except BaseException as error:  # noqa: BLE001 - as above
+                    self._guard.record(PART, error)
 
     def _forget(self) -> None:
         """Keep the steps that the running capture has made longer, that in which it ends included; none is on then."""

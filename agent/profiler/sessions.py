@@ -74,7 +74,7 @@ class ProfilerSessions:
         try:
             return self.windows.ranges.collectives.settle(limit_s, pause)
         except ScriptInterruptError as stop:
-            self.windows.interrupt = stop.error  # the capture goes on, and ends at the next boundary
+            self._guard.hold(stop.error)  # the capture goes on, and ends at the next boundary
             return False
 
     def _make_timing(self, config: AgentConfig) -> MeasuredTiming:
@@ -162,7 +162,7 @@ class ProfilerSessions:
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - a change in torch's internals must not lose steps
+        except BaseException as error:  # noqa: BLE001 - a change in torch's internals must not lose steps
             self._guard.record(measured_timing.PART, error)
             if self.timing is not None:
                 self.timing.give_up(f"of an error in the agent ({describe(error)})")
@@ -207,6 +207,6 @@ class ProfilerSessions:
             self._asked = NextCall(thread, lambda: self.close(must_end=True))
             try:
                 self._asked.install()
-            except Exception as error:  # noqa: BLE001 - it is ended at the end of its thread
+            except BaseException as error:  # noqa: BLE001 - it is ended at the end of its thread
                 self._asked.remove()
                 self._guard.record(PART, error)

@@ -134,6 +134,11 @@ class TorchProfiler:
             raise UnavailableError(f"this torch has no profiler that windows could use: {error}") from error
         return found
 
+    @property
+    def has_session(self) -> bool:
+        """Whether a session that this object has begun is on in this thread."""
+        return self._thread == get_ident() and self.is_busy()
+
     def _begin_kineto(self) -> None:
         """Take the first session of the process here, on the thread that imports torch: of a first one on another
         thread Kineto complains on stderr. It takes 0.8 ms. Not where it would bring CUPTI along.
@@ -250,10 +255,20 @@ class TorchProfiler:
         watched.
         """
         self._check_free()
+        try:
+            self._thread = get_ident()  # first: an interruption may come between any two calls
+            self._start(full=full, shapes=shapes, host_only=host_only)
+        except BaseException:
+            if self.is_busy():
+                self.stop()
+            self._thread = None
+            raise
+
+    def _start(self, *, full: bool, shapes: bool, host_only: bool) -> None:
         if host_only and self._operators is not None:
+            self._is_host_only = True
             with self._ranges.beginning_session():
                 self._operators.start()
-            self._thread, self._is_host_only = get_ident(), True
             return
         configuration = self._with_shapes if shapes or not full else self._without_shapes
         on_device = self._find_activities() if full else set()
@@ -262,7 +277,6 @@ class TorchProfiler:
         self._autograd._prepare_profiler(configuration, activities)
         with self._ranges.beginning_session():
             self._autograd._enable_profiler(configuration, activities, scopes)
-        self._thread = get_ident()
         self._activities_seen |= on_device
 
     def settle(self, limit_s: float) -> bool:
@@ -279,14 +293,18 @@ class TorchProfiler:
         """
         if self._thread != get_ident():
             raise RuntimeError("no profiler session was begun on this thread")
-        self._thread = None
+        if not self.is_busy():
+            self._thread, self._is_host_only = None, False
+            self._ranges.on_session_end()
+            raise RuntimeError("other code has ended the profiler session")
         try:
             if self._is_host_only and self._operators is not None:
                 return self._operators.stop()
             result = self._autograd._disable_profiler()
         finally:
-            self._is_host_only = False
-            self._ranges.on_session_end()
+            if not self.is_busy():  # else it was interrupted before
+                self._thread, self._is_host_only = None, False
+                self._ranges.on_session_end()
         return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
 
     def _check_free(self) -> None:

@@ -12,7 +12,7 @@ from threading import get_ident
 from time import thread_time_ns
 from typing import Any, NamedTuple, Protocol
 
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.profiler.device_gate import DeviceGate, DeviceProfiler
 from rankscope.agent.profiler.flops_windows import COST_TIMES, COST_TIMES_ON_DEVICE, FlopsWindows
 from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
@@ -43,6 +43,8 @@ NOT_FINISHED_MAX = 3
 """After so many windows in a row whose device was not done in time there are no more."""
 ANOTHER_THREAD = "another_thread"
 """Why a window is discarded: training went on on another thread, of which it has nothing."""
+TRIES = 3
+"""Attempts at what must be done and was interrupted by a signal handler of the script."""
 LEFT_MAX = 3
 """After so many windows in a row that were discarded for that there are no more."""
 
@@ -56,6 +58,11 @@ class Profiler(DeviceProfiler, Protocol):
     @property
     def misses_device(self) -> bool:
         """Whether a device is in use that no session can record."""
+        ...
+
+    @property
+    def has_session(self) -> bool:
+        """Whether a session that this object has begun is on in this thread."""
         ...
 
     def is_busy(self) -> bool:
@@ -188,8 +195,6 @@ class WindowScheduler:
         self._on_device = False
         self._is_first_of_device = False
         self._not_finished_in_a_row = 0
-        self.interrupt: Exception | None = None
-        """What a signal handler of the script has raised while a window waited; the script is to get it."""
         self._thread = get_ident()
         self._left_in_a_row = 0
         self._has_stopped = False
@@ -225,7 +230,7 @@ class WindowScheduler:
             in_window = self._running is True or self._user_profilers > 0
             self._gate.on_step(record.step, record.duration_ns, in_window=in_window)
             self.operators.on_step(record, in_window=in_window)
-        except Exception as error:  # noqa: BLE001 - the record must not be lost
+        except BaseException as error:  # noqa: BLE001 - the record must not be lost
             self._guard.record(PART, error)
 
     def on_boundary(self, step: int) -> None:
@@ -239,7 +244,7 @@ class WindowScheduler:
                     self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S)
                 return
             is_due = self._is_due(step)
-        except Exception as error:  # noqa: BLE001 - as in _run, without reading the clock
+        except BaseException as error:  # noqa: BLE001 - as in _run, without reading the clock
             self._guard.record(PART, error)
             return
         if is_due:
@@ -256,7 +261,7 @@ class WindowScheduler:
         try:
             of_operators = self.operators.find_next(step, UNKNOWN_STEPS)
             return min(planned, of_operators, step + self._gate.steps_until_due(UNKNOWN_STEPS))
-        except Exception as error:  # noqa: BLE001 - steps are measured without windows, too
+        except BaseException as error:  # noqa: BLE001 - steps are measured without windows, too
             self._guard.record(PART, error)
             return planned
 
@@ -322,8 +327,11 @@ class WindowScheduler:
         never freed). There it may also record nothing more, and end later. At the end of the process or of its thread
         it `must_end`: the process would crash.
         """
-        if self._running is not None and get_ident() == self._thread:
-            self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S_LAST if must_end else SETTLE_S_MAX, must_end)
+        limit_s = SETTLE_S_LAST if must_end else SETTLE_S_MAX
+        for _ in range(TRIES if must_end else 1):
+            if self._running is None or get_ident() != self._thread:
+                return
+            self._run(self._finish, DEVICE_WAIT_NS_MIN, limit_s, must_end)
 
     def stop(self) -> None:
         """Begin no more windows on any thread, and end the running one if this is its thread. Never raises."""
@@ -344,13 +352,29 @@ class WindowScheduler:
         try:
             action(*arguments)
         except ScriptInterruptError as stop:
-            self.interrupt = stop.error  # the window goes on, and ends at the next boundary
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._guard.hold(stop.error)  # the window goes on, and ends at the next boundary
+        except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._guard.record(PART, error)
+            if is_of_script(error):
+                self._agree_with_profiler()
         if self._running is None:
             self.open_from_step = None
         self.full_spent_ns += self._full_in_run_ns
         self.light_spent_ns += thread_time_ns() - begin_ns - self._full_in_run_ns
+
+    def _agree_with_profiler(self) -> None:
+        """Let a session and its window be both there or neither, after an interruption anywhere."""
+        for _ in range(TRIES):
+            try:
+                if not self._profiler.has_session:
+                    self._running = self._after_end = None
+                    self._is_idle.set()
+                elif self._running is None:
+                    self._profiler.stop()
+            except BaseException as error:  # noqa: BLE001 - another signal
+                self._guard.record(PART, error)
+            else:
+                return
 
     def _is_due(self, step: int) -> bool:
         """Return whether a window may begin or end: mostly not, and then the CPU clock is not read."""

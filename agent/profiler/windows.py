@@ -112,8 +112,6 @@ class ProfilerWindows:
             full_window_steps=config.full_window_steps,
             overhead_ratio_max=config.overhead_ratio_max,
         )
-        self.interrupt: Exception | None = None
-        """As `WindowScheduler.interrupt`, of captures."""
         self.graphs_seen: bool | None = None
         """Whether a window had the launch of a CUDA graph; None before the first that had a device's work."""
         self.effect = make_effect(config)
@@ -237,13 +235,6 @@ class ProfilerWindows:
     def skipped(self) -> Mapping[str, int]:
         """The number of windows not taken, by reason."""
         return {} if self.scheduler is None else self.scheduler.skipped
-
-    def pop_interrupt(self) -> Exception | None:
-        """Return what a signal handler of the script has raised while a window or a capture waited, once."""
-        error, self.interrupt = self.interrupt, None
-        if error is None and self.scheduler is not None:
-            error, self.scheduler.interrupt = self.scheduler.interrupt, None
-        return error
 
     def on_step(self, record: StepRecord) -> None:
         """Add a finished step; called before `on_boundary`."""

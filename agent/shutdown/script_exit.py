@@ -49,8 +49,10 @@ class ScriptExit:
             self.end = ScriptEnd(reason, describe(error)[:DETAIL_LENGTH_MAX], 1, find_raised_line(error))
 
     def _note_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self.note_error(error)
-        self._previous_excepthook(kind, error, trace)
+        try:
+            self.note_error(error)
+        finally:  # also where a signal handler of the script raises
+            self._previous_excepthook(kind, error, trace)
 
 
 def stop_with_process(script_exit: ScriptExit, stop: Callable[[], None]) -> None:

@@ -18,6 +18,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet, ref
 
+from rankscope.agent.guard import is_of_script
+
 DEPTH_MAX: Final = 3
 MEMBERS_MAX: Final = 8
 """The depth, and the members at each level, to which a tensor is searched for."""
@@ -109,17 +111,22 @@ class BatchReader:
         self._known_size = UNKNOWN
 
     def read(self, batch: Any, iterator: Any) -> BatchSize:
-        """Return the size of the batch that the loader's iterator has just returned. Never raises."""
+        """Return the size of the batch that the loader's iterator has just returned. Raises only what a signal handler
+        of the script raises.
+        """
         try:
             if self._latest() is iterator and type(batch) is self._batch_type:
                 known = batch if self._key is WHOLE_BATCH else batch[self._key]
                 if known.shape == self._known_shape:
                     return self._known_size
-        except Exception:  # noqa: BLE001, S110 - this batch has another structure, or cannot be inspected
-            pass
+        except Exception as error:
+            if is_of_script(error):
+                raise
         try:
             return self._measure(batch, iterator)
-        except Exception:  # noqa: BLE001 - a batch may be of any class: one that cannot be inspected has no known size
+        except Exception as error:
+            if is_of_script(error):
+                raise
             return UNKNOWN
 
     def _measure(self, batch: Any, iterator: Any) -> BatchSize:

@@ -109,8 +109,8 @@ class HookEventBuffer:
 
     `find_boundary` returns the next boundary after a given step, by default that of the next step, inline; only the
     training thread calls it. `read_other_cost_ns` returns the part of the time spent in here that other parts count as
-    their cost, `may_defer` whether records may be made on another thread now, `pop_interrupt` an error that a signal
-    handler of the script has raised while a part waited, which the script then gets from the hook.
+    their cost, `may_defer` whether records may be made on another thread now, and the guard what
+    a signal handler of the script has raised meanwhile, which the script then gets from the hook.
     """
 
     def __init__(
@@ -122,9 +122,7 @@ class HookEventBuffer:
         may_defer: Callable[[], bool] = lambda: True,
         *,
         read_cpu_ns: Callable[[], int] = thread_time_ns,
-        pop_interrupt: Callable[[], Exception | None] = lambda: None,
     ) -> None:
-        self._pop_interrupt = pop_interrupt
         self._timer = timer
         self._guard = guard
         self._find_boundary = find_boundary or (lambda step: NextBoundary(step + 1, runs_inline=True))
@@ -183,19 +181,22 @@ class HookEventBuffer:
     def flush_inline(self) -> None:
         """Process all events; the last one happens now. Raises what a signal handler of the script raised meanwhile."""
         begin_ns = thread_time_ns()
-        if not self._lock.acquire(timeout=LOCK_WAIT_S_MAX):
-            return
+        is_nested = self._lock._is_owned()  # type: ignore[attr-defined]
         try:
+            if not self._lock.acquire(timeout=LOCK_WAIT_S_MAX):
+                return
             other_ns = self._read_other_cost_ns()
             self._process(inline=True)
             self._plan_flush()
             spent_ns = thread_time_ns() - begin_ns - (self._read_other_cost_ns() - other_ns)
             self._meter.record_processing(spent_ns)
+        except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._guard.record(PART, error)
         finally:
-            self._lock.release()
-        interrupt = self._pop_interrupt()
-        if interrupt is not None:
-            raise interrupt
+            # An interruption may come before it is known that the lock was acquired.
+            if is_nested or self._lock._is_owned():  # type: ignore[attr-defined]
+                self._lock.release()
+        self._guard.raise_held()
 
     @contextmanager
     def flushed(self) -> Iterator[None]:
@@ -244,9 +245,10 @@ class HookEventBuffer:
         self._processed += count
         deferred = batch[:-FIELDS] if inline else batch
         self._timer.recorder.is_inline = False
+        events = zip(*(deferred[field::FIELDS] for field in range(FIELDS)), strict=True)
         try:
-            for event, now_ns, arguments in zip(*(deferred[field::FIELDS] for field in range(FIELDS)), strict=True):
-                self._dispatch(event, now_ns, arguments)
+            while not self._dispatch_all(events):
+                pass
         finally:
             self._timer.recorder.is_inline = True
         if inline and count:
@@ -258,11 +260,21 @@ class HookEventBuffer:
         if self._timer.step != step:
             self._flush_every_event()  # the loop has changed, and the planned boundary is wrong
 
+    def _dispatch_all(self, events: Iterator[tuple[Any, Any, Any]]) -> bool:
+        """Dispatch the events that are left. Return False, and leave the others, when that was interrupted."""
+        try:
+            for event, now_ns, arguments in events:
+                self._dispatch(event, now_ns, arguments)
+        except BaseException as error:  # noqa: BLE001 - between two of them
+            self._guard.record(PART, error)
+            return False
+        return True
+
     def _dispatch(self, event: Callable[..., None], now_ns: int, arguments: tuple[object, ...]) -> None:
         if not self._guard.is_off(PART):
             try:
                 event(now_ns, *arguments)
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
                 self._guard.record(PART, error)
 
     def _plan_flush(self) -> None:
@@ -274,7 +286,7 @@ class HookEventBuffer:
             self._boundary_step = boundary.step
             self._boundary_runs_inline = boundary.runs_inline or not self._timer.has_simple_cycle
             self.optimizer_steps_until_flush = self._timer.count_optimizer_steps_until(boundary.step)
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as above
             self._flush_every_event()
             self._guard.record(PART, error)
 
@@ -284,7 +296,7 @@ class HookEventBuffer:
             boundary = self._find_boundary(self._boundary_step)
             self.optimizer_steps_until_flush = boundary.step - self._boundary_step
             self._boundary_step, self._boundary_runs_inline = boundary
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as above
             self._flush_every_event()
             self._guard.record(PART, error)
 

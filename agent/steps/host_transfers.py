@@ -140,8 +140,9 @@ class HostTransfers:
                     self._noted += 1
                     if len(works) > WORKS_MAX:
                         self._forget_first()
-            except Exception as error:  # noqa: BLE001 - the transfer itself has begun
+            except BaseException as error:  # noqa: BLE001 - the transfer itself has begun
                 guard.record(PART, error)
+            guard.raise_held()
             return work
 
         return begin

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, Final
 
+from rankscope.agent.guard import is_of_script
 from rankscope.agent.steps.patches import Patch
 
 TASKS: Final = "/proc/self/task"
@@ -163,9 +164,12 @@ class OpenCollectives:
         @functools.wraps(original)
         def call(*arguments: Any, **named: Any) -> Any:
             work = original(*arguments, **named)
-            with contextlib.suppress(Exception):  # nothing of ours may reach the script; a group may be another's
+            try:
                 if self._paused_thread is None and arguments[1][0].device.type == "cpu":
                     self._add_work(work)
+            except Exception as error:
+                if is_of_script(error):
+                    raise
             return work
 
         return call

@@ -327,8 +327,9 @@ class TorchHooks:
         try:
             self._on_user_profiler(begins)
             (self._ranges.on_session_begin if begins else self._ranges.on_session_end)()
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             self._guard.record(PART, error)
+        self._guard.raise_held()
 
     def _watch_captures(self, torch: Any) -> None:
         by_any_device = getattr(getattr(torch, "accelerator", None), "Graph", None)  # torch 2.13 and newer

@@ -1,12 +1,25 @@
 """Tests of counting and logging errors, and of switching parts off."""
 
+import functools
 import io
 import re
+import signal
+import threading
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from rankscope.agent.collector_address import CollectorAddress
-from rankscope.agent.guard import TRACEBACKS_MAX, Guard, describe, find_last_error, find_place, log_line
+from rankscope.agent.guard import (
+    TRACEBACKS_MAX,
+    Guard,
+    describe,
+    find_last_error,
+    find_place,
+    is_of_script,
+    log_line,
+)
 
 
 class UnprintableError(Exception):
@@ -116,6 +129,69 @@ def test_an_error_of_others_is_placed_where_it_was_raised() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         1 / 0  # noqa: B018 - it raises
     assert find_place(caught.value) == f"{__file__}:{caught.traceback[-1].lineno + 1}"
+
+
+def preempt(_number: int, _frame: FrameType | None) -> None:
+    raise TimeoutError("preempted")
+
+
+class Preempting:
+    def __call__(self, *arguments: object) -> None:
+        raise TimeoutError(f"preempted by {arguments[0]}")
+
+    def preempt(self, number: int, frame: FrameType | None) -> None:
+        preempt(number, frame)
+
+
+def forget(_number: int, frame: FrameType | None) -> None:
+    frame = None
+    raise TimeoutError(f"preempted at {frame}")
+
+
+HANDLERS: list[Any] = [
+    preempt, forget, Preempting(), Preempting().preempt, functools.partial(preempt), signal.default_int_handler,
+]  # fmt: skip
+
+
+def raise_within(handler: Any) -> BaseException:
+    """Return what a handler of SIGUSR1 has raised in this function."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    except BaseException as error:  # noqa: BLE001 - handed to the test
+        return error
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_what_a_signal_handler_raises_is_held_once_and_not_counted(
+    handler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, error = Guard(error_budget=1), raise_within(handler)
+    if handler is forget:  # it is known only as long as it is installed
+        monkeypatch.setattr(signal, "getsignal", lambda _number: forget)
+    guard.record("windows", error)
+    assert (guard.errors, guard.is_off("windows")) == ({}, False)
+    with pytest.raises(type(error)) as raised:
+        guard.raise_held()
+    assert raised.value is error
+    guard.raise_held()
+
+
+def test_own_error_is_not_taken_for_that_of_a_signal_handler() -> None:
+    assert not is_of_script(fail_in_our_code())
+
+
+def test_what_is_held_is_for_the_thread_that_it_was_raised_on() -> None:
+    guard, found = Guard(error_budget=1), []
+    guard.record("windows", KeyboardInterrupt())
+    thread = threading.Thread(target=lambda: found.append(guard.pop_held()))
+    thread.start()
+    thread.join()
+    assert found == [None]
+    assert isinstance(guard.pop_held(), KeyboardInterrupt)
 
 
 @pytest.fixture

@@ -227,7 +227,7 @@ def test_what_a_signal_handler_raises_is_kept_for_the_script_and_the_window_ends
     training.profiler.sees_device = True
     training.profiler.while_waiting = preempt
     training.run(WARMUP_STEPS + FULL_STEPS + 1)
-    assert isinstance(training.windows.interrupt, TimeoutError)
+    assert isinstance(training.guard.pop_held(), TimeoutError)
     assert (training.profiler.is_on, training.guard.errors) == (True, {})
     training.run(1)
     assert len(training.windows_taken) == 1

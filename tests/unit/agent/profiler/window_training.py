@@ -60,6 +60,10 @@ class FakeProfiler:
     def is_first_of_device(self) -> bool:
         return self.sees_device and not self._has_seen_device
 
+    @property
+    def has_session(self) -> bool:
+        return self._thread == threading.get_ident()
+
     def is_busy(self) -> bool:
         return self.somebody_elses_is_on or self._thread == threading.get_ident()
 

@@ -326,13 +326,29 @@ def test_spent_time_never_decreases() -> None:
 
 
 def test_what_a_signal_handler_raised_while_a_part_waited_comes_out_of_the_hook() -> None:
-    errors: list[Exception] = [TimeoutError("preempted")]
-    loop = Loop(pop_interrupt=lambda: errors.pop() if errors else None)
+    loop = Loop()
+    loop.guard.hold(TimeoutError("preempted"))
     loop.write(loop.timer.data_begin, True)
     with pytest.raises(TimeoutError, match="preempted"):
         loop.buffer.flush_inline()
     loop.write(loop.timer.data_end, True).buffer.flush_inline()
     assert loop.buffer.event_count == 2
+    assert loop.guard.errors == {}
+
+
+def test_events_after_one_that_a_signal_has_interrupted_are_still_handled() -> None:
+    loop, handled = Loop(), list[int]()
+
+    def interrupt(_now_ns: int) -> None:
+        raise KeyboardInterrupt
+
+    for handle in (interrupt, handled.append, interrupt, handled.append):
+        loop.write(handle)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            loop.buffer.flush_inline()
+    loop.buffer.flush_inline()
+    assert len(handled) == 2
     assert loop.guard.errors == {}
 
 
