@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Final, TextIO
 
 from rankscope.agent.green_threads import find_patched
+from rankscope.measure.own_files import is_own_file
 
 DEBUG_VARIABLE: Final = "RANKSCOPE_DEBUG"
 TRACEBACKS_MAX: Final = 64
@@ -23,8 +24,6 @@ VARIABLE_ARGUMENTS: Final = 0x04
 HELD_MAX: Final = 8
 """Errors of signal handlers that wait for code of ours to end: one is usual."""
 
-_PACKAGES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OUR_FOLDERS: Final = tuple(os.path.join(_PACKAGES, name, "") for name in ("agent", "measure", "uplink"))
 _printed: set[tuple[str, str]] = set()
 
 
@@ -159,7 +158,7 @@ def find_place(error: BaseException) -> str:
     while trace is not None:
         places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    ours = [place for place in places if place[0].startswith(_OUR_FOLDERS)]
+    ours = [place for place in places if is_own_file(place[0])]
     return "{}:{}".format(*(ours or places)[-1]) if places else ""
 
 

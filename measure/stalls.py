@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 
 from rankscope.measure.bounds import Name, Names, Reasons, Shapes, Some
+from rankscope.measure.own_files import is_own_file
 
 ACTIVITIES = (
     "collective", "process_group", "backward", "optimizer", "data", "compile", "checkpoint", "synchronize", "import",
@@ -42,11 +43,11 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def is_library_file(file: str) -> bool:
-    """Return whether a frame's file belongs to a library. A torch outside the usual folders, because it was built from
-    source, is recognised by a leading `torch/`, as the agent writes its files.
+    """Return whether a frame's file belongs to a library, or to the agent. A torch outside the usual folders, because
+    it was built from source, is recognised by a leading `torch/`, as the agent writes its files.
     """
     foreign = ("site-packages/", "dist-packages/", "lib/python")
-    return file.startswith(("<", "torch/")) or any(part in file for part in foreign)
+    return file.startswith(("<", "torch/")) or any(part in file for part in foreign) or is_own_file(file)
 
 
 def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:

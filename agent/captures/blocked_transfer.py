@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-from rankscope.agent.captures.stacks import OUR_FILES, find_main_frame, read_frames
+from rankscope.agent.captures.stacks import find_main_frame, read_frames
 from rankscope.agent.steps.host_transfers import Transfer
+from rankscope.measure.own_files import is_own_file
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective
 
@@ -37,7 +38,7 @@ def find_blocked_transfer(
         if frame is None:
             return None
         function = frame.f_code.co_name
-        if function == _OUR_WAIT and frame.f_code.co_filename.startswith(OUR_FILES):
+        if function == _OUR_WAIT and is_own_file(frame.f_code.co_filename):
             noted = frame.f_locals.get("transfer")  # absent while it waits for something else
             return None if noted is None else _describe_noted(Transfer(*noted), groups, own_rank, age_ns)
         if function in _PEERS and frame.f_code.co_filename.endswith(_FILE):

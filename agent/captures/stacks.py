@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Final, NamedTuple
 
+from rankscope.measure.own_files import is_own_file
 from rankscope.measure.stalls import StackFrame, ThreadStack, describe_frame, find_script_frame, is_library_file
 from rankscope.measure.text import to_unicode
 
@@ -33,7 +34,6 @@ FRAMES_MAX: Final = 48
 THREADS_MAX: Final = 24
 TEXT_LENGTH_MAX: Final = 160
 OUR_THREADS: Final = "rankscope-"
-OUR_FILES: Final = __file__.rpartition("/captures/")[0] + "/"
 
 _DISTRIBUTED: Final = "torch/distributed/"
 _GROUP_MAKERS: Final = frozenset(
@@ -119,7 +119,7 @@ def parse_crash(text: str, torch_folder: str = "") -> tuple[ThreadStack, ...]:
         if thread is not None:
             names.append("current thread" if thread[1] == "Current thread" else f"thread {thread[2]}")
             frames.append([])
-        elif frame is not None and frames and not frame[1].startswith(OUR_FILES):
+        elif frame is not None and frames and not is_own_file(frame[1]):
             number = int(frame[2]) if frame[2].isdecimal() else 0
             frames[-1].append(shorten_frame(StackFrame(frame[1], number, frame[3]), torch_folder))
     stacks = [
@@ -148,7 +148,7 @@ def find_raised_line(error: BaseException) -> str:
     line, trace, torch_folder = "", error.__traceback__, find_torch_folder()
     while trace is not None:
         frame = shorten_frame(_to_raised_frame(trace), torch_folder)
-        if find_script_frame((frame,)) is not None and not trace.tb_frame.f_code.co_filename.startswith(OUR_FILES):
+        if find_script_frame((frame,)) is not None:
             line = describe_frame(frame)
         trace = trace.tb_next
     return line
@@ -215,7 +215,7 @@ def _to_stack(name: str, frame: FrameType | None) -> ThreadStack:
     while frame is not None:
         code, line = frame.f_code, frame.f_lineno or 0
         frame = frame.f_back
-        if code.co_filename.startswith(OUR_FILES):
+        if is_own_file(code.co_filename):
             continue
         if len(frames) < FRAMES_MAX:
             frames.append(shorten_frame(StackFrame(code.co_filename, line, code.co_name), torch_folder))

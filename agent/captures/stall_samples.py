@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Final, NamedTuple
 
-from rankscope.agent.captures.stacks import OUR_FILES, find_main_frame, find_torch_folder, read_frames, shorten_frame
+from rankscope.agent.captures.stacks import find_main_frame, find_torch_folder, read_frames, shorten_frame
+from rankscope.measure.own_files import is_own_file
 from rankscope.measure.stalls import StackFrame, StallSamples, find_script_frame
 
 SAMPLES_MAX: Final = 64
@@ -32,7 +33,7 @@ def read_main_stack(read_frames: Callable[[], Mapping[int, FrameType]] = read_fr
     frame = find_main_frame(read_frames())
     frames: list[StackFrame] = []
     while frame is not None and len(frames) < DEPTH_MAX:
-        if not frame.f_code.co_filename.startswith(OUR_FILES):
+        if not is_own_file(frame.f_code.co_filename):
             frames.append(StackFrame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
     return tuple(reversed(frames))

@@ -21,11 +21,12 @@ from functools import lru_cache
 from types import FrameType
 from typing import Final, NamedTuple, Protocol
 
-from rankscope.agent.captures.stacks import OUR_FILES, OUR_THREADS, find_torch_folder
+from rankscope.agent.captures.stacks import OUR_THREADS, find_torch_folder
 from rankscope.agent.guard import Guard
 from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.profiler.thread_frames import ThreadState
 from rankscope.measure.bounds import NAME_LENGTH_MAX
+from rankscope.measure.own_files import is_own_file
 from rankscope.measure.stalls import StackFrame, describe_frame
 from rankscope.measure.text import to_unicode
 from rankscope.measure.units import NS_PER_MS
@@ -246,13 +247,13 @@ def _make_is_script(environment: Mapping[str, str]) -> Callable[[str], bool]:
     and Python itself. It remembers its answers: most frames of all samples are of a few files.
     """
     compiled = environment.get("TORCHINDUCTOR_CACHE_DIR", "")
-    left_out = ("<", OUR_FILES, *filter(None, [find_torch_folder(), compiled]))
+    left_out = ("<", *filter(None, [find_torch_folder(), compiled]))
     python = os.path.join(sysconfig.get_paths()["stdlib"], "")
     packages = ("/site-packages/", "/dist-packages/")
 
     @lru_cache(maxsize=FILES_MAX)
     def is_script(file: str) -> bool:
-        if file.startswith(left_out) or INDUCTOR_FOLDER in file:
+        if file.startswith(left_out) or INDUCTOR_FOLDER in file or is_own_file(file):
             return False
         return not file.startswith(python) or any(part in file for part in packages)
 

@@ -14,6 +14,7 @@ from rankscope.collector.traces.report import SourceRow
 from rankscope.measure.backward_links import replace_by_forward
 from rankscope.measure.kineto import NONE, Codes, Ints
 from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.own_files import is_own_file
 from rankscope.measure.rank_view import RankView
 
 SOURCES_MAX = 3
@@ -55,7 +56,12 @@ def is_users(frame: str) -> bool:
     >>> [is_users(frame) for frame in ("train.py(54): step", "torch/nn/modules/linear.py(114): forward", "<built-in>")]
     [True, False, False]
     """
-    return ".py(" in frame and _PYTHON_OR_TORCH.search(frame) is None and _LIBRARIES.search(frame) is None
+    return ".py(" in frame and not _is_foreign(frame) and _LIBRARIES.search(frame) is None
+
+
+def _is_foreign(frame: str) -> bool:
+    """Return whether a frame is Python's, torch's or the agent's, whose hooks are around calls of torch."""
+    return _PYTHON_OR_TORCH.search(frame) is not None or is_own_file(frame.partition("(")[0])
 
 
 # -- the place of each call -------------------------------------------------------------------------------------------
@@ -113,8 +119,8 @@ def _find_threads(view: RankView, rows: Ints, frames: Ints) -> tuple[Codes, Ints
 
 
 def _choose(frames: Sequence[str]) -> str | None:
-    in_files = [frame for frame in frames if ".py(" in frame]
-    of_libraries = [frame for frame in in_files if _PYTHON_OR_TORCH.search(frame) is None]
+    in_files = [frame for frame in frames if ".py(" in frame and not is_own_file(frame.partition("(")[0])]
+    of_libraries = [frame for frame in in_files if not _is_foreign(frame)]
     return next(iter([frame for frame in of_libraries if is_users(frame)] or of_libraries or in_files), None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from rankscope.agent.captures.stacks import OUR_FILES
+from rankscope.measure.own_files import is_own_file
 
 
 class Interruption:
@@ -29,7 +29,7 @@ class Interruption:
         return None
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OUR_FILES):
+        if not is_own_file(frame.f_code.co_filename):
             return None
         if event == "line" and not self.has_come:
             if not self._left:

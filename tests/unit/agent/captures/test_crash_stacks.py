@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankscope.agent.captures.stacks import FRAMES_MAX, OUR_FILES, THREADS_MAX, parse_crash
+from rankscope import agent
+from rankscope.agent.captures.stacks import FRAMES_MAX, THREADS_MAX, parse_crash
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 SCRIPT = """
@@ -57,7 +58,10 @@ def test_too_much_is_cut_and_counted() -> None:
 
 
 def test_agent_frames_are_omitted() -> None:
-    lines = [f'  File "{OUR_FILES}steps/torch_hooks.py", line 136 in backward', '  File "train.py", line 24 in main']
+    lines = [
+        f'  File "{agent.__path__[0]}/steps/torch_hooks.py", line 136 in backward',
+        '  File "train.py", line 24 in main',
+    ]
     (stack,) = parse_crash("\n".join(["Thread 0x0a (most recent call first):", *lines]))
     assert stack.frames == (StackFrame("train.py", 24, "main"),)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rankscope import agent
 from rankscope.agent.captures.stacks import (
     FRAMES_MAX,
-    OUR_FILES,
     capture_stacks,
     find_activity,
     find_raised_line,
@@ -166,7 +166,7 @@ def test_raised_line_is_empty_without_a_line_of_the_script() -> None:
 
 
 def test_raised_line_of_the_agents_own_frames_is_empty() -> None:
-    error = raise_from("1 / 0", f"{OUR_FILES}launch.py")
+    error = raise_from("1 / 0", f"{agent.__path__[0]}/launch.py")
     assert error.__traceback__ is not None
     assert find_raised_line(error.with_traceback(error.__traceback__.tb_next)) == ""  # without this test's own frame
 

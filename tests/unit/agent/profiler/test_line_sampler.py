@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.agent.captures.stacks import OUR_FILES
+from rankscope import agent
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.line_sampler import (
     FRAMES_MAX,
@@ -122,7 +122,8 @@ def test_each_sample_has_its_time_and_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "inner", [TORCH, STANDARD, f"{OUR_FILES}steps/torch_hooks.py", "<string>", "/home/me/torchinductor_me/ab/cab.py"]
+    "inner",
+    [TORCH, STANDARD, f"{agent.__path__[0]}/steps/torch_hooks.py", "<string>", "/home/me/torchinductor_me/ab/cab.py"],
 )
 def test_line_is_that_of_the_caller_of_torch_python_and_the_agent(inner: str) -> None:
     assert line_of(frame_in("/home/me/outer.py", SCRIPT, inner, line=3)) == "train.py:3 (wait)"
