@@ -24,6 +24,7 @@ jq                       jq                       the commands of docs/nodes.md 
 openssl                  openssl                  certificates for the tests of HTTPS
 gcc                      gcc,libc6-dev            the stand-in for NVML is a small library in C
 g++                      g++                      the GPU inside Kineto is one in C++
+valgrind                 valgrind                 looks for invalid reads and writes in make soak
 LIST
 }
 

@@ -47,8 +47,9 @@ class Written(NamedTuple):
 
 
 class TraceFiles:
-    """The files of one rank, of at most `bytes_max` together; without a folder, each in a temporary one of its own, which
-    the caller removes with it. Files and folders that are made are for this user alone: traces have lines of source.
+    """The files of one rank, of at most `bytes_max` together; without a folder, each in a temporary one of its own,
+    which the caller removes with it. Files and folders that are made are for this user alone: traces have lines of
+    source.
     """
 
     def __init__(
