@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.agent.green_threads import find_patched
-from rankscope.agent.guard import explain, log_line
+from rankscope.agent.guard import explain, is_of_script, log_line
 from rankscope.measure.errors import RankscopeError, UnavailableError
 
 if TYPE_CHECKING:
@@ -127,13 +127,17 @@ def _read_settings(environment: Mapping[str, str]) -> "LaunchConfig":
 
 
 def autoload() -> None:
-    """Start the agent if it is wanted; torch calls this at the end of `import torch`. Never raise."""
+    """Start the agent if it is wanted; torch calls this at the end of `import torch`. Raise only what a signal handler
+    of the script raises meanwhile.
+    """
     try:
         if _requested:
             start()
         elif os.environ.get("RANKSCOPE", "") not in ("", "0"):
             start(alone=False)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
+        if is_of_script(error):
+            raise
         log_line(f"not started ({explain('start', error)}); training continues without it")
 
 
@@ -238,7 +242,9 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
                 session.calls.declare_flops(*declared)
     except RankscopeError as error:
         log_once_per_node(f"not started: {error} Training continues without it.", environment)
-    except Exception as error:  # noqa: BLE001 - an error of the agent must not affect training
+    except Exception as error:  # an error of the agent must not affect training
+        if is_of_script(error):
+            raise
         log_once_per_node(f"not started ({explain('start', error)}); training continues without it", environment)
     return session is not None and session.is_running
 
