@@ -206,6 +206,15 @@ def _belongs_to_parent() -> bool:
     return os.environ.get(PID_VARIABLE, "") not in ("", str(os.getpid()))
 
 
+def _tell_not_started(error: Exception, environment: Mapping[str, str]) -> None:
+    """Log that an error of ours has kept the agent from starting; raise one of a signal handler of the script."""
+    if is_of_script(error):
+        raise error
+    from rankscope.agent.once_per_node import log_once_per_node  # noqa: PLC0415
+
+    log_once_per_node(f"not started ({explain('start', error)}); training continues without it", environment)
+
+
 def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     """Start the session unless it is running or this is a child of a measured process. Never raise.
 
@@ -242,10 +251,8 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
                 session.calls.declare_flops(*declared)
     except RankscopeError as error:
         log_once_per_node(f"not started: {error} Training continues without it.", environment)
-    except Exception as error:  # an error of the agent must not affect training
-        if is_of_script(error):
-            raise
-        log_once_per_node(f"not started ({explain('start', error)}); training continues without it", environment)
+    except Exception as error:  # noqa: BLE001 - an error of the agent must not affect training
+        _tell_not_started(error, environment)
     return session is not None and session.is_running
 
 

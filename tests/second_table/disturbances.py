@@ -60,7 +60,7 @@ class When:
             there = (_draw(seed, step).random(ranks) < self.chance).astype(float)
         elif self.every > 1:
             place = _draw(seed, -1).integers(0, self.every, ranks) if self.apart else np.zeros(ranks, dtype=np.int64)
-            there = (since % self.every == place).astype(float)
+            there = np.equal(since % self.every, place).astype(float)
         return there * (min(1.0, (since + 1) / self.ramp) if self.ramp else 1.0)
 
 

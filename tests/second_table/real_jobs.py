@@ -174,7 +174,7 @@ def _read_lost(case: Case, folder: Path) -> float:
         for step, began, ended in one["done"]:
             longest[step] = max(longest.get(step, 0.0), ended - began)
     took = max(one["end"] for one in written) - min(one["begins"][0] for one in written)
-    return sum(longest.values()) / took
+    return float(sum(longest.values()) / took)
 
 
 def _judge(case: Case, run: dict[str, Any], lost: float) -> Ran:

@@ -305,7 +305,7 @@ class Agents:
             return [Collectives()] * ranks
         place_of, names = self._labels
         ops: dict[str, int] = {}
-        rows: list[Floats] = []
+        rows: list[Ints | Floats] = []
         for window in windows:
             for place, step in enumerate(window.steps):
                 rows += self._rows(window.first + place, step, ops, place_of, is_full=window.full)
@@ -484,7 +484,7 @@ class Agents:
 
 def _overlap(start: Floats, end: Floats, other_start: Floats, other_end: Floats) -> Floats:
     """Return for how long two ranges overlap on each rank; 0 where one is not known."""
-    return np.nan_to_num(np.maximum(0.0, np.minimum(end, other_end) - np.maximum(start, other_start)))
+    return np.asarray(np.nan_to_num(np.maximum(0.0, np.minimum(end, other_end) - np.maximum(start, other_start))))
 
 
 def _account(step: Step, on_gpu: bool) -> Ints:
