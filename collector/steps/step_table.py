@@ -22,6 +22,7 @@ from rankscope.collector.steps.collectives import CollectiveBlock, NameLists, co
 from rankscope.collector.steps.device_self_times import DeviceSelfTimes
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.measured_steps import WindowDistance
+from rankscope.collector.steps.phase_self_times import fill_from_phases
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
@@ -418,6 +419,8 @@ class StepTable:
             self_ns = self._device.read(slots, columns, self._group_sizes)
         elif measured or (computing_ns := sum_computing(phases_ns)) is None:
             self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
+            if self._is_on_hosts and len(ranks) == self._world_size:
+                self_ns = fill_from_phases(self_ns, step_ns, phases_ns)
         else:
             self_ns = computing_ns
         waits_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)
@@ -439,6 +442,12 @@ class StepTable:
             is_by_device=is_by_device,
             timed_waits_ns=self._device.read_waits(slots) if is_by_device else {},
         )
+
+    @property
+    def _is_on_hosts(self) -> bool:
+        """Whether the hosts move the data of every process group with peers."""
+        groups = {label for label, size in self._group_sizes.items() if size > 1}
+        return bool(groups) and groups <= self._host_groups
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
         """Return the transfers of each process group in the steps of `series`."""
