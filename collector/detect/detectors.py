@@ -42,7 +42,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         RunSlowdown(thresholds),
         EarlierRuns(),
         StageImbalance(read_imbalance_thresholds(config)),
-        BatchImbalance(config.uneven_work_ratio_min),
+        BatchImbalance(config.uneven_work_ratio_min, thresholds),
         RunRules(config.detect_steps),
     )
 

@@ -269,6 +269,12 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "communication_bound": Advice("RankscopeCommunicationBound", {"communication_bound": COMMUNICATE_LESS}),
     "serialised_communication": Advice("RankscopeNoOverlap", {"serialised_communication": OVERLAP}),
     "memory_pressure": Advice("RankscopeAllocatorRetries", {"memory_pressure": FREE_THE_ALLOCATOR}),
+    "garbage_collection": Advice(FINDINGS_PAGE, {
+        "garbage_collection": (
+            "Collect at the same step on all ranks: gc.freeze() after the start, gc.disable(), and gc.collect() every "
+            "n-th step. Pauses at one step cost the run one of them, not the sum."
+        ),
+    }),
     "periodic_work": Advice(FINDINGS_PAGE, {
         "periodic_work": (
             "Do it less often, or where no rank waits for it: save checkpoints asynchronously or on all ranks, "
@@ -300,6 +306,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "length, or make batches of a fixed number of tokens instead of samples."
         ),
         "cpu_pressure": FREE_THE_CORES,
+        "data_loading": FEED_FASTER,
         UNATTRIBUTED: (
             "A capture of all ranks shows which part of the step differs: rankscope capture RUN --ranks all --wait. If "
             "batches differ in length, report their tokens (rankscope.batch(tokens=...)), so that it can be compared."

@@ -12,6 +12,7 @@ from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.machine_growth import Machines, NodeCounts, find_machines
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.long_steps import NO_LONG_STEPS, LongStepsSeen
 from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
@@ -75,8 +76,9 @@ class Samples(NamedTuple):
     breakdowns of a rank are none of the present, None where they are. `machines`: the samples of its machine, which one
     rank of a node has. `process_cpu`: CPU time of all threads of the process; `core_waits`: for how long its training
     thread was ready to run and had no CPU; `host_clock`: the time on the host's clock when these two were read.
-    `memory_errors`: the first error of torch's allocator, and the last;
-    `memory_levels`: the resident memory of the process, in blocks of time.
+    `memory_errors`: the first error of torch's allocator, and the last; `memory_levels`: the resident memory of the
+    process, in blocks of time. `signs_by_step`: the signs of a fault that its GPU shows (`find_signs`), each with the
+    step by which it did.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -92,6 +94,7 @@ class Samples(NamedTuple):
     core_waits: Mapping[int, Sequence[TimeCount]] = {}
     memory_errors: Mapping[int, Sequence[OutOfMemorySeen]] = {}
     memory_levels: Mapping[int, MemoryLevels] = {}
+    signs_by_step: Mapping[int, Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +104,10 @@ class RunView:
     each rank, empty while none is stalled. `known_usual` is the usual excess of ranks by open findings; `steps_min` as
     in Thresholds. `open_findings` are those that the run holds, by number; `attempt` counts its elastic restarts;
     `is_last`: the run is over, and this is its last detection pass. `levels`: how long the steps
-    were since the begin of the attempt, in blocks. `ras`: what NCCL's RAS service said in the present
-    stall, None if it said nothing; its ranks have their number in the run as far as that is sure. `dumps`: what ranks
-    had completed in it by the dumps of NCCL's Inspector, of those ranks whose dump says that.
+    were since the begin of the attempt, in blocks; `long_steps`: those much longer than the ones around them. `ras`:
+    what NCCL's RAS service said in the present stall, None if it said nothing; its ranks have their number in the run
+    as far as that is sure. `dumps`: what ranks had completed in it by the dumps of NCCL's Inspector, of those ranks
+    whose dump says that.
     `injected_faults` says what ranks do to themselves on purpose, which each finding states too; empty: nothing.
     `start` is how long the first steps took, None while that is not known; `earlier_runs` are runs of the same work
     in the store, the latest first, None while they are not known.
@@ -126,6 +130,7 @@ class RunView:
     attempt: int = 0
     is_last: bool = False
     levels: Levels = NO_LEVELS
+    long_steps: LongStepsSeen = NO_LONG_STEPS
     injected_faults: str = ""
     start: RunStart | None = None
     earlier_runs: Sequence[EarlierRun] | None = None
@@ -196,13 +201,20 @@ class RunView:
         return self.excess[:, self.series.column_of(rank)]
 
 
+class SingleLosses(NamedTuple):
+    """What some steps lost in ns, shape (m,) each, also steps that are no longer kept; all others lost nothing."""
+
+    steps: Ints
+    lost_ns: Floats
+
+
 class Candidate(NamedTuple):
     """A finding that passes its tests now, and what each step of the series lost to it, shape (n,) in ns (None: it has
-    no cost of its own). The finding is without the cost so far, which the run keeps.
+    no cost of its own), or what single steps lost. The finding is without the cost so far, which the run keeps.
     """
 
     finding: Finding
-    lost_ns: Floats | None = None
+    lost_ns: "Floats | SingleLosses | None" = None
 
 
 class DetectorResult(NamedTuple):

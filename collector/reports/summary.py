@@ -20,6 +20,8 @@ from rankscope.measure.units import format_duration
 
 SHARE_MIN = 0.0005
 """Smallest share shown: the smallest that rounds to a tenth of a percent."""
+NAMED_SHARE_MIN = 0.25
+"""Share of the cost of another finding from which one that names ranks or a group comes before it."""
 HEALTHY = "No rank was slower than the others."
 
 
@@ -148,14 +150,16 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
 
 def find_costliest(findings: Iterable[Finding]) -> Finding | None:
     """Return the most important finding: critical ones first, as a hang, which has no cost yet; then those that name
-    ranks or a group; then by cost.
+    ranks or a group, unless they cost little beside another; then by cost.
     """
+    # A hang after which the run finished without another step was work after the training.
+    counted = [one for one in findings if one.kind != HANG or one.severity != "info"]
+    named_min = NAMED_SHARE_MIN * max((one.lost_rank_seconds or 0.0 for one in counted), default=0.0)
 
     def rank(one: Finding) -> tuple[bool, bool, float]:
-        return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
+        lost_s = one.lost_rank_seconds or 0.0
+        return one.severity == "critical", bool(one.ranks or one.group) and lost_s >= named_min, lost_s
 
-    # A hang after which the run finished without another step was work after the training.
-    counted = (one for one in findings if one.kind != HANG or one.severity != "info")
     return max(counted, key=rank, default=None)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import HANG, SEVERITIES, STRAGGLER, Finding, match_open
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
-from rankscope.collector.detect.view import Candidate, Detected, RunView
+from rankscope.collector.detect.view import Candidate, Detected, RunView, SingleLosses
 from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
@@ -272,17 +272,19 @@ class RunFindings:
         self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns, recurs=recurs))
         return self._open[-1]
 
-    def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, view: RunView) -> None:
-        """Add the cost of new steps. It is known of steps with measured waiting: each stands for the unmeasured ones
-        before it, back to the last one charged. It is at most what these steps lasted.
-        """
+    def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | SingleLosses | None, view: RunView) -> None:
+        """Add the cost of new steps: of single ones as it is, else as `_spread` says."""
         if lost_ns is None:
             return
-        series, lost_ns = view.series, self._without_impossible(finding, lost_ns, view)
-        rows = (series.steps > one.charged_through) & ~np.isnan(lost_ns)
-        steps = series.steps[rows]
-        charged_ns = lost_ns[rows] * np.diff(steps, prepend=one.charged_through)
-        charged_ns = np.minimum(charged_ns, _find_lengths_ns(view, steps, one.charged_through))
+        series = view.series
+        if isinstance(lost_ns, SingleLosses):
+            fresh = lost_ns.steps > one.charged_through
+            steps, charged_ns = lost_ns.steps[fresh], lost_ns.lost_ns[fresh]
+        else:
+            known_ns = self._without_impossible(finding, lost_ns, view)
+            steps, charged_ns = _spread(
+                known_ns, view, one.charged_through, is_of_some=finding.pattern == "intermittent"
+            )
         self.charged.append((steps, charged_ns))
         lost_s = ns_to_s(float(charged_ns.sum())) * len(series.ranks)
         one.charged_through = int(steps[-1]) if len(steps) else one.charged_through
@@ -343,19 +345,25 @@ def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
     return round(float((view.longest_ns[rows] * steps).sum()))
 
 
-def _find_lengths_ns(view: RunView, steps: Ints, after_step: int) -> Floats:
-    """Return how long the steps up to each of these lasted, from the one before it (the first: from `after_step`) on,
-    in ns. Those that are not known are as long as it; a step without a length has no limit.
+def _spread(lost_ns: Floats, view: RunView, after_step: int, *, is_of_some: bool) -> tuple[Ints, Floats]:
+    """Return the steps after that one whose loss is known, shape (m,) each, and what each is charged, in ns: itself,
+    and the steps before it back to the one before, whose loss is not known. Each of these is taken to have lost as
+    much; of a slowness of some steps (`is_of_some`) at most what it lasted beyond what the known one has not lost.
+    Together they lost at most what they lasted.
     """
     series, longest_ns = view.series, view.longest_ns
-    own_ns = longest_ns[np.searchsorted(series.steps, steps)]
-    known = (series.steps > after_step) & ~np.isnan(longest_ns)
-    place = np.searchsorted(steps, series.steps[known])
-    is_before = place < len(steps)
-    place, known_ns = place[is_before], longest_ns[known][is_before]
-    missing = np.diff(steps, prepend=after_step) - np.bincount(place, minlength=len(steps))
-    lengths_ns = np.bincount(place, known_ns, minlength=len(steps)) + missing * own_ns
-    return np.where(np.isnan(own_ns), np.inf, lengths_ns)
+    rows = np.flatnonzero((series.steps > after_step) & ~np.isnan(lost_ns))
+    steps, own_ns, each_ns = series.steps[rows], longest_ns[rows], lost_ns[rows]
+    others = np.flatnonzero((series.steps > after_step) & np.isnan(lost_ns) & ~np.isnan(longest_ns))
+    place = np.searchsorted(steps, series.steps[others])
+    others, place = others[place < len(steps)], place[place < len(steps)]
+    most_ns = each_ns[place]
+    if is_of_some:
+        most_ns = np.clip(longest_ns[others] - (own_ns - each_ns)[place], 0.0, most_ns)
+    missing = np.diff(steps, prepend=after_step) - 1 - np.bincount(place, minlength=len(steps))
+    charged_ns = (1 + missing) * each_ns + np.bincount(place, most_ns, minlength=len(steps))
+    lasted_ns = (1 + missing) * own_ns + np.bincount(place, longest_ns[others], minlength=len(steps))
+    return steps, np.minimum(charged_ns, np.where(np.isnan(own_ns), np.inf, lasted_ns))
 
 
 def _add_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:

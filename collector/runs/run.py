@@ -334,6 +334,7 @@ class RunState:
         self.goodput.validate()
         self.log.validate()
         self.speed.levels.validate()
+        self.speed.long_steps.validate()
         self.processes.validate({} if attempt is None else attempt.ranks)
         if self.heat_map_steps is not None:
             require(self.heat_map_steps.attempt <= self.attempts, "a heat map of an attempt to come")

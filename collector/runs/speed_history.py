@@ -9,7 +9,9 @@ from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.events import EarlierRunsRead
 from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run_view import keep_levels
+from rankscope.collector.runs.sign_history import SignHistory
 from rankscope.collector.steps.equal_work import Work
+from rankscope.collector.steps.long_steps import LongSteps
 from rankscope.collector.steps.run_start import EarlierRun, RunStart, find_start_rows, measure_start
 from rankscope.collector.steps.step_levels import StepLevels
 from rankscope.measure.messages import Hello
@@ -22,14 +24,28 @@ class SpeedHistory:
     def __init__(self) -> None:
         #: Medians of all steps of the present attempt, in blocks.
         self.levels = StepLevels()
+        #: Its rare long steps.
+        self.long_steps = LongSteps()
+        #: By which step its GPUs have shown each sign of a fault.
+        self.signs = SignHistory()
         #: How long its first steps took; None while that is not known.
         self.start: RunStart | None = None
         #: Earlier runs of the same work in the store, the latest first; None while they have not been read.
         self.earlier_runs: tuple[EarlierRun, ...] | None = None
 
     def add_to(self, view: RunView) -> RunView:
-        """Return a view that has all of this."""
-        return replace(view, levels=self.levels.read(), start=self.start, earlier_runs=self.earlier_runs)
+        """Return a view that has all of this, with the long steps up to now."""
+        self.long_steps.add(view.series, is_last=view.is_last)
+        if len(view.series.steps):
+            self.signs.look(view.series.ranks, view.samples.devices, int(view.series.steps[-1]))
+        return replace(
+            view,
+            levels=self.levels.read(),
+            samples=view.samples._replace(signs_by_step=self.signs.by_step),
+            long_steps=self.long_steps.read(),
+            start=self.start,
+            earlier_runs=self.earlier_runs,
+        )
 
     def keep_earlier(self, read: EarlierRunsRead) -> None:
         """Keep earlier runs, unless they were read for another attempt: its work may have been another."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance, find_chance_limit
+from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import series_of, view_of
 
@@ -25,7 +26,7 @@ def works(draw: st.DrawFn) -> Floats:
 
 def found(self_ms: Floats, forward_ms: Floats) -> list[Finding]:
     view = view_of(series_of(self_ms.tolist(), phases_ms={"forward": forward_ms.tolist()}))
-    verdict = BatchImbalance(cost_ratio_min=0.1).find(view, ())
+    verdict = BatchImbalance(cost_ratio_min=0.1, thresholds=Thresholds()).find(view, ())
     return [] if isinstance(verdict, Abstain) else [candidate.finding for candidate in verdict]
 
 

@@ -18,14 +18,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import RUN_SLOWDOWN, Abstain, Finding
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.run_rules.turns_finding import TURNS, describe_turns, find_turns_share
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, share_of_time
+from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
 from rankscope.collector.detect.stragglers.sentence import describe_cost
-from rankscope.collector.detect.suggestions import suggest
+from rankscope.collector.detect.stragglers.turns import Turns, find_turns
+from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.measure.units import format_duration
@@ -70,24 +73,57 @@ class BatchImbalance:
 
     kinds = frozenset({UNEVEN_WORK})
 
-    def __init__(self, cost_ratio_min: float) -> None:
+    def __init__(self, cost_ratio_min: float, thresholds: Thresholds) -> None:
         self._cost_ratio_min = cost_ratio_min
+        self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return at most one finding, about the run and no rank; or why no verdict can be given."""
         ranks = len(view.series.ranks)
         if ranks < max(RANKS_MIN, view.world_size):
+            in_turns = self._find_turns(view, explained) if ranks >= view.world_size else []
+            if in_turns or any(TURNS in finding.evidence for finding in explained):
+                return in_turns
             return Abstain(f"{ranks} of {view.world_size} ranks have reported, and at least {RANKS_MIN} are needed")
         gaps = find_gaps(view)
         if gaps is None:
             return Abstain(f"fewer than {STEPS_MIN} steps are known of all ranks")
         if not self._costs(gaps):
-            return []
+            return self._find_turns(view, explained)
+        return self._describe(view, gaps, explained)
+
+    def _describe(self, view: RunView, gaps: Gaps, explained: Sequence[Finding]) -> list[Candidate]:
+        """Return the finding about a slowest rank that changes at random; without a cause that about turns, where these
+        have one, and else none while it may be other load on the machines.
+        """
         known = next((finding for finding in explained if finding.kind == UNEVEN_WORK), None)
         candidate = _describe(view, gaps, known)
-        if known is None and candidate.finding.cause == "unattributed" and not self._has_lasted(view):
+        if candidate.finding.cause != UNATTRIBUTED:
+            return [candidate]
+        in_turns = self._find_turns(view, explained)
+        if in_turns and in_turns[0].finding.cause != UNATTRIBUTED:
+            return in_turns
+        return [candidate] if known is not None or self._has_lasted(view) else []
+
+    def _find_turns(self, view: RunView, explained: Sequence[Finding]) -> list[Candidate]:
+        """Return the costliest turns of ranks, unless a slower run with their cause explains them, or they may be those
+        of a busy machine.
+        """
+        found = [one for one in find_turns(view, self._thresholds) if _are_frequent(view, one)]
+        if not found:
             return []
-        return [candidate]
+        turns = max(found, key=lambda one: float(one.excess_ns.sum()))
+        known = next((finding for finding in explained if finding.kind == UNEVEN_WORK), None)
+        ease = 1.0 if known is None else CLOSE_SHARE
+        if find_turns_share(view, turns) < ease * self._cost_ratio_min:
+            return []
+        core_wait_ns = find_core_wait(view, int(view.series.steps[turns.rows[0]]))
+        candidate = describe_turns(view, turns, UNEVEN_WORK, core_wait_ns, known)
+        cause = candidate.finding.cause
+        if any(finding.kind == RUN_SLOWDOWN and finding.cause == cause for finding in explained):
+            return []
+        needed = UNATTRIBUTED_STEPS_MIN if cause == UNATTRIBUTED and known is None else STEPS_MIN
+        return [candidate] if np.count_nonzero(view.is_known[turns.rows[0] :]) >= needed else []
 
     def _costs(self, gaps: Gaps) -> bool:
         return gaps.is_random and gaps.step_ratio >= self._cost_ratio_min
@@ -96,8 +132,10 @@ class BatchImbalance:
         gaps = find_gaps(view, UNATTRIBUTED_STEPS_MIN)
         return gaps is not None and len(gaps.rows) == UNATTRIBUTED_STEPS_MIN and self._costs(gaps)
 
-    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:  # noqa: ARG002 - there is only one
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether the steps lose little now, or lose it to one rank; False when not known."""
+        if TURNS in finding.evidence:
+            return True  # else `find` had found them again
         gaps = find_gaps(view)
         return gaps is not None and (not gaps.is_random or gaps.step_ratio < CLOSE_SHARE * self._cost_ratio_min)
 
@@ -116,6 +154,11 @@ def find_gaps(view: RunView, steps: int = STEPS_JUDGED) -> Gaps | None:
     is_random = most_often < find_chance_limit(len(rows), len(view.series.ranks)) and steady < STEADY_SHARE_MAX * gap
     step = max(float(np.median(view.longest_ns[rows])), 1.0)
     return Gaps(rows, gap_ns, gap / step, most_often, is_random)
+
+
+def _are_frequent(view: RunView, turns: Turns) -> bool:
+    """Return whether most steps since the first slow one are slow: stalls that each rank has now and then are not."""
+    return 2 * len(turns.rows) > int(np.count_nonzero(view.is_known[turns.rows[0] :]))
 
 
 def _beyond_peers(view: RunView, values: Floats) -> Floats:

@@ -13,12 +13,14 @@ run or a slow link.
 | `communication_bound` | exposed communication for 15 % of the time; waits do not count |
 | `serialised_communication` | little communication overlaps, and overlap could save a tenth of the time |
 | `cpu_pressure` | the training thread waits for a CPU core a tenth of the time (on a GPU: and it is idle as long) |
+| `garbage_collection` | steps are longer than usual for 5 % of the time, and garbage collectors pause as long |
 | `memory_pressure` | repeatedly the allocator runs out of memory, or allocates from the driver and frees to it |
 
-In a run without GPUs only `data_bound` and `cpu_pressure` are judged. Devices that are idle, beyond the data phase, for
-more than twice as long as their processes compute do not wait for busy hosts but for what is not seen: that is
-`low_gpu_utilisation`. A host that waits for its device instead of launching ahead (`blocking_sync` in traces) is no
-finding of its own: where that makes half of the idle time, `host_bound` says so and names the source line.
+In a run without GPUs only `data_bound`, `cpu_pressure` and `garbage_collection` are judged. Devices that are idle,
+beyond the data phase, for more than twice as long as their processes compute do not wait for busy hosts but for what
+is not seen: that is `low_gpu_utilisation`. A host that waits for its device instead of launching ahead
+(`blocking_sync` in traces) is no finding of its own: where that makes half of the idle time, `host_bound` says so and
+names the source line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +36,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     HIDEABLE_RATIO_MIN,
     IDLE_RATIO_MIN,
     OVERLAP_RATIO_MAX,
+    PAUSE_RATIO_MIN,
     QUEUE_RATIO_MIN,
     percent,
 )
@@ -75,7 +78,7 @@ def _idle_during(wait: float, ratio_min: float, signals: RunSignals, unknown: st
     """
     if wait < ratio_min:
         return None
-    if not signals.has_windows:
+    if signals.has_gpus and not signals.has_windows:
         return Abstain(signals.absent or unknown)
     ratio = wait if signals.idle is None else min(wait, signals.idle)
     return None if ratio < ratio_min else ratio
@@ -216,6 +219,22 @@ def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdic
     )
 
 
+def judge_garbage(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether the garbage collectors of many ranks, at steps of their own, make all wait again and again. Pauses
+    at one step count once: no more is lost than what steps are longer than usual.
+    """
+    if signals.pausing is None:
+        return Abstain("how long Python's garbage collectors pause is not known")
+    ratio = min(signals.pausing, signals.beyond)
+    if ratio < ease * PAUSE_RATIO_MIN:
+        return None
+    return Judged(
+        ratio,
+        f"Python's garbage collector stops the ranks, and all wait for each: up to {percent(ratio)} of the time.",
+        {"pause_ratio": signals.pausing, "beyond_usual_ratio": signals.beyond, "pause_ratio_min": PAUSE_RATIO_MIN},
+    )
+
+
 def judge_memory(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether torch's allocators have too little memory, or keep too little of it."""
     if signals.retrying is None or signals.churning is None:
@@ -269,6 +288,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
+    "garbage_collection": Rule(judge_garbage, frozenset({"garbage_collection"})),
 }
 """The rules by kind, which is the cause too, in the order in which they run."""
 OF_WINDOWS_ONLY: Final = frozenset(

@@ -24,7 +24,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.detect.statistics.excess import KNOWN_MIN
-from rankscope.collector.detect.stragglers.host_times import share_of_time
+from rankscope.collector.detect.stragglers.host_times import share_of_time, time_per_step
 from rankscope.collector.detect.view import AllocatorCounts, RunView, TimeCount
 from rankscope.collector.steps.step_series import Floats, medians_of_last
 from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
@@ -51,7 +51,9 @@ class RunSignals(NamedTuple):
     count, None where those of enough ranks do; `since_step` is the first step used.
     `computing` is the CPU time of the process, all threads together, over the time: of one core, so it may be more than
     1; more than half of the ranks do not exceed it. `queueing` is the wait of the training thread for a CPU core, and
-    `machine` the name of the machine where the run has one only.
+    `machine` the name of the machine where the run has one only. `has_gpus`: whether any rank has one.
+    `pausing` are the pauses of Python's garbage collector in all ranks together over the step, so it may be more than
+    1, and `beyond` the share of the steps' time that is beyond steps of the median.
     `synchronising` is the part of `idle` around calls in which the host waits for its GPU, at most, and
     `synchronises_in` the calls with most of it, as text that ends a sentence, empty if there are none.
     """
@@ -73,6 +75,9 @@ class RunSignals(NamedTuple):
     computing: float | None = None
     queueing: float | None = None
     machine: str | None = None
+    has_gpus: bool = True
+    pausing: float | None = None
+    beyond: float = 0.0
 
 
 def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
@@ -110,7 +115,18 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         computing=_at_most(_host_shares(view, view.samples.process_cpu, usual_ns, steps), len(sampled)),
         queueing=_of_most(_host_shares(view, view.samples.core_waits, usual_ns, steps), len(sampled)),
         machine=_find_only_machine(view),
+        has_gpus=_has_gpus(view, sampled),
+        pausing=_find_pausing(view, sampled, steps),
+        beyond=_find_beyond(view.longest_ns),
         **_read_synchronisations(view, windows, steps, usual_ns, len(sampled))._asdict(),
+    )
+
+
+def _has_gpus(view: RunView, sampled: Sequence[int]) -> bool:
+    """Return whether any of these ranks has a GPU, also one that NVML does not show."""
+    samples = view.samples
+    return view.series.is_by_device or any(
+        samples.devices.get(rank) or len(samples.allocators.get(rank, ())) for rank in sampled
     )
 
 
@@ -174,6 +190,24 @@ def _host_shares(
     """Return a time of the process over all that has passed, of each of these ranks."""
     clock = view.samples.host_clock
     return [share_of_time(counts.get(rank, ()), clock.get(rank, ()), steps) for rank in ranks]
+
+
+def _find_pausing(view: RunView, sampled: Sequence[int], steps: int) -> float | None:
+    """Return the pauses of the garbage collector of all ranks over the mean step, if all pause as long as the median
+    rank, so that those of one rank do not count; None where too few are known.
+    """
+    known = [time_per_step(view.samples.gc_pauses.get(rank, ()), steps) for rank in sampled]
+    pauses_ns = _known(known, len(sampled))
+    longest_ns = view.longest_ns[~np.isnan(view.longest_ns)]
+    if not pauses_ns or not len(longest_ns):
+        return None
+    return median_low(pauses_ns) * len(view.series.ranks) / max(1.0, float(np.mean(longest_ns)))
+
+
+def _find_beyond(longest_ns: Floats) -> float:
+    """Return the share of the time that steps take beyond their median, of the steps that are kept."""
+    known = longest_ns[~np.isnan(longest_ns)]
+    return max(0.0, 1.0 - float(np.median(known)) / max(1.0, float(np.mean(known)))) if len(known) else 0.0
 
 
 def _find_only_machine(view: RunView) -> str | None:

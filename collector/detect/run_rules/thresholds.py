@@ -14,6 +14,8 @@ DATA_RATIO_MIN: Final = 0.1
 """Data phase over the step: 34 % in data-bound traces, up to 2 % with sound loaders, 5 to 10 % in host-bound ones."""
 QUEUE_RATIO_MIN: Final = 0.1
 """Wait of the training thread for a CPU core over the step: below a thousandth where every rank has a core."""
+PAUSE_RATIO_MIN: Final = 0.05
+"""Time that steps are longer than usual, and garbage collectors pause: 16 ranks that pause 1 ms in 20 s are 0.08 %."""
 EXPOSED_RATIO_MIN: Final = 0.15
 """Exposed communication over the window, without waits where they are known: healthy runs stay below 7 %. That of a
 single rank's trace includes waits for others."""

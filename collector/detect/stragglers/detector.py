@@ -33,8 +33,10 @@ from rankscope.collector.detect.stragglers.persistent import (
     keep_steps_to_close,
     steps_to_close,
 )
+from rankscope.collector.detect.stragglers.recurring_stalls import STALLS, describe_recurring, find_recurring
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
+from rankscope.collector.detect.stragglers.turns import find_in_turns
 from rankscope.collector.detect.stragglers.witness import is_contradicted, read_witness
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
@@ -83,6 +85,10 @@ class Stragglers:
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
+        if slow_ranks or intermittently:
+            in_turns = find_in_turns(view, self._thresholds) - known.keys()
+            slow_ranks = [slow for slow in slow_ranks if slow.rank not in in_turns]
+            intermittently = tuple(slow for slow in intermittently if slow.rank not in in_turns)
         joined = [
             *join_nodes([slow for slow in slow_ranks if not is_contradicted(slow, view.series)], view.nodes),
             *join_nodes([slow for slow in intermittently if not is_contradicted(slow, view.series)], view.nodes),
@@ -96,7 +102,9 @@ class Stragglers:
         works = [_find_own_work(view, slow, cause, known) for (_, slow), cause in zip(described, causes, strict=True)]
         slower = [place for place, work in enumerate(works) if work is None]
         together = _Together(view, [described[place] for place in slower], known)
+        named = steady.union(one.rank for _, slow in described for one in slow)
         return [
+            *self._find_recurring(view, named, known),
             *(_describe(view, together, number, causes[place], known) for number, place in enumerate(slower)),
             *(
                 _describe_own_work(view, one, cause, work, known)
@@ -105,10 +113,22 @@ class Stragglers:
             ),
         ]
 
+    def _find_recurring(self, view: RunView, named: Collection[int], known: Mapping[int, Finding]) -> list[Candidate]:
+        """Return the ranks that stop now and then, of those that are not `named` by what the kept steps show."""
+        found = find_recurring(view.long_steps, len(view.series.ranks), known)
+        steady = {rank for rank, one in known.items() if one.pattern != "intermittent"}
+        return [
+            describe_recurring(view, one, known.get(one.rank))
+            for one in found
+            if one.rank not in named and one.rank not in steady
+        ]
+
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether every rank of the finding has recovered, or the other kind of finding is about it now."""
         if _is_replaced(finding, explained):
             return True
+        if STALLS in finding.evidence:
+            return True  # else `find` had found it again
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
             return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])

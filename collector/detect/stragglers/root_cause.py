@@ -56,9 +56,11 @@ def find_memory_pressure(
     retries = _compare(slow, evidence, "retries_per_step", lambda rank: _per_step(rank, slow, samples, _retries))
     calls = _compare(slow, evidence, "device_calls_per_step", lambda rank: _per_step(rank, slow, samples, _calls))
     faults = _compare(slow, evidence, "major_faults_per_step", lambda rank: _faults_per_step(rank, samples))
-    if retries is not None and retries[0] - retries[1] >= RETRIES_PER_STEP:
+    before = _per_step_before(slow, samples, _retries)
+    if retries is not None and retries[0] - max(retries[1], before) >= RETRIES_PER_STEP:
         return f"its GPU's memory runs out {retries[0]:.1f} times a step, its peers' {retries[1]:.1f} times"
-    if calls is not None and calls[0] - calls[1] >= DEVICE_CALLS_PER_STEP:
+    before = _per_step_before(slow, samples, _calls)
+    if calls is not None and calls[0] - max(calls[1], before) >= DEVICE_CALLS_PER_STEP:
         return f"its allocator calls the driver for memory {calls[0]:.1f} times a step, its peers' {calls[1]:.1f} times"
     if faults is not None and (faults[0] - faults[1]) * MAJOR_FAULT_NS >= explained_ns_min:
         return f"it reads {faults[0]:.0f} pages of memory a step from disk, its peers {faults[1]:.0f}"
@@ -98,6 +100,16 @@ def _per_step(
         return None
     first, last = count(known[0].sample), count(known[-1].sample)
     return None if first is None or last is None else (last - first) / (known[-1].steps - known[0].steps)
+
+
+def _per_step_before(slow: SlowRank, samples: Samples, count: Callable[[AllocatorSample], int | None]) -> float:
+    """Return the slow rank's count per step before it became slow; 0 where that is not known."""
+    until = -1 if slow.before_step is None else slow.before_step
+    known = [counts for counts in samples.allocators.get(slow.rank, ()) if counts.steps <= until]
+    if len(known) < 2 or known[-1].steps == known[0].steps:  # noqa: PLR2004 - a difference takes two
+        return 0.0
+    first, last = count(known[0].sample), count(known[-1].sample)
+    return 0.0 if first is None or last is None else (last - first) / (known[-1].steps - known[0].steps)
 
 
 def _faults_per_step(rank: int, samples: Samples) -> float | None:
@@ -152,6 +164,7 @@ def find_cause(
     """
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
+    old = find_old_signs(slow, samples)
     for rule in (_data, _garbage, _fault, _clock, _memory, _sync, _pcie, _window):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
@@ -172,7 +185,25 @@ def find_cause(
             share_of_steps=share_of_slow_steps(slow),
         )
         cause = cause if because is None else (CPU_PRESSURE, because)
-    return Cause(cause[0], cause[1], evidence)
+    beside = f" (beside that, since before: {', '.join(sorted(old))})" if old else ""
+    return Cause(cause[0], cause[1] + beside, evidence)
+
+
+def find_signs(device: DeviceSample) -> set[str]:
+    """Return the signs of a fault that a GPU shows, also such as cost nothing."""
+    width = _pcie_width(device)
+    is_narrow = width is not None and width < (device.pcie_link_width_max or width)
+    return _find_faults(device) | ({_name_width(width)} if is_narrow else set())
+
+
+def find_old_signs(slow: SlowRank, samples: Samples) -> set[str]:
+    """Return the signs that the rank's GPU has shown since before it became slow: they have not made it slow. Empty
+    where the begin of the slowness is not known.
+    """
+    if slow.before_step is None:
+        return set()
+    seen = samples.signs_by_step.get(slow.rank, {})
+    return {sign for sign, by_step in seen.items() if by_step <= slow.before_step}
 
 
 def phase_excess(slow: SlowRank, series: StepSeries) -> dict[str, float]:
@@ -232,8 +263,10 @@ def _garbage(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sampl
 def _fault(slow: SlowRank, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find a fault that the rank's GPU reports, and most of its peers' do not."""
     peers = [_find_faults(device) for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
+    old = find_old_signs(slow, samples)
     for device in samples.devices.get(slow.rank, ()):
-        mine = {found for found in _find_faults(device) if 2 * sum(found in theirs for theirs in peers) <= len(peers)}
+        new = _find_faults(device) - old
+        mine = {found for found in new if 2 * sum(found in theirs for theirs in peers) <= len(peers)}
         if mine:
             return "gpu_fault", f"its GPU reports {', '.join(sorted(mine))}"
     return None
@@ -275,11 +308,17 @@ def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
             usual = statistics.median_low(theirs) if theirs else 0
             if mine is None or mine >= min(usual, most[what] or usual):
                 continue  # more than half of the known ones have the lower median, or more
+            if what == "lanes" and _name_width(mine) in find_old_signs(slow, samples):
+                continue
             evidence[f"pcie_{what}"], evidence[f"peers_pcie_{what}"] = mine, usual
             runs = f"with {mine} lane{'s' if mine > 1 else ''}" if what == "lanes" else f"at generation {mine}"
             preposition = "with" if what == "lanes" else "at"
             return "pcie_downgrade", f"its GPU's PCIe link runs {runs}, those of its peers {preposition} {usual}"
     return None
+
+
+def _name_width(width: int | None) -> str:
+    return f"a PCIe link with {width} lane{'' if width == 1 else 's'}"
 
 
 def _pcie_width(device: DeviceSample) -> int | None:

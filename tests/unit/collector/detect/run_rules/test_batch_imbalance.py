@@ -11,11 +11,12 @@ from rankscope.collector.detect.run_rules.batch_imbalance import (
     find_chance_limit,
     find_gaps,
 )
+from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, RunView, Samples, TimeCount
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
-DETECTOR = BatchImbalance(cost_ratio_min=0.1)
+DETECTOR = BatchImbalance(cost_ratio_min=0.1, thresholds=Thresholds())
 
 
 def draw(steps: int = 150, ranks: int = 8, spread: float = 0.15, seed: int = 1) -> Floats:

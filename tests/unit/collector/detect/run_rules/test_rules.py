@@ -10,7 +10,7 @@ from rankscope.collector.detect.run_rules.rules import CLOSE_RATIO, OF_WINDOWS_O
 from rankscope.collector.detect.run_rules.signals import (
     read_signals,
 )
-from rankscope.collector.detect.view import RunView, TimeCount
+from rankscope.collector.detect.view import RunView, Samples, TimeCount
 from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
 from tests.unit.collector.detect.run_views import (
     BUSY,
@@ -29,7 +29,13 @@ from tests.unit.collector.detect.run_views import (
     with_samples,
 )
 from tests.unit.collector.runs.run_stories import Story
-from tests.unit.collector.steps.step_series import MS, UNKNOWN, view_of
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, series_of, view_of
+
+
+def pauses_of(ms_per_step: float) -> tuple[TimeCount, ...]:
+    """The pauses of a garbage collector, counted every ten steps."""
+    return tuple(TimeCount(step, round(step * ms_per_step * MS)) for step in range(0, 121, 10))
+
 
 # -- each rule --------------------------------------------------------------------------------------------------------
 
@@ -345,6 +351,7 @@ def test_open_finding_passes_only_well_below_what_opens_it(data_ms: float) -> No
 def test_every_finding_passes_in_a_healthy_run() -> None:
     steady = {rank: counts_of(*STEADY) for rank in (0, 1)}
     well = job_of(BUSY, BUSY, allocators=steady, core_wait_ms=(0.0, 0.0))
+    well = with_samples(well, well.samples._replace(gc_pauses={rank: pauses_of(0.0) for rank in (0, 1)}))
     assert {kind: RULE.has_passed(well, finding_of(kind), ()) for kind in RULE.kinds} == dict.fromkeys(RULE.kinds, True)
 
 
@@ -415,10 +422,44 @@ def test_finding_about_the_run_opens_and_closes() -> None:
     for _ in range(8):
         train(story, data_ms=20)
     (finding,) = story.snapshot().open_findings
-    # 20 of 45 ms, and the windows looked at begin after the first 32 steps.
-    assert (finding.kind, finding.since_step, finding.severity) == ("data_bound", 47, "warning")
+    # 20 of 45 ms. Without a GPU no window is needed: of the first 64 steps the last 32 are judged.
+    assert (finding.kind, finding.since_step, finding.severity) == ("data_bound", 32, "warning")
     assert finding.lost_rank_seconds is None
     for _ in range(4):
         train(story, data_ms=1)
     assert story.snapshot().open_findings == ()
     assert [type(effect) for effect in story.effects if not isinstance(effect, AskClock)] == [OpenFinding, CloseFinding]
+
+
+# -- garbage collection -----------------------------------------------------------------------------------------------
+
+
+def pausing(ms_per_step: tuple[float, ...], long_ms: float = 300.0) -> RunView:
+    """Return a run whose steps take 100 ms, and each tenth of them `long_ms`; its ranks pause so much per step."""
+    step_ms = [[long_ms if step % 10 == 0 else 100.0] * len(ms_per_step) for step in range(120)]
+    view = view_of(series_of(step_ms))
+    return with_samples(view, Samples({}, {rank: pauses_of(ms) for rank, ms in enumerate(ms_per_step)}, {}))
+
+
+def test_pauses_of_all_ranks_are_what_steps_are_longer_by() -> None:
+    (finding,) = findings_in(pausing((6.0, 6.0, 6.0, 6.0)))
+    # The mean step is 120 ms, of which 20 are beyond the median; 24 ms of pauses.
+    assert (finding.kind, finding.ranks, finding.severity) == ("garbage_collection", (), "info")
+    assert finding.evidence["pause_ratio"] == pytest.approx(0.2)
+    assert finding.evidence["beyond_usual_ratio"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("ms_per_step", "long_ms"),
+    [((1.0, 1.0, 1.0, 1.0), 300.0), ((6.0, 6.0, 6.0, 6.0), 110.0), ((24.0, 0.0, 0.0, 0.0), 300.0)],
+)
+def test_short_pauses_hidden_ones_and_those_of_one_rank_are_none(
+    ms_per_step: tuple[float, ...], long_ms: float
+) -> None:
+    assert kinds_in(pausing(ms_per_step, long_ms)) == []
+
+
+def test_unknown_pauses_are_not_judged() -> None:
+    signals = read_signals(job_of(BUSY, BUSY), 32)
+    assert not isinstance(signals, Abstain)
+    assert isinstance(RULES["garbage_collection"].judge(signals, 1.0), Abstain)

@@ -41,7 +41,7 @@ def test_slow_node_is_one_finding_and_its_steps_are_charged_once() -> None:
     ((finding, lost_ns),) = find(self_ms)
     assert (finding.ranks, finding.nodes, finding.since_step) == ((4, 5, 6, 7), ("node1",), 60)
     assert finding.sentence.startswith("Node node1 (ranks 4-7) is up to 1.5")
-    assert lost_ns is not None
+    assert isinstance(lost_ns, np.ndarray)
     assert float(np.median(lost_ns[60:])) == pytest.approx(55 * MS, rel=0.1)  # the slowest of four, 1.5 and some noise
     assert (lost_ns[:60] == 0).all()
 

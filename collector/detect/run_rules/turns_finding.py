@@ -1,0 +1,88 @@
+"""Build the finding about ranks that are slow in turns (`stragglers/turns.py`): what that costs the run, and why."""
+
+import math
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.finding import Finding, name_ranks
+from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.stragglers.cost import price
+from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
+from rankscope.collector.detect.stragglers.sentence import describe_cost
+from rankscope.collector.detect.stragglers.turns import Turns
+from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
+from rankscope.collector.detect.view import Candidate, RunView
+from rankscope.measure.units import format_duration
+
+DATA: Final = "data"
+TURNS: Final = "turns"
+"""Evidence key: how many turns there were in the steps that are kept."""
+
+
+def describe_turns(
+    view: RunView, turns: Turns, kind: str, core_wait_ns: float | None, known: Finding | None
+) -> Candidate:
+    """Build the finding, of this kind; an open one keeps its begin."""
+    since_step = int(view.series.steps[turns.rows[0]])
+    if known is not None and known.since_step is not None:
+        since_step = min(since_step, known.since_step)
+    lost_ns = _find_lost(view, turns)
+    cost = price(lost_ns, view, since_step)
+    share, mean_ns = find_turns_share(view, turns), float(np.mean(turns.excess_ns))
+    cause, because = _find_cause(view, turns, core_wait_ns)
+    count = 1 + int(np.count_nonzero(np.diff(turns.owners)))
+
+    def write(*, is_over: bool) -> str:
+        were, waited = ("were", "waited") if is_over else ("are", "wait")
+        text = (
+            f"{name_ranks(turns.ranks).capitalize()} {were} the slowest in turns{WHEN if is_over else ''}, and the "
+            f"others {waited}: {format_duration(mean_ns)} in each of {len(turns.rows)} slow steps, {count} turns, "
+            f"{100 * share:.0f} % of the time; no single rank {'was' if is_over else 'is'} to blame; cause {cause}: "
+            f"{put_in_past(because) if is_over else because}."
+        )
+        return text + describe_cost(cost, is_over=is_over)
+
+    finding = Finding(
+        kind=kind,
+        since_step=since_step,
+        cause=cause,
+        sentence=write(is_over=False),
+        past=write(is_over=True),
+        severity="info" if cause == UNATTRIBUTED else "warning",
+        suggestion=suggest(kind, cause),
+        run_slowdown_ratio=cost.run_slowdown_ratio,
+        evidence={TURNS: float(count), "gap_ns": mean_ns, "gap_step_ratio": share},
+    )
+    return Candidate(finding, lost_ns)
+
+
+def find_turns_share(view: RunView, turns: Turns) -> float:
+    """Return the share of the time since the first slow step that the turns hold."""
+    since = slice(int(turns.rows[0]), None)
+    step_ns = view.longest_ns[since]
+    return min(1.0, float(turns.excess_ns.sum()) / max(1.0, float(step_ns[~np.isnan(step_ns)].sum())))
+
+
+def _find_lost(view: RunView, turns: Turns) -> np.ndarray:
+    """Return what each step lost, shape (n,) in ns; NaN where the ranks' own times are not known."""
+    lost_ns = np.where(view.is_known, 0.0, math.nan)
+    lost_ns[turns.rows] = np.minimum(turns.excess_ns, view.longest_ns[turns.rows])
+    return lost_ns
+
+
+def _find_cause(view: RunView, turns: Turns, core_wait_ns: float | None) -> tuple[str, str]:
+    """Return the cause, and a clause that gives the reason: what holds half of the excess of all turns."""
+    total_ns, longer_ns = float(turns.excess_ns.sum()), {}
+    columns = view.series.columns_of(turns.owners.tolist())
+    for name, values in view.series.phases_ns.items():
+        rows_ns = values[turns.rows]
+        own_ns = rows_ns[np.arange(len(columns)), columns]
+        longer_ns[name] = float(np.nansum(own_ns - np.nanmin(rows_ns, axis=1)))
+    if longer_ns.get(DATA, 0.0) >= EXPLAINS * total_ns:
+        return "data_loading", "the rank whose turn it is waits for its data loader"
+    if core_wait_ns is not None and core_wait_ns >= EXPLAINS * float(np.mean(turns.excess_ns)):
+        return CPU_PRESSURE, "the training threads wait for a CPU core"
+    part = max((name for name in longer_ns if name != "backward"), key=lambda name: longer_ns[name], default="")
+    where = f", most of it in {part}" if part and longer_ns[part] >= EXPLAINS * total_ns else ""
+    return UNATTRIBUTED, f"no known cause explains it{where}"

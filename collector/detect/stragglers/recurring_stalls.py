@@ -1,0 +1,220 @@
+"""Find a rank that stops now and then, at any distance, by the long steps of the whole attempt (`long_steps.py`).
+
+What the kept steps do not show: a stall every 1,000 steps, or three in five minutes. Few of them prove nothing by their
+number, so what counts is whose the time of comparable stalls was:
+
+    class    long steps of at least CLASS_RATIO of the median stall of the rank, since its first one; the last
+             CLASS_MAX of the run
+    owned    the rank owns OWNED_MIN of the time of its class that anybody owns, and half of all of it
+    proof    its stalls come every k-th step; or as many of the class being its own has a probability of at most
+             CHANCE_MAX over the number of ranks; or they are LARGE_COUNT or more, all of the class, and each is
+             LARGE_RATIO usual steps
+    cost     at least COST_RATIO_MIN of the time since the first of them
+    now      the last one is no longer ago than QUIET_GAPS usual distances
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding
+from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.stragglers.cost import Cost
+from rankscope.collector.detect.stragglers.intermittent import COST_RATIO_MIN, QUIET_GAPS, find_period, probability_of
+from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT
+from rankscope.collector.detect.stragglers.sentence import describe_cost
+from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
+from rankscope.collector.detect.view import Candidate, RunView, SingleLosses, TimeCount
+from rankscope.collector.steps.long_steps import EVERYBODY, LongStep, LongStepsSeen
+from rankscope.measure.units import format_duration, ns_to_s
+
+CLASS_RATIO: Final = 0.25
+"""Noise of other ranks is a tenth of a stall that costs 1 %."""
+CLASS_MAX: Final = 64
+OWNED_MIN: Final = 0.8
+OWNED_OF_ALL_MIN: Final = 0.5
+STALLS_MIN: Final = 4
+"""Three equal distances."""
+CHANCE_MAX: Final = 1e-4
+"""Of 2 ranks it takes 15 stalls that are all one rank's, of 8 ranks 6."""
+LARGE_COUNT: Final = 6
+LARGE_RATIO: Final = 10.0
+"""Stalls by the scheduler of a busy machine are a few steps long."""
+WORK_SHARE_MAX: Final = 0.05
+"""Share of the time from which work of its own is a warning."""
+STALLS: Final = "stalls"
+"""Evidence key: how many stalls the finding stands on. Only of findings that this file writes."""
+OTHER: Final = "other"
+CHECKPOINT: Final = "checkpoint"
+
+
+class Recurring(NamedTuple):
+    """A rank that stops now and then: its stalls, the usual distance between them in steps, whether most are equal to
+    it, and the share of the time since the first that they hold.
+    """
+
+    rank: int
+    stalls: tuple[LongStep, ...]
+    period: int
+    is_regular: bool
+    share: float
+
+    @property
+    def usual_stall_ns(self) -> float:
+        """Return the median of what the rank was longer."""
+        return statistics.median(one.owned_ns for one in self.stalls)
+
+    @property
+    def part(self) -> str:
+        """Return the phase that holds most of the time."""
+        by_part: dict[str, float] = {}
+        for one in self.stalls:
+            by_part[one.part] = by_part.get(one.part, 0.0) + one.owned_ns
+        return max(by_part, key=lambda name: by_part[name])
+
+
+def find_recurring(seen: LongStepsSeen, ranks: int, known: Collection[int] = ()) -> tuple[Recurring, ...]:
+    """Return the ranks that stop now and then, the costliest first. Those `known` need no further proof. `ranks`: how
+    many could own a stall.
+    """
+    steps = [one for one in seen.steps if one.owner != EVERYBODY]
+    owners = {one.owner for one in steps if one.owner >= 0}
+    found = (_judge(owner, steps, seen.total_ns, ranks, is_known=owner in known) for owner in sorted(owners))
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.share))
+
+
+def _judge(rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, is_known: bool) -> Recurring | None:
+    mine = [one for one in steps if one.owner == rank][-CLASS_MAX:]
+    if len(mine) < STALLS_MIN:
+        return None
+    size_ns = CLASS_RATIO * statistics.median(one.owned_ns for one in mine)
+    alike = [one for one in steps if one.step >= mine[0].step and one.excess_ns >= size_ns][-CLASS_MAX:]
+    mine = [one for one in alike if one.owner == rank]
+    if len(mine) < STALLS_MIN:
+        return None
+    owned_ns = math.fsum(one.owned_ns for one in mine)
+    of_owned_ns = math.fsum(one.owned_ns for one in alike if one.owner >= 0)
+    of_all_ns = math.fsum(one.excess_ns for one in alike)
+    if owned_ns < OWNED_MIN * of_owned_ns or owned_ns < OWNED_OF_ALL_MIN * of_all_ns:
+        return None
+    since_ns = total_ns - mine[0].before_ns
+    distances_ns = [later.before_ns - one.before_ns for one, later in itertools.pairwise(mine)]
+    is_past = total_ns - mine[-1].before_ns > QUIET_GAPS * max(
+        statistics.median(distances_ns), statistics.fmean(distances_ns)
+    )
+    share = owned_ns / since_ns
+    if is_past or share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
+        return None
+    period, is_regular = find_period(np.array([one.step for one in mine]))
+    if not (is_known or is_regular or _is_proven(mine, alike, ranks)):
+        return None
+    return Recurring(rank, tuple(mine), period, is_regular, share)
+
+
+def _is_proven(mine: Sequence[LongStep], alike: Sequence[LongStep], ranks: int) -> bool:
+    if probability_of(len(mine), len(alike), 1 / ranks) <= CHANCE_MAX / ranks:
+        return True
+    are_large = all(one.owned_ns >= LARGE_RATIO * one.usual_ns for one in mine)
+    return are_large and len(mine) >= LARGE_COUNT and len(mine) == len(alike)
+
+
+class StallCause(NamedTuple):
+    """Cause of recurring stalls, and a clause that gives the reason."""
+
+    name: str
+    because: str
+
+
+def find_stall_cause(found: Recurring, gc_pauses: Mapping[int, Sequence[TimeCount]]) -> StallCause:
+    """Return why a rank stops: what holds half of the time of its stalls."""
+    if found.part == "data":
+        return StallCause("data_loading", f"it waits {format_duration(found.usual_stall_ns)} for its data loader")
+    pause_ns = _find_pause(found, gc_pauses.get(found.rank, ()))
+    if pause_ns is not None and pause_ns >= EXPLAINS * found.usual_stall_ns:
+        return StallCause("garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)}")
+    if found.part == CHECKPOINT:
+        return StallCause(PERIODIC_WORK, "it saves a checkpoint")
+    if found.part == OTHER and found.is_regular:
+        return StallCause(PERIODIC_WORK, "it does work of its own after its optimizer and before its next batch")
+    return _find_host_cause(found)
+
+
+def _find_host_cause(found: Recurring) -> StallCause:
+    in_part = f"{format_duration(found.usual_stall_ns)} of it in {found.part}"
+    used = [(one.cpu_ns, one) for one in found.stalls if one.cpu_ns is not None]
+    # What the thread computes in a usual step is at most the step: the truth lies between the two.
+    if used and statistics.median(cpu_ns - one.usual_ns for cpu_ns, one in used) >= EXPLAINS * found.usual_stall_ns:
+        return StallCause(HOST_CPU, f"its training thread computes meanwhile, {in_part}")
+    if used and statistics.median(cpu_ns for cpu_ns, _ in used) < EXPLAINS * found.usual_stall_ns:
+        return StallCause(
+            UNSEEN_WAIT, f"its training thread is off the CPU: it waits for something that is not measured, {in_part}"
+        )
+    return StallCause(UNATTRIBUTED, f"no known cause explains it, {in_part}")
+
+
+def _find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
+    """Return the pauses of the collector for each stall between the first and the last count, in ns; None where no
+    stall lies between.
+    """
+    if not counts:
+        return None
+    between = [one for one in found.stalls if counts[0].steps <= one.step < counts[-1].steps]
+    return (counts[-1].counted_ns - counts[0].counted_ns) / len(between) if between else None
+
+
+def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -> Candidate:
+    """Build the finding about a rank that stops now and then. An open one keeps its begin."""
+    cause = find_stall_cause(found, view.samples.gc_pauses)
+    is_work = cause.name == PERIODIC_WORK
+    lost_ns = math.fsum(one.owned_ns for one in found.stalls)
+    since_ns = view.long_steps.total_ns - found.stalls[0].before_ns
+    ranks = len(view.series.ranks)
+    cost = Cost(since_ns / max(since_ns - lost_ns, 1.0), ns_to_s(lost_ns) * ranks, found.share * ranks)
+    since_step, since_min = found.stalls[0].step, max(0, found.stalls[0].step - max(found.period, 1) + 1)
+    if known is not None and known.since_step is not None and known.since_step <= since_step:
+        since_step, since_min = (
+            known.since_step,
+            known.since_step if known.since_step_min is None else known.since_step_min,
+        )
+    usual_ns = statistics.median(one.usual_ns for one in found.stalls)
+    finding = Finding(
+        kind=PERIODIC_WORK if is_work else STRAGGLER,
+        ranks=(found.rank,),
+        since_step=since_step,
+        since_step_min=min(since_min, since_step),
+        since_step_max=since_step,
+        slowdown_ratio=1 + found.usual_stall_ns / max(usual_ns, 1.0),
+        cause=cause.name,
+        pattern="intermittent",
+        severity="info" if is_work and found.share < WORK_SHARE_MAX else "warning",
+        sentence=_write_sentence(view, found, cause, cost, since_step),
+        past=_write_sentence(view, found, cause, cost, since_step, is_over=True),
+        suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
+        run_slowdown_ratio=cost.run_slowdown_ratio,
+        evidence={
+            STALLS: float(len(found.stalls)),
+            "stall_ns": found.usual_stall_ns,
+            "stalls_time_ratio": found.share,
+            "gap_steps": float(found.period),
+        },
+    )
+    steps = np.array([one.step for one in found.stalls], dtype=np.int64)
+    return Candidate(finding, SingleLosses(steps, np.array([one.owned_ns for one in found.stalls])))
+
+
+def _write_sentence(
+    view: RunView, found: Recurring, cause: StallCause, cost: Cost, since_step: int, *, is_over: bool = False
+) -> str:
+    every = f"every {found.period} steps" if found.is_regular else f"now and then, usually every {found.period} steps,"
+    when = WHEN if is_over else f" since step {since_step}"
+    text = (
+        f"Rank {found.rank} ({view.nodes[found.rank]}) {'stopped' if is_over else 'stops'} {every}{when}, and the "
+        f"other ranks {'waited' if is_over else 'wait'}: {format_duration(found.usual_stall_ns)} each time, "
+        f"{len(found.stalls)} times in the steps from {found.stalls[0].step} to {found.stalls[-1].step}; "
+        f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
+    )
+    return text + describe_cost(cost, is_over=is_over)

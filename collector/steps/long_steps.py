@@ -1,0 +1,219 @@
+"""Remember the rare long steps of a whole attempt, and whose they were, in bounded memory. Pure.
+
+Problem: a rank that stops for two seconds every 80 steps costs a fifth of the run. The table of steps holds two or
+three of such stalls, medians do not move, and windows meet none of them.
+
+Naive: keep all steps, or test each rank by how often it is the slowest. Few stalls prove little by their number,
+however long they are.
+
+So each step that is much longer than those around it is looked at once, and kept with what its phases say:
+
+    long      longest duration on any rank >= (1 + LONG_RATIO) * median of the SIDE_STEPS before and after it, and
+              beyond DEVIATIONS of their noise
+    holder    rank of which one phase is longer than usual by at least half of the step's excess
+    owner     the only holder of the earliest phase that has one, which is not backward
+
+The others wait in a later phase, or not before the next step. Where ranks wait for each other within the phase of the
+stall, as with FSDP, all of them hold it, and nobody is its owner. A step that is long because ranks wait for what their
+peer did at the end of the step before, after its last collective, is not counted again.
+
+Example: steps of 20 ms; step 160 takes 2.02 s. Rank 1 has 2.006 s in forward, usually 6 ms; ranks 0, 2 and 3 have
+2.01 s in backward. Forward comes first, and rank 1 alone holds it: 2.0 s are its own.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.invariants import require
+from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
+from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
+from rankscope.measure.records import PHASES
+
+LONG_RATIO: Final = 0.5
+"""Least excess over the usual step. A stall every 50 steps or less often that is shorter costs less than 1 %."""
+SIDE_STEPS: Final = 12
+"""Steps before and after a step that it is compared with. As many on each side, so that a lasting change makes no step
+long. A stall in more than every third step is no rare one."""
+NEIGHBOURS_MIN: Final = 12
+DEVIATIONS: Final = 8.0
+"""Median deviations of the steps around it."""
+HOLDS_RATIO: Final = 0.5
+"""Share of a step's excess that a phase must hold."""
+RECENT_MAX: Final = 256
+LARGEST_MAX: Final = 256
+"""Long steps kept: the latest, and of the earlier ones the longest. 80 KB a run at most."""
+CELLS_MAX: Final = 2**19
+"""Ranks x long steps that are looked at in a pass: 20 ms of 16,384 ranks and 32 steps."""
+
+UNKNOWN: Final = -1
+"""Owner of a step of which it is not known whose it was."""
+EVERYBODY: Final = -2
+"""Owner of a step in which most ranks did the same, as an evaluation or a checkpoint."""
+MOST_RANKS: Final = 0.9
+_LAST_PHASES: Final = PHASES[1:]  # after the loader and the user's own phases
+_MAY_WAIT: Final = "backward"
+
+
+class LongStep(NamedTuple):
+    """A step that was longer than those around it by `excess_ns`, of which `owner`, a rank, UNKNOWN or EVERYBODY, held
+    `owned_ns` in phase `part` (empty where it is not known). Steps of the run took `before_ns` in all before it began,
+    and `usual_ns` each around it. `cpu_ns`: CPU time of the owner's training thread in it, None where not known.
+    """
+
+    step: int
+    owner: int
+    part: str
+    excess_ns: float
+    owned_ns: float
+    before_ns: float
+    usual_ns: float
+    cpu_ns: float | None = None
+
+
+class LongStepsSeen(NamedTuple):
+    """The long steps that are kept, in order, and the time of all steps up to now, in ns: of each the longest of any
+    rank.
+    """
+
+    steps: tuple[LongStep, ...] = ()
+    total_ns: float = 0.0
+
+
+NO_LONG_STEPS: Final = LongStepsSeen()
+
+
+class LongSteps:
+    """The long steps of one attempt. `add` is given each step once it is complete, or late."""
+
+    def __init__(self) -> None:
+        #: The last step that was looked at; -1 before any. Only grows.
+        self.last_step = -1
+        #: The longest durations of all steps up to it, in ns. Only grows.
+        self._total_ns = 0.0
+        self._largest: list[LongStep] = []
+        self._recent: list[LongStep] = []
+
+    def read(self) -> LongStepsSeen:
+        """Return what is kept."""
+        return LongStepsSeen((*self._largest, *self._recent), self._total_ns)
+
+    def add(self, series: StepSeries, *, is_last: bool = False) -> None:
+        """Look at the complete steps of the series that have enough later ones, `is_last`: at all."""
+        step_ns = series.step_ns[series.earlier_count :]
+        steps = series.steps[series.earlier_count :]
+        known = ~np.isnan(step_ns)
+        is_complete = known.all(axis=1) | (known.any(axis=1) & (steps <= steps.max(initial=-1) - PATIENCE_STEPS))
+        rows = np.flatnonzero(is_complete)
+        longest_ns = np.fmax.reduce(step_ns[rows], axis=1, initial=0.0)
+        until = len(rows) if is_last else len(rows) - SIDE_STEPS
+        fresh = [place for place in range(until) if steps[rows[place]] > self.last_step]
+        seen = 0
+        for place in fresh:
+            begin, end = max(0, place - SIDE_STEPS), place + SIDE_STEPS + 1
+            around = np.delete(np.arange(begin, min(end, len(rows))), place - begin)
+            usual_ns = _find_usual(longest_ns[place], longest_ns[around])
+            if usual_ns is not None:
+                seen += 1
+                at = _Place(int(rows[place]), rows[around], usual_ns, float(longest_ns[place]) - usual_ns)
+                if seen * len(series.ranks) <= max(CELLS_MAX, len(series.ranks)):
+                    self._keep(_look(series, at, self._total_ns))
+            self._total_ns += float(longest_ns[place])
+            self.last_step = int(steps[rows[place]])
+
+    def _keep(self, found: LongStep) -> None:
+        last = self._recent[-1] if self._recent else None
+        is_handed_on = (
+            found.owner == UNKNOWN
+            and last is not None
+            and last.step == found.step - 1
+            and last.owner >= 0
+            and found.excess_ns <= (1 + HOLDS_RATIO) * last.excess_ns
+        )
+        if is_handed_on:
+            return
+        self._recent.append(found)
+        if len(self._recent) > RECENT_MAX:
+            self._largest.append(self._recent.pop(0))
+        if len(self._largest) > LARGEST_MAX:
+            self._largest.remove(min(self._largest, key=lambda one: one.excess_ns))
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold."""
+        kept = (*self._largest, *self._recent)
+        require([one.step for one in kept] == sorted({one.step for one in kept}), "long steps are out of order")
+        require(len(self._recent) <= RECENT_MAX and len(self._largest) <= LARGEST_MAX, "too many long steps")
+        require(all(0 <= one.owned_ns <= one.excess_ns for one in kept), "a rank owns more than a step's excess")
+        require(sum(one.excess_ns for one in kept) <= self._total_ns + 1, "long steps exceed all steps")
+
+
+class _Place(NamedTuple):
+    """Row of a long step, rows around it, its usual duration and its excess, in ns; of steps kept one by one."""
+
+    row: int
+    around: Ints
+    usual_ns: float
+    excess_ns: float
+
+
+def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
+    """Return the usual duration around a long step; None for one that is not long."""
+    if len(around_ns) < NEIGHBOURS_MIN:
+        return None
+    usual_ns = float(np.median(around_ns))
+    deviation_ns = float(np.median(np.abs(around_ns - usual_ns)))
+    is_long = longest_ns >= (1 + LONG_RATIO) * usual_ns and longest_ns - usual_ns >= DEVIATIONS * deviation_ns
+    return usual_ns if is_long else None
+
+
+def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
+    """Return a long step with its owner."""
+    row, around = at.row + series.earlier_count, at.around + series.earlier_count
+    excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
+    owner, part = _find_owner(excess_ns, HOLDS_RATIO * at.excess_ns)
+    owned_ns = 0.0
+    if owner != UNKNOWN:
+        held_ns = excess_ns[part] if owner == EVERYBODY else excess_ns[part][[owner]]
+        owned_ns = min(at.excess_ns, float(np.nanmax(held_ns)))
+    cpu_ns = None
+    if owner >= 0:
+        used_ns = float(series.cpu_ns[row, owner])
+        cpu_ns = None if np.isnan(used_ns) else used_ns
+        owner = series.ranks[owner]
+    step = int(series.steps[row])
+    return LongStep(step, owner, part, at.excess_ns, owned_ns, before_ns, at.usual_ns, cpu_ns)
+
+
+def _find_owner(excess_ns: Mapping[str, Floats], least_ns: float) -> tuple[int, str]:
+    """Return whose a long step is, a column, UNKNOWN or EVERYBODY, and the phase that holds it: the earliest one that
+    is longer by `least_ns` on any rank decides. `excess_ns`: of each phase, shape (ranks,).
+    """
+    for name in _in_order(excess_ns):
+        holders = np.flatnonzero(excess_ns[name] >= least_ns)
+        count, ranks = len(holders), len(excess_ns[name])
+        if count == 1 < ranks and name != _MAY_WAIT:
+            return int(holders[0]), name
+        if count >= MOST_RANKS * ranks and name not in {"forward", _MAY_WAIT}:
+            return EVERYBODY, name
+        if count:
+            break
+    return UNKNOWN, ""
+
+
+def _excess_of(values: Cells, row: int, around: Ints) -> Floats:
+    """Return by how much a value of each rank is above its median around it, shape (ranks,); NaN where not known."""
+    there = values[around]
+    known = ~np.isnan(there)
+    usual = np.full(there.shape[1], np.nan)
+    whole = known.all(axis=0)
+    usual[whole] = np.median(there[:, whole], axis=0)
+    for column in np.flatnonzero(~whole & known.any(axis=0)).tolist():
+        usual[column] = np.median(there[known[:, column], column])
+    return np.asarray(values[row : row + 1][0] - usual)
+
+
+def _in_order(phases_ns: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of phases in the order of a step: the loader's, those of the user, the others."""
+    own = sorted(name for name in phases_ns if name not in PHASES)
+    return tuple(name for name in (PHASES[0], *own, *_LAST_PHASES) if name in phases_ns)

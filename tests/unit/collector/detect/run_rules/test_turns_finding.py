@@ -1,0 +1,99 @@
+"""The finding about ranks that are slow in turns, by hand: two ranks, steps of 20 ms, of 80 in which one is slow."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
+from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.view import RunView, Samples, TimeCount
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
+
+DETECTOR = BatchImbalance(cost_ratio_min=0.1, thresholds=Thresholds())
+
+
+def turns_of(
+    steps: int = 140, phase: str = "data", more_ms: float = 60.0, usual_steps: int = 60, ranks: int = 2
+) -> RunView:
+    """Return the view of a run in which, after usual steps, each rank is slow in every other step."""
+    own_ms = np.full((usual_steps + steps, ranks), 20.0)
+    own_ms += np.random.default_rng(1).normal(0, 0.1, own_ms.shape)
+    part_ms = np.full_like(own_ms, 1.0)
+    for step in range(usual_steps, len(own_ms)):
+        part_ms[step, step % 2] += more_ms
+    own_ms += part_ms - 1.0
+    return view_of(series_of(own_ms.tolist(), phases_ms={phase: part_ms.tolist()}))
+
+
+def find(view: RunView, *known: Finding) -> list[Finding]:
+    found = DETECTOR.find(view, known)
+    assert not isinstance(found, Abstain)
+    return [candidate.finding for candidate in found]
+
+
+def test_loaders_that_are_slow_in_turns_are_uneven_work_of_nobody() -> None:
+    (found,) = find(turns_of())
+    assert (found.kind, found.cause, found.severity, found.ranks) == ("uneven_work", "data_loading", "warning", ())
+    assert found.since_step == 60
+    # 60 of 80 ms in each of 140 steps.
+    assert found.evidence["gap_step_ratio"] == pytest.approx(0.75, abs=0.01)
+    assert found.evidence["gap_ns"] == pytest.approx(60 * MS, rel=0.02)
+    assert found.run_slowdown_ratio == pytest.approx(4.0, rel=0.02)
+    assert "Ranks 0-1 are the slowest in turns" in found.sentence
+    assert "Ranks 0-1 were the slowest in turns" in found.past
+
+
+def test_waits_for_a_core_are_the_cause_where_they_are_as_long() -> None:
+    view = turns_of(phase="forward")
+    counts = [TimeCount(60, 0), TimeCount(200, round(140 * 40 * MS))]
+    waiting = replace(view, samples=Samples({}, {}, {}, core_waits={0: counts, 1: counts}))
+    assert [one.cause for one in find(waiting)] == ["cpu_pressure"]
+
+
+def test_turns_without_a_cause_must_have_gone_on_for_long() -> None:
+    (found,) = find(turns_of(phase="forward"))
+    assert (found.cause, found.severity) == ("unattributed", "info")
+    assert "most of it in forward" in found.sentence
+    assert isinstance(DETECTOR.find(turns_of(100, phase="forward"), ()), Abstain)
+    assert find(turns_of(100, phase="forward"), found) != []
+
+
+def test_what_turns_lose_in_backward_has_no_phase() -> None:
+    (found,) = find(turns_of(phase="backward"))
+    assert found.sentence.partition("cause unattributed: ")[2].startswith("no known cause explains it.")
+
+
+def test_a_slower_run_with_the_same_cause_explains_turns() -> None:
+    slower = Finding(kind="run_slowdown", cause="data_loading", sentence="")
+    assert isinstance(DETECTOR.find(turns_of(), (slower,)), Abstain)
+
+
+def test_cheap_turns_are_left_alone() -> None:
+    assert isinstance(DETECTOR.find(turns_of(more_ms=1.5), ()), Abstain)
+
+
+def test_of_four_ranks_turns_are_found_where_the_slowest_is_not_random() -> None:
+    def find_of(view: RunView) -> list[str]:
+        return [one.cause for one in find(view)]
+
+    own_ms = np.full((200, 4), 20.0) + np.random.default_rng(1).normal(0, 0.1, (200, 4))
+    data_ms = np.full_like(own_ms, 1.0)
+    for step in range(60, 200):
+        data_ms[step, step // 20 % 3] += 60.0
+    own_ms += data_ms - 1.0
+    assert find_of(view_of(series_of(own_ms.tolist(), phases_ms={"data": data_ms.tolist()}))) == ["data_loading"]
+
+
+def test_finding_passes_when_the_ranks_take_no_turns_any_more() -> None:
+    (found,) = find(turns_of())
+    healthy = view_of(series_of([[20.0, 20.1]] * 200))
+    assert find(healthy, found) == []
+    assert DETECTOR.has_passed(healthy, found, ())
+
+
+def test_finding_keeps_its_begin() -> None:
+    (found,) = find(turns_of())
+    earlier = Finding(kind=found.kind, cause=found.cause, sentence="", since_step=10, evidence=found.evidence)
+    assert [one.since_step for one in find(turns_of(), earlier)] == [10]

@@ -1,0 +1,188 @@
+"""Ranks that stop now and then, from hand-written long steps: usual steps of 20 ms, stalls of 400."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.stragglers.recurring_stalls import (
+    LARGE_COUNT,
+    STALLS,
+    Recurring,
+    describe_recurring,
+    find_recurring,
+    find_stall_cause,
+)
+from rankscope.collector.detect.view import SingleLosses, TimeCount
+from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
+
+USUAL_MS, STALL_MS = 20.0, 400.0
+
+
+def seen_of(
+    owners: dict[int, int], until: int, *, ms: dict[int, float] | None = None, cpu_ms: float | None = None,
+    part: str = "forward",
+) -> LongStepsSeen:  # fmt: skip
+    """Return the long steps of a run of `until` steps: `{step: owner}`, of STALL_MS unless `ms` says otherwise."""
+    steps, before_ms = [], 0.0
+    for step in range(until):
+        if step in owners:
+            owned_ms = (ms or {}).get(step, STALL_MS)
+            steps.append(
+                LongStep(
+                    step, owners[step], part if owners[step] != UNKNOWN else "", owned_ms * MS,
+                    0.0 if owners[step] == UNKNOWN else owned_ms * MS, before_ms * MS, USUAL_MS * MS,
+                    None if cpu_ms is None else cpu_ms * MS,
+                )
+            )  # fmt: skip
+            before_ms += owned_ms
+        before_ms += USUAL_MS
+    return LongStepsSeen(tuple(steps), before_ms * MS)
+
+
+def every(period: int, until: int, owner: int = 1) -> dict[int, int]:
+    return dict.fromkeys(range(period, until, period), owner)
+
+
+IRREGULAR = (100, 130, 210, 330, 370, 480, 520, 650, 700, 790, 890, 910, 1030, 1120, 1150)
+
+
+def found_in(seen: LongStepsSeen, ranks: int = 2, known: Sequence[int] = ()) -> list[int]:
+    return [one.rank for one in find_recurring(seen, ranks, known)]
+
+
+def test_stall_every_100_steps_is_found_with_its_share() -> None:
+    (found,) = find_recurring(seen_of(every(100, 1000), 1000), 2)
+    assert (found.rank, found.period, found.is_regular, found.part) == (1, 100, True, "forward")
+    # From step 100 on 900 steps of 20 ms, and 9 stalls of 400.
+    assert found.share == pytest.approx(3_600 / 21_600)
+
+
+@pytest.mark.parametrize("count", [3, 2])
+def test_fewer_than_four_stalls_prove_nothing(count: int) -> None:
+    assert found_in(seen_of(every(100, 100 * count + 1), 100 * count + 50)) == []
+
+
+def test_irregular_stalls_need_a_proof_by_number_or_size() -> None:
+    small = dict.fromkeys(IRREGULAR, 150.0)  # less than ten usual steps
+    five = dict.fromkeys(IRREGULAR[:5], 1)
+    assert found_in(seen_of(five, 400)) == []
+    assert found_in(seen_of(dict.fromkeys(IRREGULAR[:LARGE_COUNT], 1), 550)) == [1]
+    assert found_in(seen_of(dict.fromkeys(IRREGULAR[:LARGE_COUNT], 1), 550, ms=small)) == []
+    # 2 ^ -15 is less than 1e-4 / 2.
+    assert found_in(seen_of(dict.fromkeys(IRREGULAR, 1), 1200, ms=small)) == [1]
+    assert found_in(seen_of(five, 400), known=[1]) == [1]
+
+
+def test_stalls_of_two_ranks_in_turns_are_nobodys() -> None:
+    owners = {step: place % 2 for place, step in enumerate(range(100, 1000, 50))}
+    assert found_in(seen_of(owners, 1000)) == []
+
+
+def test_short_noise_of_another_rank_does_not_count() -> None:
+    owners = every(100, 1000) | every(70, 1000, owner=0)
+    ms = dict.fromkeys(every(70, 1000), 40.0)
+    assert found_in(seen_of(owners, 1000, ms=ms | {700: STALL_MS})) == [1]
+
+
+def test_nobody_is_named_where_most_of_the_time_has_no_owner() -> None:
+    owners = every(100, 1000) | every(30, 1000, owner=UNKNOWN)
+    assert found_in(seen_of(owners, 1000)) == []
+
+
+def test_what_everybody_does_does_not_count() -> None:
+    assert found_in(seen_of(every(100, 1000) | every(30, 1000, owner=EVERYBODY), 1000)) == [1]
+
+
+def test_only_three_of_the_stalls_may_be_long() -> None:
+    ms = {100: 10.0, 200: 10.0, 300: 10.0}
+    seen = seen_of(every(100, 650), 650, ms=ms)  # 400, 500, 600 remain of the class
+    assert found_in(seen) == []
+
+
+def test_stalls_that_cost_little_are_left_alone() -> None:
+    assert found_in(seen_of(every(2500, 20_000), 20_000)) == []
+
+
+def test_stalls_that_have_stopped_are_over() -> None:
+    assert found_in(seen_of(every(100, 600), 850)) == [1]
+    # 4 of 100 steps and a stall are 9.6 s, 480 usual steps.
+    assert found_in(seen_of(every(100, 600), 1100)) == []
+
+
+def recurring(
+    part: str = "forward", cpu_ms: float | None = None, steps: Sequence[int] = tuple(range(100, 1000, 100))
+) -> Recurring:
+    (found,) = find_recurring(seen_of(dict.fromkeys(steps, 1), 1200, cpu_ms=cpu_ms, part=part), 2)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        (recurring("data"), "data_loading"),
+        (recurring("checkpoint"), "periodic_work"),
+        (recurring("other"), "periodic_work"),
+        (recurring("other", steps=IRREGULAR), "unattributed"),
+        (recurring(), "unattributed"),
+        (recurring(cpu_ms=390.0), "host_cpu"),
+        (recurring(cpu_ms=30.0), "unseen_wait"),
+        (recurring(cpu_ms=210.0), "unattributed"),
+    ],
+)
+def test_cause_is_what_holds_half_of_the_stalls(found: Recurring, cause: str) -> None:
+    assert find_stall_cause(found, {}).name == cause
+
+
+def test_pauses_of_the_garbage_collector_are_the_cause_where_they_are_as_long() -> None:
+    counts = [TimeCount(150, 0), TimeCount(550, round(4 * 300 * MS))]  # 4 stalls between
+    assert find_stall_cause(recurring(), {1: counts}).name == "garbage_collection"
+    assert find_stall_cause(recurring(), {1: [counts[0], TimeCount(550, round(700 * MS))]}).name == "unattributed"
+    assert find_stall_cause(recurring(), {1: [TimeCount(10, 0), TimeCount(20, 0)]}).name == "unattributed"
+
+
+def describe(found: Recurring, known: Finding | None = None) -> tuple[Finding, SingleLosses]:
+    view = view_of(series_of([[USUAL_MS, USUAL_MS]] * 12))
+    object.__setattr__(view, "long_steps", LongStepsSeen(found.stalls, 27_600 * MS))
+    finding, lost = describe_recurring(view, found, known)
+    assert isinstance(lost, SingleLosses)
+    return finding, lost
+
+
+def test_finding_has_the_stalls_and_their_cost() -> None:
+    finding, lost = describe(recurring())
+    assert (finding.kind, finding.ranks, finding.pattern, finding.severity) == (
+        "straggler",
+        (1,),
+        "intermittent",
+        "warning",
+    )
+    assert (finding.since_step, finding.since_step_min, finding.since_step_max) == (100, 1, 100)
+    assert finding.slowdown_ratio == pytest.approx(21.0)
+    # 27.6 s less the 2 s before: 25.6 s, of which 9 * 0.4 are lost.
+    assert finding.run_slowdown_ratio == pytest.approx(25.6 / 22.0)
+    assert finding.evidence[STALLS] == 9.0
+    assert (lost.steps.tolist(), lost.lost_ns.tolist()) == ([*range(100, 1000, 100)], [STALL_MS * MS] * 9)
+    assert "stops every 100 steps" in finding.sentence
+    assert "stopped every 100 steps" in finding.past
+
+
+def test_open_finding_keeps_its_begin() -> None:
+    known = Finding(kind="straggler", ranks=(1,), cause="unattributed", sentence="", since_step=40, since_step_min=35)
+    finding, _ = describe(recurring(), known)
+    assert (finding.since_step, finding.since_step_min) == (40, 35)
+    later = Finding(kind="straggler", ranks=(1,), cause="unattributed", sentence="", since_step=40)
+    assert describe(recurring(), later)[0].since_step_min == 40
+
+
+def test_cheap_work_of_its_own_is_no_warning() -> None:
+    steps = tuple(range(1000, 10_000, 1000))
+    (cheap,) = find_recurring(seen_of(dict.fromkeys(steps, 1), 10_000, part="other"), 2)
+    assert describe(cheap)[0].severity == "info"
+    dear = describe(recurring("other"))[0]
+    assert (dear.kind, dear.severity) == ("periodic_work", "warning")
+
+
+def test_irregular_stalls_are_described_so() -> None:
+    assert "now and then, usually every" in describe(recurring(steps=IRREGULAR))[0].sentence

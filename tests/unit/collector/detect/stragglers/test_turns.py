@@ -1,0 +1,58 @@
+"""Ranks that are slow in turns: self times of 20 ms, of 80 in a rank's turn."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.stragglers.turns import PATIENCE_STEPS, find_in_turns
+from rankscope.collector.detect.view import RunView
+from tests.unit.collector.steps.step_series import series_of, view_of
+
+
+def view_with(owners: Sequence[int | None], ranks: int = 2, **more: object) -> RunView:
+    """Return the view of a run after 40 usual steps and these: in each one rank is slow, or none."""
+    self_ms = np.full((40 + len(owners), ranks), 20.0)
+    self_ms += np.random.default_rng(1).normal(0, 0.2, self_ms.shape)
+    for step, owner in enumerate(owners, 40):
+        if owner is not None:
+            self_ms[step, owner] += 60.0
+    return view_of(series_of(self_ms.tolist()), **more)  # type: ignore[arg-type]
+
+
+def in_turns(owners: Sequence[int | None], ranks: int = 2) -> set[int]:
+    return set(find_in_turns(view_with(owners, ranks), Thresholds()))
+
+
+def test_ranks_that_alternate_take_turns() -> None:
+    assert in_turns([0] * 25 + [1] * 25 + [0] * 10) == {0, 1}
+    assert in_turns([0, 1, 1, 0, 1, 0, 0] * 5) == {0, 1}
+
+
+def test_usual_steps_within_a_turn_belong_to_it() -> None:
+    assert in_turns([0, None] * 12 + [1, None] * 12) == {0, 1}
+
+
+@pytest.mark.parametrize("steps", [40, PATIENCE_STEPS + 1])
+def test_rank_whose_turn_does_not_end_is_slow(steps: int) -> None:
+    before = 50 if steps > PATIENCE_STEPS else 15
+    assert in_turns([0] * before + [1] * steps) == set()
+
+
+def test_one_slow_rank_takes_no_turns() -> None:
+    assert in_turns([1] * 40) == set()
+    assert in_turns([1, None, 1, 1] * 10 + [0]) == set()
+
+
+def test_nobody_takes_turns_where_nobody_is_slow() -> None:
+    assert in_turns([None] * 20) == set()
+
+
+def test_two_of_four_ranks_are_not_most() -> None:
+    assert in_turns([0, 1] * 20, ranks=4) == set()
+    assert in_turns([0, 1, 3] * 20, ranks=4) == {0, 1, 3}
+
+
+def test_ranks_without_peers_of_equal_work_take_no_turns() -> None:
+    assert find_in_turns(view_with([0, 1] * 20, signatures={0: "a", 1: "b"}), Thresholds()) == frozenset()

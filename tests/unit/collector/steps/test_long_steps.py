@@ -1,0 +1,160 @@
+"""Long steps and their owners, by hand: three ranks, steps of 20 ms, of which 6 in forward and 10 in backward."""
+
+import numpy as np
+import pytest
+
+from rankscope.collector.steps.long_steps import (
+    EVERYBODY,
+    LARGEST_MAX,
+    RECENT_MAX,
+    SIDE_STEPS,
+    UNKNOWN,
+    LongStep,
+    LongSteps,
+)
+from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
+from rankscope.collector.steps.step_series import StepSeries
+
+USUAL_MS = {"data": 1.0, "forward": 6.0, "backward": 10.0, "optimizer": 2.0, "other": 1.0}
+LONG = 20
+
+
+class Job:
+    """Steps of three ranks in ms; a test makes phases of single steps longer."""
+
+    def __init__(self, steps: int = 2 * LONG, ranks: int = 3) -> None:
+        self.phases = {name: np.full((steps, ranks), ms) for name, ms in USUAL_MS.items()}
+        self.cpu = np.full((steps, ranks), np.nan)
+
+    def add(self, phase: str, rank: int, ms: float, step: int = LONG) -> "Job":
+        self.phases.setdefault(phase, np.zeros_like(self.cpu))[step, rank] += ms
+        return self
+
+    def series(self, first_step: int = 3) -> StepSeries:
+        step = np.sum(list(self.phases.values()), axis=0)
+        steps = np.arange(first_step, first_step + len(step))
+        return StepSeries(
+            steps, tuple(range(step.shape[1])), step, np.full_like(step, np.nan), self.cpu, self.phases,
+            self_is_measured=True,
+        )  # fmt: skip
+
+
+def seen_in(job: Job) -> tuple[LongStep, ...]:
+    long_steps = LongSteps()
+    long_steps.add(job.series(first_step=0))
+    long_steps.validate()
+    return long_steps.read().steps
+
+
+def owner_in(job: Job) -> tuple[int, str]:
+    (found,) = seen_in(job)
+    return found.owner, found.part
+
+
+def test_rank_that_others_wait_for_in_backward_is_the_owner() -> None:
+    job = Job().add("forward", 1, 200).add("backward", 0, 200).add("backward", 2, 200)
+    job.cpu[LONG, 1] = 7.0
+    (found,) = seen_in(job)
+    # 20 steps of 20 ms came before; 200 of 220 ms are in forward.
+    assert found == LongStep(LONG, 1, "forward", 200.0, 200.0, 400.0, 20.0, cpu_ns=7.0)
+
+
+def test_rank_that_others_wait_for_in_the_next_step_is_the_owner_once() -> None:
+    job = Job().add("other", 2, 300).add("backward", 0, 300, LONG + 1).add("backward", 1, 300, LONG + 1)
+    assert owner_in(job) == (2, "other")
+
+
+def test_loader_of_one_rank_makes_others_wait_in_forward() -> None:
+    assert owner_in(Job().add("data", 0, 90).add("forward", 1, 90).add("forward", 2, 90)) == (0, "data")
+
+
+def test_own_phase_comes_before_the_others() -> None:
+    job = Job().add("checkpoint", 0, 90).add("backward", 1, 90).add("backward", 2, 90)
+    assert owner_in(job) == (0, "checkpoint")
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_nobody_owns_a_step_in_which_all_hold_the_phase(phase: str) -> None:
+    assert owner_in(Job().add(phase, 0, 90).add(phase, 1, 90).add(phase, 2, 90)) == (UNKNOWN, "")
+
+
+def test_rank_that_alone_is_long_in_backward_is_no_owner() -> None:
+    assert owner_in(Job().add("backward", 1, 90)) == (UNKNOWN, "")
+
+
+def test_evaluation_of_all_ranks_is_everybodys() -> None:
+    assert owner_in(Job().add("other", 0, 90).add("other", 1, 95).add("other", 2, 90)) == (EVERYBODY, "other")
+
+
+def test_excess_spread_over_all_phases_is_nobodys() -> None:
+    job = Job()
+    for name in USUAL_MS:
+        job.add(name, 1, 20)
+    assert owner_in(job) == (UNKNOWN, "")
+
+
+def test_a_single_rank_has_nobody_to_compare_with() -> None:
+    assert [one.owner for one in seen_in(Job(ranks=1).add("forward", 0, 90))] == [UNKNOWN]
+
+
+def test_a_lasting_change_is_no_long_step() -> None:
+    job = Job()
+    job.phases["forward"][LONG:] += 100
+    assert seen_in(job) == ()
+
+
+def test_an_excess_of_less_than_half_a_step_is_none() -> None:
+    assert seen_in(Job().add("forward", 1, 9.0)) == ()
+    assert len(seen_in(Job().add("forward", 1, 10.0))) == 1
+
+
+def test_noise_makes_no_long_step() -> None:
+    job = Job()
+    job.phases["forward"][::2] += 10.0  # steps of 20 and 30 ms: 5 ms are their median deviation from 25 or 30
+    assert seen_in(job.add("forward", 1, 20.0)) == ()
+
+
+def test_a_step_waits_for_the_steps_after_it_until_the_run_is_over() -> None:
+    job, long_steps = Job(LONG + SIDE_STEPS).add("forward", 1, 90), LongSteps()
+    long_steps.add(job.series(first_step=0))
+    assert long_steps.read().steps == ()
+    assert long_steps.last_step == LONG - 1
+    long_steps.add(job.series(first_step=0), is_last=True)
+    assert [one.step for one in long_steps.read().steps] == [LONG]
+    assert long_steps.read().total_ns == (LONG + SIDE_STEPS) * 20 + 90
+
+
+def test_a_step_that_a_rank_lacks_waits_for_it_for_a_while() -> None:
+    job, long_steps = Job(LONG + 1 + PATIENCE_STEPS).add("forward", 1, 90), LongSteps()
+    job.phases["forward"][LONG, 2] = np.nan
+    series = job.series(first_step=0)
+    long_steps.add(series)
+    assert [(one.step, one.owner) for one in long_steps.read().steps] == [(LONG, 1)]
+
+
+def test_cells_that_are_lacking_around_a_step_do_not_count() -> None:
+    job = Job(LONG + 2 * PATIENCE_STEPS).add("forward", 1, 90).add("backward", 0, 90).add("backward", 2, 90)
+    job.phases["forward"][LONG - 3 : LONG, 2] = np.nan
+    assert owner_in(job) == (1, "forward")
+
+
+def test_the_latest_and_the_longest_are_kept() -> None:
+    long_steps = LongSteps()
+    count = RECENT_MAX + LARGEST_MAX + 2
+    for number in range(count):
+        first = number * 2 * LONG
+        ms = 500.0 if number == 1 else 100.0 + number / 100
+        long_steps.add(Job().add("forward", 1, ms).series(first), is_last=True)
+    long_steps.validate()
+    kept = [one.step for one in long_steps.read().steps]
+    assert len(kept) == RECENT_MAX + LARGEST_MAX
+    assert kept[0] == 2 * LONG + LONG  # the longest; the first and the third, the shortest ones, are not kept
+    assert kept[1] == 3 * 2 * LONG + LONG
+
+
+def test_of_many_ranks_few_long_steps_are_looked_at_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.collector.steps.long_steps.CELLS_MAX", 4)
+    job = Job(3 * LONG)
+    for step in (LONG, LONG + 5):
+        job.add("forward", 1, 90, step)
+    assert [one.step for one in seen_in(job)] == [LONG]
