@@ -198,13 +198,14 @@ class AgentThread:
         self._finish()
 
     def _ends_by_patch(self) -> bool:
-        """Return whether gevent or eventlet has patched the process since the start: then this thread ends, and so does
-        the last profiler window. The hooks stay, and write into rings that nobody reads.
+        """Return whether gevent or eventlet has patched the process since the start: then this thread ends, and so do
+        the last profiler window and captures. The hooks stay, and write into rings that nobody reads.
         """
         library = find_patched()
         if not library:
             return False
-        self._guard.switch_off(window_scheduler.PART)
+        for part in (window_scheduler.PART, trace_recording.PART):
+            self._guard.switch_off(part)
         self._end = ScriptEnd("stopped", f"{library} has patched the process")
         log_line(
             f"rank {self._identity.rank} is measured no further: {library} has patched its process (monkey patching) "

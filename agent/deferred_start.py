@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from rankscope.agent.guard import explain, log_line
+from rankscope.agent.guard import explain, is_of_script, log_line
 from rankscope.agent.identity import is_this_machine
 from rankscope.agent.steps.patches import Patch, hide_from_compiler
 
@@ -52,7 +52,7 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object], before: Callab
     """Call `on_group` with the result of `describe_group` once this process has joined its first process group, and
     `before` when it is about to.
 
-    No error of these calls reaches the script.
+    No error of these calls reaches the script, but for what a signal handler of its own raises meanwhile.
     """
     import torch.distributed as dist  # noqa: PLC0415 - the user's torch
 
@@ -69,7 +69,9 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object], before: Callab
     def prepare() -> None:
         try:
             before()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if is_of_script(error):
+                raise
             log_line(f"collectives are not timed ({explain('start', error)}); training continues")
 
     def notify() -> None:
@@ -77,7 +79,9 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object], before: Callab
             for patch in patches:
                 patch.revert()
             on_group(describe_group(os.environ))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if is_of_script(error):
+                raise
             log_line(f"not started ({explain('start', error)}); training continues without it")
 
     patches = [Patch(owner, INIT, functools.partial(_notify_around, prepare, notify)) for owner in owners]
@@ -99,7 +103,9 @@ def watch_for_training(on_training: Callable[[], object]) -> None:
         if steps == TRAINING_STEPS:
             try:
                 on_training()
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
+                if is_of_script(error):
+                    raise
                 log_line(f"not watched ({explain('start', error)}); training continues")
 
     def begin_anew() -> None:

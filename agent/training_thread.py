@@ -89,6 +89,7 @@ class TrainingThread:
             device_timers=self.device_timers,
             captures=self.captures,
             buffer=self._make_event_buffer(),
+            on_move=self._on_move,
         )
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
 
@@ -225,10 +226,7 @@ class TrainingThread:
     def _on_boundary(self, step: int) -> None:
         if self.device_timers is not None:
             self.device_timers.on_boundary(step)
-        if self._has_settled(step):
-            self.sessions.on_boundary(step)
-        else:
-            self.sessions.close()
+        self.sessions.on_boundary(step, is_settled=self._has_settled(step))
         if self._fault is not None:
             self._fault.on_boundary(step)
 
@@ -241,6 +239,11 @@ class TrainingThread:
             self._settled_from_step = step + SETTLED_STEPS if self._thread else step
             self._thread = thread
         return step >= self._settled_from_step
+
+    def _on_move(self) -> None:
+        """Another thread trains now: what records on the one before has nothing of the steps that follow."""
+        self._settled_from_step = self.timer.step + SETTLED_STEPS
+        self.sessions.leave()
 
     def _on_pause(self) -> None:
         if self.device_timers is not None:

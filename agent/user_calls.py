@@ -4,7 +4,7 @@ script has raised meanwhile.
 
 from collections.abc import Callable
 
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.run_report import FAILED, RunReport, build_report
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
 from rankscope.agent.steps.model_flops import ModelFlops
@@ -44,15 +44,17 @@ class UserCalls:
         try:
             with self._training.hooks.buffer.flushed():
                 self._flops.set_declared(per_step=per_step, per_token=per_token, dtype=dtype)
-        except Exception as error:  # noqa: BLE001 - objects of the user may fail in any way
+        except BaseException as error:  # noqa: BLE001 - objects of the user may fail in any way
             self._guard.record(MODEL_FLOPS, error)
+        self._guard.raise_held()
 
     def begin_evaluation(self) -> None:
         """Begin `with rankscope.agent.evaluation():`. A nested one changes nothing."""
         self._evaluations += 1
         if self._evaluations == 1 and self._training.is_measured:
-            self._call(self._steps.begin_evaluation)
+            self._carry_out(self._steps.begin_evaluation)
             self._training.hooks.pause()
+            self._raise_held(undo=self.end_evaluation)
 
     def end_evaluation(self) -> None:
         """End `with rankscope.agent.evaluation():`."""
@@ -94,14 +96,17 @@ class UserCalls:
         """Implement `rankscope.agent.report()`, on any thread."""
         try:
             return self._read_report()
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
+            if is_of_script(error):
+                raise
             if not self._guard.is_off(REPORT):
                 self._guard.record(REPORT, error)
             return build_report("", None, FAILED, 0)
 
     def begin_phase(self, name: str) -> None:
         """Begin `with rankscope.agent.phase(name):`."""
-        self._call(self._steps.begin_phase, name)
+        self._carry_out(self._steps.begin_phase, name)
+        self._raise_held(undo=self.end_phase)
 
     def end_phase(self) -> None:
         """End `with rankscope.agent.phase(name):`."""
@@ -115,6 +120,17 @@ class UserCalls:
             return UNKNOWN
 
     def _call(self, event: Callable[..., None], *arguments: object) -> None:
+        self._carry_out(event, *arguments)
+        self._guard.raise_held()
+
+    def _raise_held(self, undo: Callable[[], object]) -> None:
+        """Raise what a signal handler has raised, after `undo`: a `with` does not end what raises at its begin."""
+        error = self._guard.pop_held()
+        if error is not None:
+            undo()
+            raise error
+
+    def _carry_out(self, event: Callable[..., None], *arguments: object) -> None:
         if self._guard.is_off(PART) or not self._training.is_measured:
             return
         try:
@@ -122,4 +138,3 @@ class UserCalls:
                 event(self._training.read_event_ns(), *arguments)
         except BaseException as error:  # noqa: BLE001 - as above
             self._guard.record(PART, error)
-        self._guard.raise_held()

@@ -176,10 +176,20 @@ class TraceRecording:
     def on_boundary(self, step: int) -> None:
         """Begin, continue or end a capture at the begin of this step. Never raises."""
         if self._running is not None and get_ident() != self._thread:
-            self._over = self._over or ANOTHER_THREAD  # only its own thread can end it
+            self.leave()
             return
         if self.find_next(step - 1) == step:
             self._run(self._advance, step)
+
+    def leave(self) -> None:
+        """Note that a capture of another thread, if there is one, is over. Only that thread can end it."""
+        if self._running is not None and get_ident() != self._thread:
+            self._over = self._over or ANOTHER_THREAD
+
+    def refuse(self, step: int, reason: str) -> None:
+        """Refuse what is due at the begin of this step, if anything is. Never raises."""
+        if self._running is None and self.find_next(step - 1) == step:
+            self._run(self._refuse, step, reason)
 
     def on_script_profiler(self, *, begins: bool) -> None:
         """Handle the begin or the end of a profiler, on any thread. Returns when ours is off."""
@@ -285,6 +295,11 @@ class TraceRecording:
         profile.start()
         self._on_running(steps)
         self._pause_ns = self._monotonic_ns() - now_ns
+
+    def _refuse(self, _now_ns: int, step: int, reason: str) -> None:
+        steps = self._choose(step)
+        if steps is not None:
+            self._on_refused(steps, reason)
 
     def _choose(self, step: int) -> CaptureSteps | None:
         """Return the capture that is due at this step, if any, and plan the next one of the schedule."""

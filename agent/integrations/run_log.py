@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import rankscope.agent as rankscope
-from rankscope.agent.guard import explain, log_line
+from rankscope.agent.guard import explain, is_of_script, log_line
 from rankscope.agent.run_report import VALUES, RunReport
 
 PREFIX: Final = "rankscope/"
@@ -68,7 +68,7 @@ class RunLog:
     def update(self, step: int | None = None) -> None:
         """Write what is new, if anything is. Call it after each step: between two reads it costs under 1 us.
 
-        Everything is on rank 0; on other ranks this does nothing. It never raises: failures are logged once, and
+        Everything is on rank 0; on other ranks this does nothing. No failure is raised: they are logged once, and
         FAILURES_MAX in a row, or writes that take more than WRITE_S_MAX, switch this log off, which is logged too.
         """
         if self._failures >= FAILURES_MAX:
@@ -79,8 +79,10 @@ class RunLog:
                 began_s = self._read_clock_s()
                 self._write(entry, step)
                 self._judge(self._read_clock_s() - began_s)
-        except Exception as error:  # noqa: BLE001 - no error of a logger may reach the training script
-            self._note(error)
+        except Exception as error:
+            if is_of_script(error):  # a signal handler of the script has raised it meanwhile
+                raise
+            self._note(error)  # no error of a logger may reach the training script
 
     def find_new(self) -> LogEntry | None:
         """Return what is new since the last call that returned something; None if nothing is, or was read just now."""

@@ -6,10 +6,11 @@ ProfilerStateBase::~ProfilerStateBase). A thread that is still there at the exit
 
     a thread ends           Python then frees what `threading.local` holds for it, on that thread: one of `threading`,
                             of `_thread`, or one of C that calls Python. join() returns later, exit handlers run later.
-    another thread asks     the thread meets the question when it next steps an optimizer, begins a backward or fetches
-                            a batch
+    another thread asks     the thread meets the question when it next begins a backward or fetches a batch. Not in a
+                            hook of optimizers: another thread may be going through these, which would raise there
 """
 
+import contextlib
 import functools
 import os
 import threading
@@ -46,7 +47,7 @@ class _End:
 
 
 class NextCall:
-    """Calls `action`, which must not raise, once on another thread, when that calls what trains."""
+    """Calls `action` once on another thread, when that calls what trains. It may raise only what is the script's."""
 
     def __init__(self, thread: int, action: Callable[[], object]) -> None:
         self._thread = thread
@@ -57,18 +58,17 @@ class NextCall:
         """Begin to wait for the call. Raises the error of a torch that lacks one of these functions."""
         import torch  # noqa: PLC0415 - the user's torch
         import torch.utils.data.dataloader as loader  # noqa: PLC0415
-        from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
-        self._undo.append(optimizers.register_optimizer_step_pre_hook(lambda *_: self._look()).remove)
         for owner, name in ((torch.autograd, "backward"), (loader._BaseDataLoaderIter, "__next__")):
             patch = Patch(owner, name, self._wrap)
             patch.apply()
             self._undo.append(patch.revert)
 
     def remove(self) -> None:
-        """Restore torch."""
-        while self._undo:
-            self._undo.pop()()
+        """Restore torch. Any thread."""
+        with contextlib.suppress(IndexError):  # another one restores it, too
+            while self._undo:
+                self._undo.pop()()
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

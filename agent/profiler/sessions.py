@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import Final
 
 from rankscope.agent.captures.trace_captures import TraceCaptures
-from rankscope.agent.captures.trace_recording import TraceRecording
+from rankscope.agent.captures.trace_recording import ANOTHER_THREAD, TraceRecording
 from rankscope.agent.config import MEASURED, AgentConfig
 from rankscope.agent.guard import Guard, describe
 from rankscope.agent.once_per_node import log_once_per_node
@@ -116,8 +116,15 @@ class ProfilerSessions:
             self._guarded(lambda: timing.on_step(record.step, record.duration_ns))
         self.windows.on_step(record)
 
-    def on_boundary(self, step: int) -> None:
-        """Begin or end what is due at the begin of this step."""
+    def on_boundary(self, step: int, *, is_settled: bool = True) -> None:
+        """Begin or end what is due at the begin of this step. Nothing begins where training has not `is_settled` on
+        this thread.
+        """
+        if not is_settled:
+            self.leave()
+            if self.traces is not None:
+                self.traces.recording.refuse(step, ANOTHER_THREAD)
+            return
         self._thread_ends.watch()
         timing = self.timing
         if timing is not None:
@@ -175,6 +182,13 @@ class ProfilerSessions:
         if must_end and self._find_other_thread() is None:
             self.windows.ranges.collectives.end()
 
+    def leave(self) -> None:
+        """End what records on this thread, and discard what records on another one, which is to end it."""
+        self.close()
+        for part in self._parts:
+            part.leave()
+        self._ask_other_thread()
+
     def stop(self) -> None:
         """End what records, for good. A session of another thread is ended there: at the next call of what trains, or
         at the end of that thread. One that waits for work when the process exits is left: it does no harm.
@@ -202,11 +216,17 @@ class ProfilerSessions:
         """Let another thread that has a session end it as soon as it trains again."""
         thread = self._find_other_thread()
         if thread is None:
-            self._asked = None
+            asked, self._asked = self._asked, None
+            if asked is not None:
+                asked.remove()  # the session has ended without the question, as at the end of its thread
         elif self._asked is None:
-            self._asked = NextCall(thread, lambda: self.close(must_end=True))
+            self._asked = NextCall(thread, self._close_asked)
             try:
                 self._asked.install()
             except BaseException as error:  # noqa: BLE001 - it is ended at the end of its thread
                 self._asked.remove()
                 self._guard.record(PART, error)
+
+    def _close_asked(self) -> None:
+        self.close(must_end=True)
+        self._guard.raise_held()

@@ -294,8 +294,7 @@ class TorchProfiler:
         if self._thread != get_ident():
             raise RuntimeError("no profiler session was begun on this thread")
         if not self.is_busy():
-            self._thread, self._is_host_only = None, False
-            self._ranges.on_session_end()
+            self._forget()
             raise RuntimeError("other code has ended the profiler session")
         try:
             if self._is_host_only and self._operators is not None:
@@ -303,11 +302,16 @@ class TorchProfiler:
             result = self._autograd._disable_profiler()
         finally:
             if not self.is_busy():  # else it was interrupted before
-                self._thread, self._is_host_only = None, False
-                self._ranges.on_session_end()
+                self._forget()
         return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
 
+    def _forget(self) -> None:
+        self._ranges.on_session_end()
+        self._thread, self._is_host_only = None, False
+
     def _check_free(self) -> None:
+        if self._thread == get_ident() and not self.is_busy():
+            self._forget()  # a session whose end was interrupted once it was off
         if self._thread is not None or self.is_busy():
             raise RuntimeError("a profiler is on already; there can be one at a time")
 

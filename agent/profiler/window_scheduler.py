@@ -236,7 +236,7 @@ class WindowScheduler:
     def on_boundary(self, step: int) -> None:
         """Begin or end a window at the begin of this step, if that is due."""
         if self.is_on_another_thread:
-            self._leave()
+            self.leave()
             return
         try:
             if self._guard.is_off(PART):
@@ -339,9 +339,9 @@ class WindowScheduler:
             self._has_stopped = True
         self.close(must_end=True)
 
-    def _leave(self) -> None:
-        """Discard the window of another thread, which is to end it."""
-        if self._after_end is None:
+    def leave(self) -> None:
+        """Discard the window of another thread, if there is one, which is to end it."""
+        if self.is_on_another_thread and self._after_end is None:
             self._after_end = _discard
             self._left_in_a_row += 1
             self._count_skip(ANOTHER_THREAD)
@@ -378,6 +378,8 @@ class WindowScheduler:
 
     def _is_due(self, step: int) -> bool:
         """Return whether a window may begin or end: mostly not, and then the CPU clock is not read."""
+        if self._running is None:
+            self._after_end = None  # of a window that its own thread had ended when this one was about to leave it
         if self.is_held or self._after_end is not None:
             return self._running is not None
         if self._running is None and self._gate.waits(step):

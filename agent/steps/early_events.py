@@ -61,11 +61,16 @@ class EarlyEvents:
     """
 
     def __init__(
-        self, buffer: HookEventBuffer, timer: StepTimer, read_clock_ns: Callable[[], int] = monotonic_ns
+        self,
+        buffer: HookEventBuffer,
+        timer: StepTimer,
+        read_clock_ns: Callable[[], int] = monotonic_ns,
+        on_move: Callable[[], object] = lambda: None,
     ) -> None:
         self._buffer = buffer
         self._timer = timer
         self._read_clock_ns = read_clock_ns
+        self._on_move = on_move
         self._kept: deque[tuple[int, Callable[..., None], int, tuple[Any, ...]]] = deque(maxlen=EVENTS_MAX)
         self.threads_inside: set[int] = set()
         """The threads that are inside a backward; several may be at once."""
@@ -92,7 +97,9 @@ class EarlyEvents:
                 if self.first_thread is not None and not self._timer.is_between_steps:
                     self._count_rival()
                     return
-                self.moves += self.first_thread is not None
+                if self.first_thread is not None:
+                    self.moves += 1
+                    self._on_move()  # before the first step of this thread is counted
                 kept, self._kept = self._kept, deque(maxlen=EVENTS_MAX)
                 since_ns = self._timer.recorder.mark_ns
                 for _ in range(len(kept)):  # not `in kept`: another thread may be about to append, which would raise

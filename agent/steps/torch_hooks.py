@@ -52,6 +52,7 @@ class TorchHooks:
         device_timers: DeviceTimers | None = None,
         captures: GraphCaptures | None = None,
         buffer: HookEventBuffer | None = None,
+        on_move: Callable[[], object] = lambda: None,
     ) -> None:
         self._timer = timer
         self._read_event_ns = monotonic_ns if device_timers is None else device_timers.read_event_ns
@@ -64,7 +65,7 @@ class TorchHooks:
         self._optimizer_hooks: tuple[OptimizerHook, OptimizerHook]
         self._thread_paused: tuple[int | None, bool] = (None, True)
         self.buffer = buffer or HookEventBuffer(timer, guard)
-        self._early = EarlyEvents(self.buffer, timer)
+        self._early = EarlyEvents(self.buffer, timer, on_move=on_move)
 
     @property
     def event_count(self) -> int:
@@ -99,7 +100,7 @@ class TorchHooks:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
                 HookEventBuffer.on_loader_exhausted, BatchReader.read, BackwardTails.begin, BackwardTails.end,
-                BackwardTails.on_first_node, BackwardTails.on_last_node, EarlyEvents.claim, EarlyEvents.confirm,
+                BackwardTails.on_first_node, BackwardTails.on_last_node, TorchHooks._claim, EarlyEvents.confirm,
                 EarlyEvents._keep,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
@@ -153,6 +154,14 @@ class TorchHooks:
     def _ignore_all_threads(self) -> None:
         self.buffer.thread, self.buffer.thread_is_confirmed = None, True
 
+    def _claim(self) -> None:
+        """Let the calling thread be the one that trains. Raises what a signal handler raised meanwhile."""
+        try:
+            self._early.claim()
+        except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._guard.record(PART, error)
+        self._guard.raise_held()
+
     # -- the hooks ----------------------------------------------------------------------------------------------------
 
     def _hook_optimizers(self) -> None:
@@ -160,7 +169,7 @@ class TorchHooks:
 
         is_in_autograd = make_in_autograd_check()
         buffer, read_event_ns, early = self.buffer, self._read_event_ns, self._early
-        write, early_inside = buffer.entries.extend, early.threads_inside
+        write, early_inside, claim = buffer.entries.extend, early.threads_inside, self._claim
         optimizer_begin, optimizer_end = self._timer.optimizer_begin, self._timer.optimizer_end
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -169,7 +178,7 @@ class TorchHooks:
                 buffer.stepped_in_backward = True
             elif not buffer.in_backward:
                 if (get_ident() != buffer.thread or early.first_thread is None) and not is_in_autograd():
-                    early.claim()
+                    claim()
                 if get_ident() == buffer.thread:
                     write((optimizer_begin, read_event_ns(), (id(optimizer),)))
 
@@ -222,10 +231,10 @@ class TorchHooks:
             return self._early.run_backward(original, args, kwargs)
         finally:
             if self.buffer.stepped_in_backward and not is_inside:
-                self._early.claim()
+                self.buffer.stepped_in_backward = False
+                self._claim()
                 if get_ident() == self.buffer.thread:
                     self._end_step_of_backward(self._read_event_ns())
-                self.buffer.stepped_in_backward = False
 
     def _end_step_of_backward(self, now_ns: int) -> None:
         """Write the optimizer step of the hooks inside the backward that ended at `now_ns`."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.optim import optimizer as optimizers
 
 from rankscope.agent.profiler.session_thread import NextCall, ThreadEnds
 
@@ -90,10 +91,6 @@ def test_main_thread_is_not_watched() -> None:
     assert called == []
 
 
-def step() -> None:
-    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1e-3).step()
-
-
 def backward() -> None:
     torch.ones(1, requires_grad=True).sum().backward()
 
@@ -102,7 +99,15 @@ def fetch() -> None:
     next(iter(torch.utils.data.DataLoader([1])))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("call", [step, backward, fetch])
+def test_question_changes_no_hooks_of_optimizers_through_which_torch_may_be_going() -> None:
+    before = dict(optimizers._global_optimizer_pre_hooks)
+    next_call = NextCall(0, lambda: None)
+    next_call.install()
+    assert dict(optimizers._global_optimizer_pre_hooks) == before
+    next_call.remove()
+
+
+@pytest.mark.parametrize("call", [backward, fetch])
 def test_next_call_on_that_thread_runs_the_action_once(call: Callable[[], object]) -> None:
     originals = torch.autograd.backward, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     called: list[int] = []
