@@ -181,6 +181,7 @@ class ProfilerSessions:
         self.windows.close(must_end=must_end)
         if must_end and self._find_other_thread() is None:
             self.windows.ranges.collectives.end()
+            self._take_back()
 
     def leave(self) -> None:
         """End what records on this thread, and discard what records on another one, which is to end it."""
@@ -216,9 +217,7 @@ class ProfilerSessions:
         """Let another thread that has a session end it as soon as it trains again."""
         thread = self._find_other_thread()
         if thread is None:
-            asked, self._asked = self._asked, None
-            if asked is not None:
-                asked.remove()  # the session has ended without the question, as at the end of its thread
+            self._take_back()
         elif self._asked is None:
             self._asked = NextCall(thread, self._close_asked)
             try:
@@ -226,6 +225,12 @@ class ProfilerSessions:
             except BaseException as error:  # noqa: BLE001 - it is ended at the end of its thread
                 self._asked.remove()
                 self._guard.record(PART, error)
+
+    def _take_back(self) -> None:
+        """Ask no more: the session has ended, also without the question, as at the end of its thread."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.remove()
 
     def _close_asked(self) -> None:
         self.close(must_end=True)

@@ -1,6 +1,7 @@
 """Tests of taking the rank from the process group if no launcher has set it."""
 
 import contextlib
+import signal
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -55,6 +56,20 @@ def test_rank_is_from_the_group_and_place_from_the_launcher(
 ) -> None:
     with grouped():
         assert describe_group(environment) == {"RANK": "3", "WORLD_SIZE": "8", **place}
+
+
+def test_what_a_handler_of_the_script_raises_amid_the_start_is_the_scripts() -> None:
+    def handle(_number: int, _frame: object) -> None:
+        raise TimeoutError("the script's")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    watch_for_group(lambda _launcher: signal.raise_signal(signal.SIGUSR1))
+    try:
+        with pytest.raises(TimeoutError, match="the script's"):
+            join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        dist.destroy_process_group()
 
 
 def test_where_the_members_met_is_known_from_their_store() -> None:

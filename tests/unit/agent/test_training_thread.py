@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.window_scheduler import ANOTHER_THREAD
 from rankscope.agent.run_report import FAILED, NOT_FOUND, VALUES, RunReport, build_report
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer
@@ -69,6 +70,30 @@ def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:
         settled = [pool.submit(training._has_settled, step).result() for step in (1, SETTLED_STEPS, SETTLED_STEPS + 1)]
     assert settled == [False, False, True]
     assert not training._has_settled(SETTLED_STEPS + 2)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_session_of_the_thread_before_is_discarded_at_once_and_ended_there(*, returns: bool) -> None:
+    rank = Rank(RANKSCOPE_COLLECTIVE_WINDOWS="1", RANKSCOPE_WARMUP_STEPS="1")
+    rank.training.start()
+    original, scheduler = torch.autograd.backward, rank.training.windows.scheduler
+    assert scheduler is not None
+    with ThreadPoolExecutor(1) as second:
+        with ThreadPoolExecutor(1) as first:
+            while scheduler.thread is None:
+                first.submit(rank.train, 1).result()
+            second.submit(rank.train, 1).result()
+            assert (scheduler.skipped, scheduler.thread is None) == ({ANOTHER_THREAD: 1}, False)
+            assert torch.autograd.backward is not original  # it asks the first thread
+            if returns:
+                first.submit(rank.train, 1).result()
+                assert scheduler.thread is None
+        assert scheduler.thread is None
+        second.submit(rank.train, 4).result()
+    assert torch.autograd.backward is original
+    assert scheduler.skipped == {ANOTHER_THREAD: 1}
+    rank.training.stop()
+    assert rank.guard.errors == {}
 
 
 @pytest.fixture
@@ -171,6 +196,18 @@ def test_a_phase_of_the_user_s_is_in_the_step(rank: Rank) -> None:
     rank.train(1)
     (first,) = rank.drain()
     assert first.phases_ns["checkpoint"] > 0
+
+
+def test_evaluation_or_phase_at_whose_begin_a_handler_of_the_script_raises_has_ended(rank: Rank) -> None:
+    for begin in (rank.calls.begin_evaluation, lambda: rank.calls.begin_phase("checkpoint")):
+        rank.train(2)
+        rank.guard.hold(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+        rank.train(2)
+    records = rank.drain()
+    assert [one.batches for one in records] == [1] * 7
+    assert "checkpoint" not in records[-1].phases_ns
 
 
 def test_a_framework_s_steps_end_at_its_calls_only(rank: Rank) -> None:

@@ -1,5 +1,6 @@
 """What loggers are given of the report of a run, and what happens when they fail."""
 
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -61,6 +62,21 @@ def test_known_numbers_are_logged_by_name_and_unknown_ones_are_not(world: World)
     assert scalars == {
         "rankscope/slowdown_ratio": 1.5, "rankscope/data_wait_ratio": 0.0, "rankscope/open_findings": 0.0,
     }  # fmt: skip
+
+
+def test_what_a_handler_of_the_script_raises_amid_a_write_is_the_scripts(world: World) -> None:
+    def handle(_number: int, _frame: object) -> None:
+        raise TimeoutError("the script's")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        world.receive(slowdown_ratio=1.5)
+        log = RunLog(lambda _entry, _step: signal.raise_signal(signal.SIGUSR1), world.report, lambda: world.now_s)
+        with pytest.raises(TimeoutError, match="the script's"):
+            log.update()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert world.lines == []
 
 
 def test_number_of_findings_includes_those_left_out(world: World) -> None:
