@@ -27,11 +27,12 @@ class ThreadEnds:
     def __init__(self, action: Callable[[], object]) -> None:
         self._action = action
         self._of_thread = threading.local()
+        self._main = main_thread().ident  # as it is now: gevent, patched later, gives the main thread another one
 
     def watch(self) -> None:
         """Watch the calling thread, unless it is the main one: the process ends with it."""
         if not hasattr(self._of_thread, "end"):
-            self._of_thread.end = None if get_ident() == main_thread().ident else _End(self._action)
+            self._of_thread.end = None if get_ident() == self._main else _End(self._action)
 
 
 class _End:

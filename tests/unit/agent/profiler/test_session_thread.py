@@ -83,9 +83,12 @@ def test_action_is_not_called_in_a_forked_child() -> None:
     assert called == [1]
 
 
-def test_main_thread_is_not_watched() -> None:
+def test_main_thread_is_not_watched_also_once_gevent_has_given_it_another_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called: list[int] = []
     ends = ThreadEnds(lambda: called.append(1))
+    monkeypatch.setattr(threading.main_thread(), "_ident", 1)
     ends.watch()
     del ends
     assert called == []
