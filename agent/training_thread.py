@@ -19,6 +19,7 @@ from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer, host_transfers
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
+from rankscope.agent.steps.early_events import SETTLED_STEPS
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.host_transfers import HostTransfers
 from rankscope.agent.steps.ring import Ring
@@ -32,8 +33,6 @@ from rankscope.measure.records import StepRecord
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
 """Budget of device times as a share of `overhead_ratio_max`, in addition to it: 0.1 % of training by default."""
-SETTLED_STEPS = 16
-"""Steps on one thread after which sessions of the profiler begin again where training has moved from another one."""
 COUNTS_MAX = 8
 """Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
 

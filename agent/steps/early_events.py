@@ -18,8 +18,11 @@ from rankscope.agent.steps.step_timer import StepTimer
 
 RIVALS_MAX: Final = 3
 """Optimizer steps of another thread amid a step, after which only the first thread is taken for the one that trains."""
+SETTLED_STEPS: Final = 16
+"""Steps on one thread after which sessions of the profiler begin again where training has moved from another one."""
 MOVES_MIN: Final = 3
-"""Moves from thread to thread after which they are told: a run of two parts moves once or twice."""
+"""Moves in a row from a thread on which training had not settled, after which they are told: epochs on threads of their
+own have windows."""
 EVENTS_MAX: Final = 4096
 """Events kept: a first step of 512 micro-batches has 2,048. Of more the latest are kept."""
 
@@ -47,9 +50,9 @@ class ThreadsNotice:
         if moves >= MOVES_MIN and "moves" not in self._said:
             self._said.add("moves")
             return (
-                f"the training of rank {self._rank} goes from thread to thread: its steps are counted, but none is in "
-                "a profiler window, so its waiting for other ranks is not known. On one thread, such as a pool's with "
-                "max_workers=1, it has windows (docs/loops.md)."
+                f"the training of rank {self._rank} goes from thread to thread: its steps are counted, but while it "
+                "does so none is in a profiler window, so its waiting for other ranks is not known. On one thread, "
+                "such as a pool's with max_workers=1, it has windows (docs/program-shapes.md)."
             )
         return ""
 
@@ -75,7 +78,8 @@ class EarlyEvents:
         self.threads_inside: set[int] = set()
         """The threads that are inside a backward; several may be at once."""
         self.moves = 0
-        """How often training has gone on on another thread."""
+        """How often in a row training has gone on on another thread before it had settled on one."""
+        self._move_step = 0
         self.rivals = 0
         """Optimizer steps of other threads that were not counted, since the one that trains was amid a step."""
         self.first_thread: int | None = None
@@ -98,7 +102,8 @@ class EarlyEvents:
                     self._count_rival()
                     return
                 if self.first_thread is not None:
-                    self.moves += 1
+                    is_settled = self._timer.step >= self._move_step + SETTLED_STEPS
+                    self.moves, self._move_step = 1 if is_settled else self.moves + 1, self._timer.step
                     self._on_move()  # before the first step of this thread is counted
                 kept, self._kept = self._kept, deque(maxlen=EVENTS_MAX)
                 since_ns = self._timer.recorder.mark_ns

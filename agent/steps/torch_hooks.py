@@ -74,7 +74,7 @@ class TorchHooks:
 
     @property
     def thread_moves(self) -> int:
-        """How often training has gone on on another thread."""
+        """How often in a row training has gone on on another thread before it had settled on one."""
         return self._early.moves
 
     @property

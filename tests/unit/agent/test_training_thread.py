@@ -14,8 +14,9 @@ from rankscope.agent.profiler.window_scheduler import ANOTHER_THREAD
 from rankscope.agent.run_report import FAILED, NOT_FOUND, VALUES, RunReport, build_report
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer
+from rankscope.agent.steps.early_events import SETTLED_STEPS
 from rankscope.agent.steps.model_flops import ModelFlops
-from rankscope.agent.training_thread import SETTLED_STEPS, TrainingThread
+from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.user_calls import BATCH_SIZES, MODEL_FLOPS, PART, REPORT, UserCalls
 from rankscope.measure.records import StepRecord
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
-from rankscope.agent.steps.early_events import RIVALS_MAX
+from rankscope.agent.steps.early_events import RIVALS_MAX, SETTLED_STEPS
 from rankscope.agent.steps.event_buffer import PART
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.step_timer import StepTimer
@@ -307,6 +307,21 @@ def test_steps_on_the_threads_of_a_pool_are_all_counted(watched: Watched) -> Non
     # From the main thread to the first, which is no move, and from there to 11 others.
     assert (watched.hooks.thread_moves, watched.hooks.rival_steps) == (11, 0)
     assert [record.backwards for record in watched.finish()] == [1] * 12
+
+
+def test_epochs_on_threads_of_their_own_are_no_moves_in_a_row(watched: Watched) -> None:
+    loop = Loop()
+
+    def learn() -> None:
+        loop.loss(torch.ones(2, 4)).backward()
+        loop.optimizer.step()
+
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        for thread in (first, second, first, second):
+            for _ in range(SETTLED_STEPS + 1):
+                thread.submit(learn).result(DEADLINE_S)
+    assert watched.hooks.thread_moves == 1
+    assert [record.backwards for record in watched.finish()] == [1] * 4 * (SETTLED_STEPS + 1)
 
 
 def test_steps_of_hooks_in_backwards_on_changing_threads_are_counted(watched: Watched) -> None:
