@@ -44,7 +44,7 @@ class Rank:
         self.calls = UserCalls(self.training, self.guard, self.flops, lambda: build_report("bert", 0, NOT_FOUND, 0))
         self.model = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.loader = DataLoader(TensorDataset(torch.ones(64 * BATCH, 4)), batch_size=BATCH)
+        self.loader = DataLoader(TensorDataset(torch.ones(256 * BATCH, 4)), batch_size=BATCH)
         self.batches = iter(self.loader)
 
     def _on_part_off(self, part: str) -> None:
@@ -74,7 +74,7 @@ def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_session_of_the_thread_before_is_discarded_at_once_and_ended_there(*, returns: bool) -> None:
+def test_session_of_the_thread_before_is_discarded_at_once_and_they_come_again(*, returns: bool) -> None:
     rank = Rank(RANKSCOPE_COLLECTIVE_WINDOWS="1", RANKSCOPE_WARMUP_STEPS="1")
     rank.training.start()
     original, scheduler = torch.autograd.backward, rank.training.windows.scheduler
@@ -90,8 +90,12 @@ def test_session_of_the_thread_before_is_discarded_at_once_and_ended_there(*, re
                 first.submit(rank.train, 1).result()
                 assert scheduler.thread is None
         assert scheduler.thread is None
-        second.submit(rank.train, 4).result()
-    assert torch.autograd.backward is original
+        assert torch.autograd.backward is original
+        settled_from = rank.training.timer.step + SETTLED_STEPS - 1
+        while scheduler.thread is None:
+            second.submit(rank.train, 1).result()
+        assert rank.training.timer.step >= settled_from
+    assert scheduler.thread is None  # it was ended with its thread
     assert scheduler.skipped == {ANOTHER_THREAD: 1}
     rank.training.stop()
     assert rank.guard.errors == {}
