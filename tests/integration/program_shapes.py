@@ -88,7 +88,7 @@ SHAPES = (
     Shape("eventlet", what="eventlet, patched before torch", needs="eventlet", says="eventlet has patched",
           compares_stderr=False),
     Shape("gevent-late", what="gevent, patched amid training", needs="gevent", says="is measured no further",
-          is_core=True),
+          is_core=True, compares_stderr=False),
     Shape("eventlet-late", what="eventlet, patched amid training", needs="eventlet", says="is measured no further",
           compares_stderr=False),
     Shape("notebook", ("notebook_kernel.py",), "an ipykernel, by its client", needs="ipykernel"),

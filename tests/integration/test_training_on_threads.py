@@ -39,6 +39,8 @@ def ended() -> Iterator[dict[str, Ended]]:
 def test_process_ends_as_without_us_wherever_it_trained(shape: str, ended: dict[str, Ended]) -> None:
     job = ended[shape]
     assert (job.exit_code, job.stdout.splitlines()) == (0, [*SESSIONS[shape], "end"]), job.stderr
-    assert (job.heard_of_agent, job.left) == ([], ())
+    assert job.left == ()
+    said = [line for line in job.heard_of_agent if "goes from thread to thread" not in line]
+    assert (said, len(job.heard_of_agent)) == ([], int(shape == "changing"))
     assert "registerClient" not in job.stderr
     assert "callback" not in job.stderr  # torch: "Requested callback is not found"
