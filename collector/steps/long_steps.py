@@ -17,11 +17,19 @@ The others wait in a later phase, or not before the next step. Where ranks wait 
 stall, as with FSDP, all of them hold it, and nobody is its owner. A step that is long because ranks wait for what their
 peer did at the end of the step before, after its last collective, is not counted again.
 
+Beside one other rank, or in a group of two, the one that waits holds its phase alone as well. So a holder is no owner
+
+- when it ended the step before ahead of another rank, by half of the excess: then it waits for that one;
+- when another rank holds `other` or a phase of the user, whose place in the step is not known: that may come first. A
+  phase of the user itself also needs two more ranks that wait in backward, or none that holds anything;
+- of `forward` in a pipeline, where a stage waits for the one before it;
+- when a tenth of the ranks have not reported the step, or one of two.
+
 Example: steps of 20 ms; step 160 takes 2.02 s. Rank 1 has 2.006 s in forward, usually 6 ms; ranks 0, 2 and 3 have
 2.01 s in backward. Forward comes first, and rank 1 alone holds it: 2.0 s are its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -44,8 +52,8 @@ HOLDS_RATIO: Final = 0.5
 RECENT_MAX: Final = 256
 LARGEST_MAX: Final = 256
 """Long steps kept: the latest, and of the earlier ones the longest. 80 KB a run at most."""
-CELLS_MAX: Final = 2**19
-"""Ranks x long steps that are looked at in a pass: 20 ms of 16,384 ranks and 32 steps."""
+CELLS_MAX: Final = 2**17
+"""Ranks x long steps that are looked at in a pass: 8 of 16,384 ranks, half a second; others count in the time only."""
 
 UNKNOWN: Final = -1
 """Owner of a step of which it is not known whose it was."""
@@ -53,7 +61,9 @@ EVERYBODY: Final = -2
 """Owner of a step in which most ranks did the same, as an evaluation or a checkpoint."""
 MOST_RANKS: Final = 0.9
 _LAST_PHASES: Final = PHASES[1:]  # after the loader and the user's own phases
+_FORWARD: Final = "forward"
 _MAY_WAIT: Final = "backward"
+_ANYWHERE: Final = "other"
 
 
 class LongStep(NamedTuple):
@@ -74,11 +84,13 @@ class LongStep(NamedTuple):
 
 class LongStepsSeen(NamedTuple):
     """The long steps that are kept, in order, and the time of all steps up to now, in ns: of each the longest of any
-    rank.
+    rank, without what was a wait for the step before. `first_step`: the first that was looked at; a collector that
+    comes later has not seen what was before.
     """
 
     steps: tuple[LongStep, ...] = ()
     total_ns: float = 0.0
+    first_step: int = 0
 
 
 NO_LONG_STEPS: Final = LongStepsSeen()
@@ -90,14 +102,16 @@ class LongSteps:
     def __init__(self) -> None:
         #: The last step that was looked at; -1 before any. Only grows.
         self.last_step = -1
-        #: The longest durations of all steps up to it, in ns. Only grows.
+        #: The first one; 0 before any.
+        self.first_step = 0
+        #: The time of all steps up to it, in ns: their longest durations, without waits for the step before. Grows.
         self._total_ns = 0.0
         self._largest: list[LongStep] = []
         self._recent: list[LongStep] = []
 
     def read(self) -> LongStepsSeen:
         """Return what is kept."""
-        return LongStepsSeen((*self._largest, *self._recent), self._total_ns)
+        return LongStepsSeen((*self._largest, *self._recent), self._total_ns, self.first_step)
 
     def add(self, series: StepSeries, *, is_last: bool = False) -> None:
         """Look at the complete steps of the series that have enough later ones, `is_last`: at all."""
@@ -114,15 +128,22 @@ class LongSteps:
             begin, end = max(0, place - SIDE_STEPS), place + SIDE_STEPS + 1
             around = np.delete(np.arange(begin, min(end, len(rows))), place - begin)
             usual_ns = _find_usual(longest_ns[place], longest_ns[around])
+            step, lasted_ns = int(steps[rows[place]]), float(longest_ns[place])
+            if self.last_step < 0:
+                self.first_step = step
+            else:  # steps that left the table unseen were usual ones
+                self._total_ns += (step - self.last_step - 1) * (lasted_ns if usual_ns is None else usual_ns)
+            self.last_step = step
             if usual_ns is not None:
                 seen += 1
-                at = _Place(int(rows[place]), rows[around], usual_ns, float(longest_ns[place]) - usual_ns)
+                at = _Place(int(rows[place]), rows[around], usual_ns, lasted_ns - usual_ns)
                 if seen * len(series.ranks) <= max(CELLS_MAX, len(series.ranks)):
-                    self._keep(_look(series, at, self._total_ns))
-            self._total_ns += float(longest_ns[place])
-            self.last_step = int(steps[rows[place]])
+                    is_kept = self._keep(_look(series, at, self._total_ns))
+                    lasted_ns = lasted_ns if is_kept else usual_ns
+            self._total_ns += lasted_ns
 
-    def _keep(self, found: LongStep) -> None:
+    def _keep(self, found: LongStep) -> bool:
+        """Keep a long step, and return True; not one that is the wait for the step before."""
         last = self._recent[-1] if self._recent else None
         is_handed_on = (
             found.owner == UNKNOWN
@@ -132,12 +153,13 @@ class LongSteps:
             and found.excess_ns <= (1 + HOLDS_RATIO) * last.excess_ns
         )
         if is_handed_on:
-            return
+            return False
         self._recent.append(found)
         if len(self._recent) > RECENT_MAX:
             self._largest.append(self._recent.pop(0))
         if len(self._largest) > LARGEST_MAX:
             self._largest.remove(min(self._largest, key=lambda one: one.excess_ns))
+        return True
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold."""
@@ -171,7 +193,10 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
     """Return a long step with its owner."""
     row, around = at.row + series.earlier_count, at.around + series.earlier_count
     excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
-    owner, part = _find_owner(excess_ns, HOLDS_RATIO * at.excess_ns)
+    least_ns = HOLDS_RATIO * at.excess_ns
+    owner, part = _find_owner(excess_ns, least_ns, {_MAY_WAIT} if series.handover_ns is None else {_MAY_WAIT, _FORWARD})
+    if owner >= 0 and _may_have_waited(series, row, owner, least_ns):
+        owner, part = UNKNOWN, ""
     owned_ns = 0.0
     if owner != UNKNOWN:
         held_ns = excess_ns[part] if owner == EVERYBODY else excess_ns[part][[owner]]
@@ -185,20 +210,43 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
     return LongStep(step, owner, part, at.excess_ns, owned_ns, before_ns, at.usual_ns, cpu_ns)
 
 
-def _find_owner(excess_ns: Mapping[str, Floats], least_ns: float) -> tuple[int, str]:
-    """Return whose a long step is, a column, UNKNOWN or EVERYBODY, and the phase that holds it: the earliest one that
-    is longer by `least_ns` on any rank decides. `excess_ns`: of each phase, shape (ranks,).
+def _may_have_waited(series: StepSeries, row: int, owner: int, least_ns: float) -> bool:
+    """Return whether a column may have waited `least_ns` in a step: it was ahead of another one by as much after the
+    step before, or that, or what others did in this step, is not known.
     """
-    for name in _in_order(excess_ns):
-        holders = np.flatnonzero(excess_ns[name] >= least_ns)
-        count, ranks = len(holders), len(excess_ns[name])
-        if count == 1 < ranks and name != _MAY_WAIT:
-            return int(holders[0]), name
-        if count >= MOST_RANKS * ranks and name not in {"forward", _MAY_WAIT}:
-            return EVERYBODY, name
-        if count:
-            break
+    ranks = len(series.ranks)
+    if np.count_nonzero(~np.isnan(series.step_ns[row])) < MOST_RANKS * ranks:
+        return True
+    if row == 0 or series.steps[row - 1] != series.steps[row] - 1:
+        return True
+    before_ns = series.step_ns[row - 1]
+    return not float(np.fmax.reduce(before_ns)) - float(before_ns[owner]) < least_ns  # not a number: not known
+
+
+def _find_owner(excess_ns: Mapping[str, Floats], least_ns: float, may_wait: Collection[str]) -> tuple[int, str]:
+    """Return whose a long step is, a column, UNKNOWN or EVERYBODY, and the phase that holds it: the earliest one that
+    is longer by `least_ns` on any rank decides. `excess_ns`: of each phase, shape (ranks,); in those of `may_wait`
+    ranks wait for each other.
+    """
+    holders = {name: np.flatnonzero(excess_ns[name] >= least_ns) for name in _in_order(excess_ns)}
+    first = next((name for name, columns in holders.items() if len(columns)), None)
+    if first is None:
+        return UNKNOWN, ""
+    count, ranks = len(holders[first]), len(excess_ns[first])
+    if count == 1 < ranks and first not in may_wait and _is_first(int(holders[first][0]), first, holders):
+        return int(holders[first][0]), first
+    if count >= MOST_RANKS * ranks and first not in {_FORWARD, _MAY_WAIT}:
+        return EVERYBODY, first
     return UNKNOWN, ""
+
+
+def _is_first(column: int, part: str, holders: Mapping[str, Ints]) -> bool:
+    """Return whether what the other ranks hold surely comes after the only rank that holds `part`."""
+    others = {name: int(np.count_nonzero(columns != column)) for name, columns in holders.items()}
+    held = {name for name, count in others.items() if count}
+    if part in PHASES:
+        return held <= {name for name in PHASES if name != _ANYWHERE}
+    return not held or (held == {_MAY_WAIT} and others[_MAY_WAIT] > 1)
 
 
 def _excess_of(values: Cells, row: int, around: Ints) -> Floats:

@@ -1,10 +1,11 @@
 """Simulate data parallel training over gloo, of which the parts of every step on every rank are given.
 
-Apart from `engine.py`: one all_reduce a step, at the end of backward, in which each rank waits for the last one.
-Windows see few steps, as those of the agent do on a CPU. Ranks report once a second.
+Apart from `engine.py`: one all_reduce a step, at the end of backward, in which each rank waits for the last one; or
+others, at the begin or the end of the phases in `meets`. Windows see few steps, as those of the agent do on a CPU.
+Ranks report once a second.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,7 @@ RUN: Final = "host-job"
 GROUP: Final = "dp"
 TRANSFER_MS: Final = 0.5
 REPORT_NS: Final = NS_PER_S
+MEETS: Final[Mapping[str, str]] = {"backward": "end"}
 
 
 def see_few(step: int) -> bool:
@@ -35,16 +37,21 @@ def see_few(step: int) -> bool:
 
 class HostJob:
     """A job and its collector. `parts` gives the own times of a step, `sees` whether a window sees it; `paused` the
-    pauses of Python's garbage collector in it, shape (ranks,) in ms, which are within the parts.
+    pauses of Python's garbage collector in it, shape (ranks,) in ms, which are within the parts. `order`: the phases as
+    they come in a step; `meets`: `{phase: "begin" or "end"}` where all ranks wait for each other.
     """
 
     def __init__(
         self,
         ranks: int,
         parts: Callable[[int], Parts],
+        *,
         sees: Callable[[int], bool] = see_few,
         paused: Callable[[int], npt.NDArray[np.float64]] | None = None,
+        order: Sequence[str] = PHASES,
+        meets: Mapping[str, str] = MEETS,
     ) -> None:
+        self._order, self._meets, self._sequence = order, meets, 0
         self._parts, self._sees, self._paused = parts, sees, paused
         self.end = CollectorEnd(RUN, ranks, CollectorConfig())
         self._group = GroupInfo(label=GROUP, description="dp", ranks=tuple(range(ranks)), backend="gloo")
@@ -83,30 +90,41 @@ class HostJob:
     def _make_step(self) -> None:
         own_ns = {name: (NS_PER_MS * ms).astype(np.int64) for name, ms in self._parts(self.step).items()}
         begin_ns = self._now_ns
-        called_ns = begin_ns + own_ns["data"] + own_ns["forward"] + own_ns["backward"]
-        left_ns = int(called_ns.max()) + int(NS_PER_MS * TRANSFER_MS)
-        self._now_ns = left_ns + own_ns["optimizer"] + own_ns["other"]
+        lasted_ns: dict[str, npt.NDArray[np.int64]] = {}
+        for name in self._order:
+            entered_ns = self._now_ns
+            if self._meets.get(name) == "begin":
+                self._meet()
+            self._now_ns = self._now_ns + own_ns[name]
+            if self._meets.get(name) == "end":
+                self._meet()
+            lasted_ns[name] = self._now_ns - entered_ns
         if self._paused is not None:
             self._pause_ns = self._pause_ns + (NS_PER_MS * self._paused(self.step)).astype(np.int64)
         if self._sees(self.step):
             self._seen.append(self.step)
         for rank, records in enumerate(self._pending):
-            phases_ns = {name: int(own_ns[name][rank]) for name in PHASES}
-            phases_ns["backward"] += left_ns - int(called_ns[rank])
+            phases_ns = {name: int(lasted_ns[name][rank]) for name in self._order}
             records.append(
                 StepRecord(
                     step=self.step, start_host_ns=int(begin_ns[rank]), duration_ns=sum(phases_ns.values()),
                     phases_ns=phases_ns, batches=1, backwards=1,
                 )
             )  # fmt: skip
-            if self._sees(self.step):
-                self._calls[rank].append(
-                    CollectiveRecord(
-                        step=self.step, group=GROUP, op="all_reduce", start_host_ns=int(called_ns[rank]),
-                        duration_ns=left_ns - int(called_ns[rank]), sequence=self.step, bytes=1 << 20,
-                    )
-                )  # fmt: skip
         self.step += 1
+
+    def _meet(self) -> None:
+        """Make all ranks wait for the last one."""
+        called_ns, left_ns = self._now_ns, int(self._now_ns.max()) + int(NS_PER_MS * TRANSFER_MS)
+        self._now_ns = np.full_like(called_ns, left_ns)
+        self._sequence += 1
+        for rank, calls in enumerate(self._calls if self._sees(self.step) else ()):
+            calls.append(
+                CollectiveRecord(
+                    step=self.step, group=GROUP, op="all_reduce", start_host_ns=int(called_ns[rank]),
+                    duration_ns=left_ns - int(called_ns[rank]), sequence=self._sequence, bytes=1 << 20,
+                )
+            )  # fmt: skip
 
     def _report(self) -> None:
         self._reported_ns = self.now_ns

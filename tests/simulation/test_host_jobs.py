@@ -136,3 +136,28 @@ def test_collectors_that_pause_each_rank_at_another_step_are_found_and_nobody_is
     assert (found.kind, accused(job)) == ("garbage_collection", set())
     # 16 of 100 steps are longer by 60 ms; the slowest of 16 ranks takes some 22 ms.
     assert found.evidence["beyond_usual_ratio"] == pytest.approx(9.6 / (22 + 9.6), abs=0.05)
+
+
+FSDP = {"forward": "begin", "backward": "begin"}  # what is in backward comes after its last collective
+EARLY = ("other", *(name for name in SHARES if name != "other"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "order", "meets"),
+    [
+        ("backward", tuple(SHARES), FSDP),
+        ("optimizer", tuple(SHARES), FSDP),
+        ("other", tuple(SHARES), FSDP),
+        ("other", EARLY, {"forward": "begin", "backward": "end"}),
+        ("other", EARLY, {"optimizer": "begin"}),
+        ("optimizer", tuple(SHARES), {"backward": "end", "other": "end"}),
+    ],
+    ids=["end of backward", "optimizer", "end of step", "begin of step", "grad norm", "barrier"],
+)
+@pytest.mark.parametrize(("ms", "period"), [(400, 40), (60, 10)])
+def test_rank_that_waits_elsewhere_than_in_backward_is_not_accused(
+    phase: str, order: tuple[str, ...], meets: dict[str, str], ms: float, period: int
+) -> None:
+    job = HostJob(2, slow(2, phase, ms, every(period, rank=0)), order=order, meets=meets)
+    job.run(BEGIN + 9 * period)
+    assert accused(job) <= {(0,)}

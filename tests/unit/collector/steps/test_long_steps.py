@@ -1,5 +1,7 @@
 """Long steps and their owners, by hand: three ranks, steps of 20 ms, of which 6 in forward and 10 in backward."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -108,6 +110,12 @@ def test_an_excess_of_less_than_half_a_step_is_none() -> None:
     assert len(seen_in(Job().add("forward", 1, 10.0))) == 1
 
 
+def test_a_step_with_few_others_is_not_judged() -> None:
+    long_steps = LongSteps()
+    long_steps.add(Job(10).add("forward", 1, 90, 5).series(), is_last=True)
+    assert long_steps.read() == ((), 10 * 20 + 90, 3)
+
+
 def test_noise_makes_no_long_step() -> None:
     job = Job()
     job.phases["forward"][::2] += 10.0  # steps of 20 and 30 ms: 5 ms are their median deviation from 25 or 30
@@ -129,7 +137,60 @@ def test_a_step_that_a_rank_lacks_waits_for_it_for_a_while() -> None:
     job.phases["forward"][LONG, 2] = np.nan
     series = job.series(first_step=0)
     long_steps.add(series)
-    assert [(one.step, one.owner) for one in long_steps.read().steps] == [(LONG, 1)]
+    # The one that is lacking may be the one that the others wait for.
+    assert [(one.step, one.owner) for one in long_steps.read().steps] == [(LONG, UNKNOWN)]
+
+
+def test_one_of_many_ranks_may_be_lacking() -> None:
+    job = Job(LONG + 1 + PATIENCE_STEPS, ranks=10).add("forward", 1, 90)
+    job.phases["forward"][LONG, 2] = np.nan
+    assert owner_in(job) == (1, "forward")
+
+
+@pytest.mark.parametrize("phase", ["backward", "other"])
+def test_rank_that_was_ahead_after_the_step_before_waits_and_is_no_owner(phase: str) -> None:
+    # With FSDP rank 1 waits in forward for what rank 0 did at the end of the step before.
+    job = Job(ranks=2).add(phase, 0, 300).add("forward", 1, 300, LONG + 1)
+    assert {one.owner for one in seen_in(job)} <= {UNKNOWN, 0}
+
+
+def test_first_step_that_is_known_has_no_owner() -> None:
+    assert owner_in(Job().add("forward", 1, 90, 0)) == (UNKNOWN, "")
+
+
+def test_step_after_one_that_is_lacking_has_no_owner() -> None:
+    job, long_steps = Job().add("forward", 1, 90), LongSteps()
+    series = job.series(first_step=0)
+    series.steps[:LONG] -= 1
+    long_steps.add(series)
+    assert [one.owner for one in long_steps.read().steps] == [UNKNOWN]
+
+
+@pytest.mark.parametrize("phase", ["other", "evaluation"])
+def test_phase_of_unknown_place_on_another_rank_may_come_first(phase: str) -> None:
+    # Rank 0 evaluates before its forward, and rank 1 waits for its buffers in forward.
+    assert owner_in(Job(ranks=2).add(phase, 0, 90).add("forward", 1, 90)) == (UNKNOWN, "")
+    assert owner_in(Job(ranks=2).add(phase, 0, 90).add("optimizer", 1, 90)) == (UNKNOWN, "")
+
+
+def test_phase_of_the_user_is_owned_where_surely_the_others_wait() -> None:
+    assert owner_in(Job(ranks=2).add("save", 0, 90)) == (0, "save")
+    assert owner_in(Job(ranks=2).add("save", 0, 90).add("backward", 1, 90)) == (UNKNOWN, "")
+
+
+def test_stage_that_waits_in_forward_for_the_one_before_is_no_owner() -> None:
+    job, long_steps = Job().add("forward", 1, 90).add("backward", 0, 90), LongSteps()
+    series = job.series(first_step=0)
+    long_steps.add(replace(series, handover_ns=np.zeros_like(series.step_ns)))
+    assert [one.owner for one in long_steps.read().steps] == [UNKNOWN]
+
+
+def test_time_of_steps_counts_a_wait_once_and_steps_that_were_not_seen() -> None:
+    job, long_steps = Job().add("other", 2, 300).add("backward", 0, 300, LONG + 1), LongSteps()
+    long_steps.add(job.series(first_step=0), is_last=True)
+    assert long_steps.read().total_ns == 2 * LONG * 20 + 300
+    long_steps.add(Job().series(first_step=2 * LONG + 5), is_last=True)
+    assert long_steps.read().total_ns == (4 * LONG + 5) * 20 + 300
 
 
 def test_cells_that_are_lacking_around_a_step_do_not_count() -> None:
