@@ -58,8 +58,8 @@ PAST_FORMS: Final[Mapping[str, str]] = {
     "allocates": "allocated", "are": "were", "calls": "called", "compute": "computed", "computes": "computed",
     "does": "did", "explain": "explained", "explains": "explained", "frees": "freed",
     "gives": "gave", "hides": "hid", "is": "was", "overlaps": "overlapped", "passes": "passed", "reads": "read",
-    "reports": "reported", "run": "ran", "runs": "ran", "save": "have saved", "stops": "stopped", "takes": "took",
-    "throttles": "throttled", "wait": "waited", "waits": "waited",
+    "reports": "reported", "run": "ran", "runs": "ran", "save": "have saved", "saves": "saved", "stops": "stopped",
+    "takes": "took", "throttles": "throttled", "wait": "waited", "waits": "waited",
 }  # fmt: skip
 """The verbs of causes and of sentences about a whole run. These texts hold no name before the phase that a cause ends
 with (OF_IT), so no name is changed."""

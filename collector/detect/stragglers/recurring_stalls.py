@@ -9,7 +9,8 @@ number, so what counts is whose the time of comparable stalls was:
     proof    its stalls come every k-th step; or as many of the class being its own has a probability of at most
              CHANCE_MAX over the number of ranks; or they are LARGE_COUNT or more, all of the class, and each is
              LARGE_RATIO usual steps
-    cost     at least COST_RATIO_MIN of the time since the first of them
+    cost     at least COST_RATIO_MIN of the time since one usual distance before the first of them, as each stall comes
+             after such a distance: four stalls cost what four distances hold, not three
     now      the last one is no longer ago than QUIET_GAPS usual distances
 """
 
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding
+from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange, describe_begin
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import COST_RATIO_MIN, QUIET_GAPS, find_period, probability_of
@@ -54,14 +55,24 @@ CHECKPOINT: Final = "checkpoint"
 
 class Recurring(NamedTuple):
     """A rank that stops now and then: its stalls, the usual distance between them in steps, whether most are equal to
-    it, and the share of the time since the first that they hold.
+    it, and how long the run has lasted since one such distance before the first.
     """
 
     rank: int
     stalls: tuple[LongStep, ...]
     period: int
     is_regular: bool
-    share: float
+    since_ns: float
+
+    @property
+    def lost_ns(self) -> float:
+        """Return by how much the rank was longer in all of them."""
+        return math.fsum(one.owned_ns for one in self.stalls)
+
+    @property
+    def share(self) -> float:
+        """Return the share of the time that they hold."""
+        return self.lost_ns / self.since_ns
 
     @property
     def usual_stall_ns(self) -> float:
@@ -101,18 +112,16 @@ def _judge(rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *,
     of_all_ns = math.fsum(one.excess_ns for one in alike)
     if owned_ns < OWNED_MIN * of_owned_ns or owned_ns < OWNED_OF_ALL_MIN * of_all_ns:
         return None
-    since_ns = total_ns - mine[0].before_ns
     distances_ns = [later.before_ns - one.before_ns for one, later in itertools.pairwise(mine)]
     is_past = total_ns - mine[-1].before_ns > QUIET_GAPS * max(
         statistics.median(distances_ns), statistics.fmean(distances_ns)
     )
-    share = owned_ns / since_ns
-    if is_past or share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
-        return None
     period, is_regular = find_period(np.array([one.step for one in mine]))
-    if not (is_known or is_regular or _is_proven(mine, alike, ranks)):
+    begin_ns = mine[0].before_ns - period * mine[0].usual_ns
+    found = Recurring(rank, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns))
+    if is_past or found.share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
         return None
-    return Recurring(rank, tuple(mine), period, is_regular, share)
+    return found if is_known or is_regular or _is_proven(mine, alike, ranks) else None
 
 
 def _is_proven(mine: Sequence[LongStep], alike: Sequence[LongStep], ranks: int) -> bool:
@@ -135,7 +144,7 @@ def find_stall_cause(found: Recurring, gc_pauses: Mapping[int, Sequence[TimeCoun
         return StallCause("data_loading", f"it waits {format_duration(found.usual_stall_ns)} for its data loader")
     pause_ns = _find_pause(found, gc_pauses.get(found.rank, ()))
     if pause_ns is not None and pause_ns >= EXPLAINS * found.usual_stall_ns:
-        return StallCause("garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)}")
+        return StallCause("garbage_collection", f"Python's garbage collector stops it for {format_duration(pause_ns)}")
     if found.part == CHECKPOINT:
         return StallCause(PERIODIC_WORK, "it saves a checkpoint")
     if found.part == OTHER and found.is_regular:
@@ -170,29 +179,23 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
     """Build the finding about a rank that stops now and then. An open one keeps its begin."""
     cause = find_stall_cause(found, view.samples.gc_pauses)
     is_work = cause.name == PERIODIC_WORK
-    lost_ns = math.fsum(one.owned_ns for one in found.stalls)
-    since_ns = view.long_steps.total_ns - found.stalls[0].before_ns
     ranks = len(view.series.ranks)
-    cost = Cost(since_ns / max(since_ns - lost_ns, 1.0), ns_to_s(lost_ns) * ranks, found.share * ranks)
-    since_step, since_min = found.stalls[0].step, max(0, found.stalls[0].step - max(found.period, 1) + 1)
-    if known is not None and known.since_step is not None and known.since_step <= since_step:
-        since_step, since_min = (
-            known.since_step,
-            known.since_step if known.since_step_min is None else known.since_step_min,
-        )
+    ratio = found.since_ns / max(found.since_ns - found.lost_ns, 1.0)
+    cost = Cost(ratio, ns_to_s(found.lost_ns) * ranks, found.share * ranks)
+    begin = _date(found, view.long_steps.first_step, known)
     usual_ns = statistics.median(one.usual_ns for one in found.stalls)
     finding = Finding(
         kind=PERIODIC_WORK if is_work else STRAGGLER,
         ranks=(found.rank,),
-        since_step=since_step,
-        since_step_min=min(since_min, since_step),
-        since_step_max=since_step,
+        since_step=begin[1],
+        since_step_min=begin[0],
+        since_step_max=begin[1],
         slowdown_ratio=1 + found.usual_stall_ns / max(usual_ns, 1.0),
         cause=cause.name,
         pattern="intermittent",
         severity="info" if is_work and found.share < WORK_SHARE_MAX else "warning",
-        sentence=_write_sentence(view, found, cause, cost, since_step),
-        past=_write_sentence(view, found, cause, cost, since_step, is_over=True),
+        sentence=_write_sentence(view, found, cause, cost, begin),
+        past=_write_sentence(view, found, cause, cost, begin, is_over=True),
         suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={
@@ -206,15 +209,26 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
     return Candidate(finding, SingleLosses(steps, np.array([one.owned_ns for one in found.stalls])))
 
 
+def _date(found: Recurring, first_step: int, known: Finding | None) -> SinceRange:
+    """Return between which steps it began: at the first stall that is known, or up to one usual distance before. Where
+    this collector has not seen so much, it may have begun at any step.
+    """
+    first = found.stalls[0].step
+    if known is not None and known.since_step is not None and known.since_step <= first:
+        return known.since_step if known.since_step_min is None else known.since_step_min, known.since_step
+    earliest = first - max(found.period, 1) + 1
+    return earliest if earliest >= first_step else 0, first
+
+
 def _write_sentence(
-    view: RunView, found: Recurring, cause: StallCause, cost: Cost, since_step: int, *, is_over: bool = False
+    view: RunView, found: Recurring, cause: StallCause, cost: Cost, begin: SinceRange, *, is_over: bool = False
 ) -> str:
-    every = f"every {found.period} steps" if found.is_regular else f"now and then, usually every {found.period} steps,"
-    when = WHEN if is_over else f" since step {since_step}"
+    every = f"every {found.period} steps" if found.is_regular else f"now and then, about every {found.period} steps,"
+    when = WHEN if is_over else f" since {describe_begin(begin[1], begin, is_gradual=False)}"
     text = (
         f"Rank {found.rank} ({view.nodes[found.rank]}) {'stopped' if is_over else 'stops'} {every}{when}, and the "
         f"other ranks {'waited' if is_over else 'wait'}: {format_duration(found.usual_stall_ns)} each time, "
-        f"{len(found.stalls)} times in the steps from {found.stalls[0].step} to {found.stalls[-1].step}; "
+        f"{len(found.stalls)} times in steps {found.stalls[0].step}-{found.stalls[-1].step}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
     return text + describe_cost(cost, is_over=is_over)

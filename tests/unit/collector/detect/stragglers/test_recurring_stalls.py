@@ -55,8 +55,8 @@ def found_in(seen: LongStepsSeen, ranks: int = 2, known: Sequence[int] = ()) -> 
 def test_stall_every_100_steps_is_found_with_its_share() -> None:
     (found,) = find_recurring(seen_of(every(100, 1000), 1000), 2)
     assert (found.rank, found.period, found.is_regular, found.part) == (1, 100, True, "forward")
-    # From step 100 on 900 steps of 20 ms, and 9 stalls of 400.
-    assert found.share == pytest.approx(3_600 / 21_600)
+    # One distance before step 100 is step 0: 1,000 steps of 20 ms, and 9 stalls of 400.
+    assert found.share == pytest.approx(3_600 / 23_600)
 
 
 @pytest.mark.parametrize("count", [3, 2])
@@ -142,9 +142,9 @@ def test_pauses_of_the_garbage_collector_are_the_cause_where_they_are_as_long() 
     assert find_stall_cause(recurring(), {1: [TimeCount(10, 0), TimeCount(20, 0)]}).name == "unattributed"
 
 
-def describe(found: Recurring, known: Finding | None = None) -> tuple[Finding, SingleLosses]:
+def describe(found: Recurring, known: Finding | None = None, first_step: int = 0) -> tuple[Finding, SingleLosses]:
     view = view_of(series_of([[USUAL_MS, USUAL_MS]] * 12))
-    object.__setattr__(view, "long_steps", LongStepsSeen(found.stalls, 27_600 * MS))
+    object.__setattr__(view, "long_steps", LongStepsSeen(found.stalls, 27_600 * MS, first_step))
     finding, lost = describe_recurring(view, found, known)
     assert isinstance(lost, SingleLosses)
     return finding, lost
@@ -160,11 +160,14 @@ def test_finding_has_the_stalls_and_their_cost() -> None:
     )
     assert (finding.since_step, finding.since_step_min, finding.since_step_max) == (100, 1, 100)
     assert finding.slowdown_ratio == pytest.approx(21.0)
-    # 27.6 s less the 2 s before: 25.6 s, of which 9 * 0.4 are lost.
-    assert finding.run_slowdown_ratio == pytest.approx(25.6 / 22.0)
+    # Steps 0 to 1,200 are 27.6 s, of which 9 * 0.4 are lost.
+    assert finding.run_slowdown_ratio == pytest.approx(27.6 / 24.0)
     assert finding.evidence[STALLS] == 9.0
     assert (lost.steps.tolist(), lost.lost_ns.tolist()) == ([*range(100, 1000, 100)], [STALL_MS * MS] * 9)
-    assert "stops every 100 steps" in finding.sentence
+    assert finding.sentence.startswith(
+        "Rank 1 (node1) stops every 100 steps since about step 100 (between 1 and 100), and the other ranks wait: "
+        "400.0 ms each time, 9 times in steps 100-900; cause unattributed:"
+    )
     assert "stopped every 100 steps" in finding.past
 
 
@@ -176,6 +179,11 @@ def test_open_finding_keeps_its_begin() -> None:
     assert describe(recurring(), later)[0].since_step_min == 40
 
 
+def test_collector_that_came_later_does_not_know_the_begin() -> None:
+    finding, _ = describe(recurring(), first_step=2)
+    assert (finding.since_step, finding.since_step_min) == (100, 0)
+
+
 def test_cheap_work_of_its_own_is_no_warning() -> None:
     steps = tuple(range(1000, 10_000, 1000))
     (cheap,) = find_recurring(seen_of(dict.fromkeys(steps, 1), 10_000, part="other"), 2)
@@ -185,4 +193,4 @@ def test_cheap_work_of_its_own_is_no_warning() -> None:
 
 
 def test_irregular_stalls_are_described_so() -> None:
-    assert "now and then, usually every" in describe(recurring(steps=IRREGULAR))[0].sentence
+    assert "stops now and then, about every 85 steps, since" in describe(recurring(steps=IRREGULAR))[0].sentence
