@@ -35,10 +35,12 @@ def describe_turns(
 
     def write(*, is_over: bool) -> str:
         were, waited = ("were", "waited") if is_over else ("are", "wait")
+        steps = view.series.steps[turns.rows]
         text = (
-            f"{name_ranks(turns.ranks).capitalize()} {were} the slowest in turns{WHEN if is_over else ''}, and the "
-            f"others {waited}: {format_duration(mean_ns)} in each of {len(turns.rows)} slow steps, {count} turns, "
-            f"{100 * share:.0f} % of the time; no single rank {'was' if is_over else 'is'} to blame; cause {cause}: "
+            f"{name_ranks(turns.ranks).capitalize()} {were} the slowest in turns"
+            f"{WHEN if is_over else f' since step {since_step}'}, no single rank {'was' if is_over else 'is'} to blame"
+            f": {count} turns in steps {steps[0]}-{steps[-1]}, and in {len(turns.rows)} of these the others {waited} "
+            f"{format_duration(mean_ns)}, {100 * share:.0f} % of the time; cause {cause}: "
             f"{put_in_past(because) if is_over else because}."
         )
         return text + describe_cost(cost, is_over=is_over)

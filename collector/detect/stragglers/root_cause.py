@@ -185,7 +185,7 @@ def find_cause(
             share_of_steps=share_of_slow_steps(slow),
         )
         cause = cause if because is None else (CPU_PRESSURE, because)
-    beside = f" (beside that, since before: {', '.join(sorted(old))})" if old else ""
+    beside = f" (shown already before it was slow: {', '.join(sorted(old))})" if old else ""
     return Cause(cause[0], cause[1] + beside, evidence)
 
 

@@ -27,6 +27,8 @@ PATIENCE_STEPS: Final = 64
 """Known steps for which a rank is not named while it may be its turn."""
 MEMBERS_MAX: Final = 64
 """Of more ranks half never take turns within the steps that are kept."""
+RANKS_MAX: Final = 2048
+"""Ranks of a run of which turns are looked for, in 50 ms; of 16,384 it would take 400 ms, twice in each pass."""
 
 
 class Turns(NamedTuple):
@@ -45,7 +47,7 @@ def find_turns(view: RunView, thresholds: Thresholds) -> tuple[Turns, ...]:
     comparisons = [
         one for one in view.peer_groups.comparisons if one.do_same_work and 1 < len(one.members) <= MEMBERS_MAX
     ]
-    if not comparisons:
+    if not comparisons or len(view.series.ranks) > RANKS_MAX:
         return ()
     periods = find_slow_periods(view, thresholds)
     found = (_find_turns(view, periods, np.array(one.members, dtype=np.int64)) for one in comparisons)

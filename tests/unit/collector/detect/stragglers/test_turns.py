@@ -56,3 +56,8 @@ def test_two_of_four_ranks_are_not_most() -> None:
 
 def test_ranks_without_peers_of_equal_work_take_no_turns() -> None:
     assert find_in_turns(view_with([0, 1] * 20, signatures={0: "a", 1: "b"}), Thresholds()) == frozenset()
+
+
+def test_turns_of_a_large_run_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.collector.detect.stragglers.turns.RANKS_MAX", 1)
+    assert in_turns([0, 1] * 20) == set()
