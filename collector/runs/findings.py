@@ -103,6 +103,8 @@ class RunFindings:
         self._lost: dict[tuple[int | None, str], float] = {}
         self._passed: list[tuple[Finding, int]] = []
         """Stragglers that have passed, and when by the collector's clock; at most `findings_max`."""
+        self._charged_through: dict[tuple[int, ...], int] = {}
+        """The last step of this attempt that was charged to a finding about these ranks."""
         self.charged: list[tuple[Ints, Floats]] = []
         """The steps that the last detection pass charged to each finding, and what each lost in ns."""
         self.impossible = ImpossibleNumbers()
@@ -213,6 +215,7 @@ class RunFindings:
         self._attempt_from = self._opened + 1
         self._has_had_pass = False
         self._passed.clear()
+        self._charged_through.clear()
         return self.close_all("restarted")
 
     def close_hangs(self, reason: str) -> list[RunEffect]:
@@ -278,7 +281,8 @@ class RunFindings:
             return
         series = view.series
         if isinstance(lost_ns, SingleLosses):
-            fresh = lost_ns.steps > one.charged_through
+            # They are remembered for the whole attempt: an earlier finding about the rank may have been charged.
+            fresh = lost_ns.steps > max(one.charged_through, self._charged_through.get(finding.ranks, -1))
             steps, charged_ns = lost_ns.steps[fresh], lost_ns.lost_ns[fresh]
         else:
             known_ns = self._without_impossible(finding, lost_ns, view)
@@ -287,7 +291,11 @@ class RunFindings:
             )
         self.charged.append((steps, charged_ns))
         lost_s = ns_to_s(float(charged_ns.sum())) * len(series.ranks)
-        one.charged_through = int(steps[-1]) if len(steps) else one.charged_through
+        if len(steps):
+            one.charged_through = int(steps[-1])
+        if finding.group is None:
+            through = max(one.charged_through, self._charged_through.get(finding.ranks, -1))
+            self._charged_through[finding.ranks] = through
         one.lost_rank_seconds += lost_s
         # Of a group's links it is not known that it is those of one of its ranks, unless only one is named.
         rank = None if finding.group is not None and len(finding.ranks) > 1 else finding.rank

@@ -21,7 +21,7 @@ from rankscope.collector.detect.finding import PERIODIC_WORK, Finding
 from rankscope.collector.detect.past import OF_IT, WHEN
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.persistent import SlowRank
-from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT, Cause
+from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, SHOWN_BEFORE, UNSEEN_WAIT, Cause
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import RunView
@@ -77,7 +77,7 @@ def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | 
     periods = find_periods(steps, int(view.series.steps[-1]), EXPLAINED_KEPT_MIN if is_open else EXPLAINED_MIN)
     if not periods:
         return None
-    call = cause.because.partition(OF_IT)[2] if cause.name == SYNC else ""
+    call = cause.because.partition(OF_IT)[2].partition(SHOWN_BEFORE)[0] if cause.name == SYNC else ""
     return OwnWork(min(periods.values()), tuple(periods), float(np.median(longer_ns[is_longer])), call)
 
 

@@ -122,6 +122,8 @@ def _faults_per_step(rank: int, samples: Samples) -> float | None:
     return host.major_faults / pauses[-1].steps
 
 
+SHOWN_BEFORE = " (shown already before it was slow: "
+"""What follows a cause where there are older signs."""
 EXPLAINS = 0.5
 """Share of the excess that a part must hold to be named: more than everything else together."""
 MORE_WORK_RATIO = 1.05
@@ -185,7 +187,7 @@ def find_cause(
             share_of_steps=share_of_slow_steps(slow),
         )
         cause = cause if because is None else (CPU_PRESSURE, because)
-    beside = f" (shown already before it was slow: {', '.join(sorted(old))})" if old else ""
+    beside = f"{SHOWN_BEFORE}{', '.join(sorted(old))})" if old else ""
     return Cause(cause[0], cause[1] + beside, evidence)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.collector.detect.detectors import detect
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.view import Candidate, RunView
+from rankscope.collector.detect.view import Candidate, RunView, SingleLosses
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.findings import RunFindings, _Open
 from rankscope.collector.steps.step_series import Floats, StepSeries
@@ -122,6 +122,24 @@ def test_each_step_is_charged_once_with_unknown_ones_before() -> None:
     (lost,) = verdicts.lost
     assert (lost.rank, lost.cause) == (2, "host_cpu")
     assert lost.lost_rank_seconds == pytest.approx(4 * lost_s)
+
+
+def test_stall_is_charged_once_also_where_another_finding_about_its_rank_follows() -> None:
+    told, verdicts = started()
+    stalls = SingleLosses(np.array([1, 3, 5]), seconds(0.1, 0.2, 0.4))
+    told.answer = [Candidate(slow(2, since_step=1), SingleLosses(stalls.steps[:2], stalls.lost_ns[:2]))]
+    look(verdicts, told, view_until(4))
+    told.answer, told.passed = [], True
+    look(verdicts, told, view_until(4))
+    told.answer, told.passed = [Candidate(slow(2, since_step=1), stalls)], False
+    look(verdicts, told, view_until(6))
+    (lost,) = verdicts.lost
+    assert lost.lost_rank_seconds == pytest.approx(4 * 0.7)
+    # In another attempt the steps count anew.
+    verdicts.begin_attempt()
+    look(verdicts, told, view_until(6))
+    (lost,) = verdicts.lost
+    assert lost.lost_rank_seconds == pytest.approx(4 * 1.4)
 
 
 @pytest.mark.parametrize(("ranks", "charged"), [((1, 2), None), ((1,), 1), ((), None)])
