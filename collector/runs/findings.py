@@ -356,8 +356,8 @@ def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
 def _spread(lost_ns: Floats, view: RunView, after_step: int, *, is_of_some: bool) -> tuple[Ints, Floats]:
     """Return the steps after that one whose loss is known, shape (m,) each, and what each is charged, in ns: itself,
     and the steps before it back to the one before, whose loss is not known. Each of these is taken to have lost as
-    much; of a slowness of some steps (`is_of_some`) at most what it lasted beyond what the known one has not lost.
-    Together they lost at most what they lasted.
+    much; of a slowness of some steps (`is_of_some`) at most what it lasted beyond what the known one has not lost, and
+    those of which nothing is known nothing. Together they lost at most what they lasted.
     """
     series, longest_ns = view.series, view.longest_ns
     rows = np.flatnonzero((series.steps > after_step) & ~np.isnan(lost_ns))
@@ -369,7 +369,7 @@ def _spread(lost_ns: Floats, view: RunView, after_step: int, *, is_of_some: bool
     if is_of_some:
         most_ns = np.clip(longest_ns[others] - (own_ns - each_ns)[place], 0.0, most_ns)
     missing = np.diff(steps, prepend=after_step) - 1 - np.bincount(place, minlength=len(steps))
-    charged_ns = (1 + missing) * each_ns + np.bincount(place, most_ns, minlength=len(steps))
+    charged_ns = (1 + (0 if is_of_some else missing)) * each_ns + np.bincount(place, most_ns, minlength=len(steps))
     lasted_ns = (1 + missing) * own_ns + np.bincount(place, longest_ns[others], minlength=len(steps))
     return steps, np.minimum(charged_ns, np.where(np.isnan(own_ns), np.inf, lasted_ns))
 

@@ -151,6 +151,17 @@ def test_group_is_charged_to_a_rank_only_where_one_is_named(ranks: tuple[int, ..
     assert [lost.rank for lost in verdicts.lost] == [charged]
 
 
+@pytest.mark.parametrize(("pattern", "lost_s"), [("steady", 100 * 0.5), ("intermittent", 0.5)])
+def test_slow_step_of_some_stands_for_none_that_has_left_the_table(pattern: str, lost_s: float) -> None:
+    told, verdicts = started()
+    told.answer = [Candidate(msgspec.structs.replace(slow(2, since_step=1), pattern=pattern), seconds(0.5))]
+    own_ns = np.full((1, 4), 1.0 * NS_PER_S)
+    series = StepSeries(np.array([100]), (0, 1, 2, 3), own_ns, own_ns, own_ns, {}, self_is_measured=True)
+    look(verdicts, told, view_of(series))
+    (lost,) = verdicts.lost
+    assert lost.lost_rank_seconds == pytest.approx(4 * lost_s)
+
+
 def test_step_stands_for_others_by_no_more_than_they_lasted() -> None:
     # Step 3, of 10 s, lost 5 s; steps 1 and 2, whose waits are not known, took 1 s each: 12 s in all, not 15.
     told, verdicts = started()
