@@ -23,6 +23,7 @@ Beside one other rank, or in a group of two, the one that waits holds its phase 
 - when another rank holds `other` or a phase of the user, whose place in the step is not known: that may come first. A
   phase of the user itself also needs two more ranks that wait in backward, or none that holds anything;
 - of `forward` in a pipeline, where a stage waits for the one before it;
+- when another rank is long too, and none of the phases that it reports says where;
 - when a tenth of the ranks have not reported the step, or one of two.
 
 Example: steps of 20 ms; step 160 takes 2.02 s. Rank 1 has 2.006 s in forward, usually 6 ms; ranks 0, 2 and 3 have
@@ -195,7 +196,9 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
     excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
     least_ns = HOLDS_RATIO * at.excess_ns
     owner, part = _find_owner(excess_ns, least_ns, {_MAY_WAIT} if series.handover_ns is None else {_MAY_WAIT, _FORWARD})
-    if owner >= 0 and _may_have_waited(series, row, owner, least_ns):
+    is_told = np.any([values >= least_ns for values in excess_ns.values()], axis=0)
+    is_untold = (_excess_of(series.step_ns, row, around) >= least_ns) & ~is_told
+    if owner >= 0 and (is_untold.any() or _may_have_waited(series, row, owner, least_ns)):
         owner, part = UNKNOWN, ""
     owned_ns = 0.0
     if owner != UNKNOWN:

@@ -141,6 +141,14 @@ def test_a_step_that_a_rank_lacks_waits_for_it_for_a_while() -> None:
     assert [(one.step, one.owner) for one in long_steps.read().steps] == [(LONG, UNKNOWN)]
 
 
+def test_rank_that_does_not_report_where_it_was_long_may_have_come_first() -> None:
+    job, long_steps = Job(ranks=2).add("data", 0, 90).add("forward", 1, 90), LongSteps()
+    series = job.series(first_step=0)
+    job.phases["data"][:, 0] = np.nan
+    long_steps.add(series)
+    assert [one.owner for one in long_steps.read().steps] == [UNKNOWN]
+
+
 def test_one_of_many_ranks_may_be_lacking() -> None:
     job = Job(LONG + 1 + PATIENCE_STEPS, ranks=10).add("forward", 1, 90)
     job.phases["forward"][LONG, 2] = np.nan
