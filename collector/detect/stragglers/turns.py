@@ -3,12 +3,15 @@
 A loader whose next shard lies on slow storage, garbage collectors, a hot expert make one rank after the other the last
 one. While its turn lasts each looks as a straggler does, and is none: replacing it would change nothing.
 
-    turn      consecutive slow steps with the same slowest rank; steps in between that are not slow belong to it
+    turn      consecutive slow steps with the same slowest rank; steps in between that are not slow belong to it. Of
+              more than FEW_RANKS_MAX ranks, `steps_min` steps or more: of so many each stalls now and then
     takers    ranks whose turns hold at least half of an equal share of all excess
     in turns  more than half of the ranks that do the same work are takers, and the present turn is no longer than
               LONGER_RATIO times the longest one of another, and than PATIENCE_STEPS
+    alike     a taker's turns hold at most LONGER_RATIO times as much excess as the median of the other takers'
 
-A rank whose slowness goes on for longer than the others' turns has become a straggler, and is named.
+A rank whose slowness goes on for longer than the others' turns has become a straggler, and is named; so is one that
+has more of it than others, whose stalls only interrupt it.
 """
 
 from typing import Final, NamedTuple
@@ -22,6 +25,7 @@ from rankscope.collector.steps.step_series import Floats, Ints
 
 TAKER_SHARE: Final = 0.5
 """Of an equal share: turns of unequal length are turns."""
+FEW_RANKS_MAX: Final = 4
 LONGER_RATIO: Final = 2.0
 PATIENCE_STEPS: Final = 64
 """Known steps for which a rank is not named while it may be its turn."""
@@ -32,7 +36,7 @@ RANKS_MAX: Final = 2048
 
 
 class Turns(NamedTuple):
-    """Ranks that are slow in turns, ascending. `rows` of the series are the slow steps, `owners` the slowest rank in
+    """Ranks that are slow in turns and alike, ascending. `rows` of the series are the slow steps, `owners` the slowest rank in
     each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each.
     """
 
@@ -50,7 +54,7 @@ def find_turns(view: RunView, thresholds: Thresholds) -> tuple[Turns, ...]:
     if not comparisons or len(view.series.ranks) > RANKS_MAX:
         return ()
     periods = find_slow_periods(view, thresholds)
-    found = (_find_turns(view, periods, np.array(one.members, dtype=np.int64)) for one in comparisons)
+    found = (_find_turns(view, periods, one.members, thresholds.steps_min) for one in comparisons)
     return tuple(one for one in found if one is not None)
 
 
@@ -59,25 +63,31 @@ def find_in_turns(view: RunView, thresholds: Thresholds) -> frozenset[int]:
     return frozenset(rank for turns in find_turns(view, thresholds) for rank in turns.ranks)
 
 
-def _find_turns(view: RunView, periods: SlowPeriods, members: Ints) -> Turns | None:
-    columns = view.series.columns_of(members.tolist())
-    excess_ns = view.excess_ns[np.ix_(periods.rows, columns)]
-    weight = np.where(periods.slow[:, columns], np.nan_to_num(excess_ns, nan=0.0), 0.0)
+def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], steps_min: int) -> Turns | None:
+    columns, members = view.series.columns_of(ranks), np.array(ranks, dtype=np.int64)
+    weight = np.nan_to_num(view.excess_ns[np.ix_(periods.rows, columns)], nan=0.0)
+    weight[~periods.slow[:, columns]] = 0.0
     rows = np.flatnonzero(weight.max(axis=1, initial=0.0) > 0)
-    if not len(rows):
-        return None
     worst = weight[rows].argmax(axis=1)
+    begins = np.flatnonzero(np.diff(worst, prepend=-1) != 0)
+    lengths = np.diff(rows[np.append(begins, len(rows) - 1)]) if len(rows) else begins
+    lengths[-1:] += 1  # up to its last slow step; an earlier turn lasts until the next one begins
+    counts = lengths >= (1 if len(members) <= FEW_RANKS_MAX else steps_min)
+    if not counts.any():
+        return None
+    is_in_one = np.repeat(counts, np.diff(np.append(begins, len(rows))))
+    rows, worst, owners, lengths = rows[is_in_one], worst[is_in_one], worst[begins[counts]], lengths[counts]
     worst_ns = weight[rows, worst]
     sums = np.bincount(worst, worst_ns, minlength=len(members))
     takers = sums >= TAKER_SHARE * sums.sum() / len(members)
     if 2 * np.count_nonzero(takers) <= len(members):
         return None
-    begins = np.flatnonzero(np.diff(worst, prepend=-1) != 0)
-    lengths = np.diff(rows[np.append(begins, len(rows) - 1)])
-    lengths[-1] += 1  # up to its last slow step; an earlier turn lasts until the next one begins
-    owners = worst[begins]
-    present = int(lengths[-1])
     longest = int(lengths[(owners != owners[-1]) & takers[owners]].max(initial=0))
-    if takers[owners[-1]] and present > min(LONGER_RATIO * longest, PATIENCE_STEPS):
+    if takers[owners[-1]] and int(lengths[-1]) > min(LONGER_RATIO * longest, PATIENCE_STEPS):
         return None
-    return Turns(tuple(members[takers].tolist()), periods.rows[rows], members[worst], worst_ns)
+    alike = [
+        place
+        for place in np.flatnonzero(takers).tolist()
+        if sums[place] <= LONGER_RATIO * np.median(np.delete(sums, place)[np.delete(takers, place)])
+    ]
+    return Turns(tuple(members[alike].tolist()), periods.rows[rows], members[worst], worst_ns) if alike else None
