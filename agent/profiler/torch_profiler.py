@@ -137,7 +137,7 @@ class TorchProfiler:
     @property
     def has_session(self) -> bool:
         """Whether a session that this object has begun is on in this thread."""
-        return self._thread == get_ident() and self.is_busy()
+        return self._thread == get_ident() and self._may_be_on()
 
     def _begin_kineto(self) -> None:
         """Take the first session of the process here, on the thread that imports torch: of a first one on another
@@ -152,6 +152,15 @@ class TorchProfiler:
     def is_busy(self) -> bool:
         """Return whether any profiler, ours, the user's or another tool's, is on in this thread."""
         return bool(self._autograd._profiler_enabled())
+
+    def _may_be_on(self) -> bool:
+        """Return whether a session is on in this thread; True where torch cannot say: ours must be ended all the same,
+        since one that is left on the main thread ends the process by a signal.
+        """
+        try:
+            return self.is_busy()
+        except Exception:  # noqa: BLE001 - the error of another torch, or of what has replaced a part of it
+            return True
 
     @property
     def records_operators(self) -> bool:
@@ -259,7 +268,7 @@ class TorchProfiler:
             self._thread = get_ident()  # first: an interruption may come between any two calls
             self._start(full=full, shapes=shapes, host_only=host_only)
         except BaseException:
-            if self.is_busy():
+            if self._may_be_on():
                 self.stop()
             self._thread = None
             raise
@@ -293,17 +302,19 @@ class TorchProfiler:
         """
         if self._thread != get_ident():
             raise RuntimeError("no profiler session was begun on this thread")
-        if not self.is_busy():
+        if not self._may_be_on():
             self._forget()
             raise RuntimeError("other code has ended the profiler session")
+        is_ended, operators = False, self._operators if self._is_host_only else None
         try:
-            if self._is_host_only and self._operators is not None:
-                return self._operators.stop()
-            result = self._autograd._disable_profiler()
+            result = self._autograd._disable_profiler() if operators is None else operators.stop()
+            is_ended = True
         finally:
-            if not self.is_busy():  # else it was interrupted before
+            if is_ended or not self._may_be_on():  # else it was interrupted before
                 self._forget()
-        return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
+        if self._lists_activities or operators is not None:
+            return result
+        return SessionEvents(result, self._autograd.DeviceType.CPU)
 
     def _forget(self) -> None:
         self._ranges.on_session_end()

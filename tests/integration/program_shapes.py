@@ -83,7 +83,7 @@ SHAPES = (
     Shape("O", MAIN, "`-OO`", ("-OO",)),
     Shape("I", MAIN, "`-I`", ("-I",)),
     Shape("S", MAIN, "`-S`, with the packages on PYTHONPATH", ("-S",)),
-    Shape("coverage", ("run", "--data-file=/dev/null", *MAIN), "`coverage run`", ("-m", "coverage"), "coverage"),
+    Shape("coverage", ("run", *MAIN), "`coverage run`", ("-m", "coverage"), "coverage"),
     Shape("gevent", what="gevent, patched before torch", needs="gevent", says="gevent has patched", is_core=True),
     Shape("eventlet", what="eventlet, patched before torch", needs="eventlet", says="eventlet has patched",
           compares_stderr=False),
@@ -130,7 +130,11 @@ def run_shape(shape: Shape, *, watched: bool) -> Outcome:
     """Run it once."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
-        environment = {"PYTHONPATH": f"{CHECKOUT}:{PACKAGES}", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            "PYTHONPATH": f"{CHECKOUT}:{PACKAGES}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "COVERAGE_FILE": str(Path(folder) / "coverage"),
+        }
         if not shape.is_torchrun:
             environment |= ALONE
         if watched:

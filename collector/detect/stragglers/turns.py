@@ -36,8 +36,8 @@ RANKS_MAX: Final = 2048
 
 
 class Turns(NamedTuple):
-    """Ranks that are slow in turns and alike, ascending. `rows` of the series are the slow steps, `owners` the slowest rank in
-    each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each.
+    """Ranks that are slow in turns and alike, ascending. `rows` of the series are the slow steps, `owners` the slowest
+    rank in each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each.
     """
 
     ranks: tuple[int, ...]

@@ -59,10 +59,14 @@ def write_with_sql(path: Path, *statements: str) -> None:
 
 @contextmanager
 def may_only_read(folder: Path) -> Iterator[None]:
-    """This process has no right to write in the folder; as root it is somebody else for so long."""
+    """This process has no right to write in the folder; as root it is somebody else for so long, whose files are in
+    it.
+    """
     folder.chmod(0o555)
     was_root = os.geteuid() == 0
     if was_root:
+        for path in folder.iterdir():
+            os.chown(path, NOBODY, -1)
         os.seteuid(NOBODY)
     try:
         yield
