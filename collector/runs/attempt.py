@@ -38,6 +38,10 @@ MEMBERSHIPS_MIN = 4096
 """The limit of memberships is at least this, also in the smallest run."""
 
 
+GPUS_READ_MAX = 8
+"""Ranks whose GPUs are looked for: samples must be decoded, and no run has GPUs on some ranks only."""
+
+
 class GroupMembers:
     """Members of each process group of an attempt. Written by Attempt only."""
 
@@ -234,8 +238,12 @@ class Attempt:
         """Return the steps of these ranks without the first `skip_steps`, with the times of enqueuing where self times
         are not measured.
         """
-        series = self.window.series(ranks, skip_steps=skip_steps)
+        series = self.window.series(ranks, skip_steps=skip_steps, is_on_cpus=not self._has_gpus(ranks))
         return series if series.self_is_measured else replace(series, enqueues=self.enqueues.read())
+
+    def _has_gpus(self, ranks: tuple[int, ...]) -> bool:
+        """Return whether any of the first ranks has a GPU, also one that NVML does not show."""
+        return any(len(self.samples[rank].allocators) or self.ranks[rank].devices for rank in ranks[:GPUS_READ_MAX])
 
     def find_peer_groups(self, ranks: tuple[int, ...]) -> PeerGroups:
         """Return the peers of each rank, usually the same object as in the last detection pass."""

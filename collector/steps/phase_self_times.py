@@ -21,7 +21,8 @@ Example: two ranks, self times of 20 ms of which 12 in backward, steps of 21 ms.
 outside of backward and 13 in it, rank 0 has 8 and 73. Predicted are 68 + 12 + 1 ms: so rank 1 needed 80 ms, rank 0 20.
 Had backward been 73 ms on both, 21 ms were predicted, and nothing is known.
 
-For host groups only: on a device the host's phases say when work was enqueued. Look again when windows of GPUs leave
+Only for ranks on CPUs whose groups move their data by the host: on a device the host's phases say when work was
+enqueued, and a rank with slow kernels would look healthy. Look again when windows of GPUs leave
 steps between them that device times do not cover.
 """
 

@@ -405,9 +405,9 @@ class StepTable:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def series(self, ranks: tuple[int, ...], *, skip_steps: int) -> StepSeries:
+    def series(self, ranks: tuple[int, ...], *, skip_steps: int, is_on_cpus: bool = False) -> StepSeries:
         """Return the steps of these ranks in order, without the first `skip_steps` of the run (start-up is no
-        slowness).
+        slowness). `is_on_cpus`: whether the ranks have no GPUs, so that phases of the host are those of the training.
         """
         slots = self._columns.slots_from(skip_steps)
         columns = np.array(ranks, dtype=np.int64)
@@ -419,7 +419,7 @@ class StepTable:
             self_ns = self._device.read(slots, columns, self._group_sizes)
         elif measured or (computing_ns := sum_computing(phases_ns)) is None:
             self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
-            if self._is_on_hosts and len(ranks) == self._world_size:
+            if is_on_cpus and self._is_on_hosts and len(ranks) == self._world_size:
                 self_ns = fill_from_phases(self_ns, step_ns, phases_ns)
         else:
             self_ns = computing_ns

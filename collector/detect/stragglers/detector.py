@@ -86,8 +86,9 @@ class Stragglers:
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         if slow_ranks or intermittently:
-            in_turns = find_in_turns(view, self._thresholds) - known.keys()
-            slow_ranks = [slow for slow in slow_ranks if slow.rank not in in_turns]
+            turns = find_in_turns(view, self._thresholds)
+            in_turns = {rank: patience for rank, patience in turns.items() if rank not in known}
+            slow_ranks = [slow for slow in slow_ranks if slow.steps_judged > in_turns.get(slow.rank, 0)]
             intermittently = tuple(slow for slow in intermittently if slow.rank not in in_turns)
         joined = [
             *join_nodes([slow for slow in slow_ranks if not is_contradicted(slow, view.series)], view.nodes),

@@ -25,7 +25,8 @@ from rankscope.collector.steps.step_series import Floats, Ints
 
 TAKER_SHARE: Final = 0.5
 """Of an equal share: turns of unequal length are turns."""
-FEW_RANKS_MAX: Final = 4
+FEW_RANKS_MAX: Final = 2
+"""Of three ranks none is steadily the slowest by chance; noise of a busy machine makes short turns of any number."""
 LONGER_RATIO: Final = 2.0
 PATIENCE_STEPS: Final = 64
 """Known steps for which a rank is not named while it may be its turn."""
@@ -37,10 +38,12 @@ RANKS_MAX: Final = 2048
 
 class Turns(NamedTuple):
     """Ranks that are slow in turns and alike, ascending. `rows` of the series are the slow steps, `owners` the slowest
-    rank in each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each.
+    rank in each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each. For `patience` known
+    steps a slowness may be one of these turns.
     """
 
     ranks: tuple[int, ...]
+    patience: int
     rows: Ints
     owners: Ints
     excess_ns: Floats
@@ -58,9 +61,9 @@ def find_turns(view: RunView, thresholds: Thresholds) -> tuple[Turns, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def find_in_turns(view: RunView, thresholds: Thresholds) -> frozenset[int]:
-    """Return the ranks whose slowness is one of several turns, each another rank's."""
-    return frozenset(rank for turns in find_turns(view, thresholds) for rank in turns.ranks)
+def find_in_turns(view: RunView, thresholds: Thresholds) -> dict[int, int]:
+    """Return the ranks whose slowness may be one of several turns, each another rank's, and for how many steps."""
+    return {rank: turns.patience for turns in find_turns(view, thresholds) for rank in turns.ranks}
 
 
 def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], steps_min: int) -> Turns | None:
@@ -90,4 +93,7 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
         for place in np.flatnonzero(takers).tolist()
         if sums[place] <= LONGER_RATIO * np.median(np.delete(sums, place)[np.delete(takers, place)])
     ]
-    return Turns(tuple(members[alike].tolist()), periods.rows[rows], members[worst], worst_ns) if alike else None
+    if not alike:
+        return None
+    patience = max(2 * steps_min, min(round(LONGER_RATIO * lengths.max()), PATIENCE_STEPS))
+    return Turns(tuple(members[alike].tolist()), patience, periods.rows[rows], members[worst], worst_ns)
