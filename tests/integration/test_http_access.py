@@ -213,7 +213,8 @@ def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(
         assert main(["status", *options]) == 1
         assert capsys.readouterr().err == (
             f"rankscope: the collector at {server.url}/api/v1/runs answers 401: it requires its token. Name the file "
-            "that holds it with --token-file (RANKSCOPE_TOKEN_FILE).\n"
+            "that holds it with --token-file (RANKSCOPE_TOKEN_FILE), or give the whole address that rank 0 has "
+            "printed.\n"
         )
 
 

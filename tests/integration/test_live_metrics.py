@@ -41,6 +41,7 @@ SETTINGS = {
 SCRAPES, RANGE_S = 20, 10
 """A rate over the last 10 s of 20: its first sample is far from 0, which Prometheus would otherwise extrapolate to."""
 WHEN_SOMETHING_WENT_WRONG = {
+    "rankscope_impossible_numbers_total",
     "rankscope_agent_errors_total", "rankscope_collector_errors_total", "rankscope_frames_refused_total",
     "rankscope_peers_refused_total", "rankscope_replies_failed_total", "rankscope_http_refused_total",
     "rankscope_rank_missing", "rankscope_node_missing",

@@ -255,7 +255,7 @@ def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> No
     page.open("#run=story&rank=2")
     rows = {row[0]: row[1:] for row in page.wait_for_rows("#beside", 3)}
     assert rows["compute excluding waits, ms"] == ["65.00", "35.00", "1.86"]
-    assert rows["phase data, ms"] == ["40.00", "10.00", "4.00"]
+    assert rows["phase data, ms"] == ["32.00", "2.00", "16.00"]
     assert "compared with 3 peer ranks" in page.text("#rank-said")
     width, height = page.size("#peers")
     found = {name: find_highest(page, name, width * 0.9) for name in ("mine", "peers")}
