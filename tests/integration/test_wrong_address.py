@@ -117,7 +117,7 @@ def test_missing_token_is_an_error_that_names_the_option(secured: Secured, error
     url = secured.served.url
     assert error_of(url, "--ca-file", str(secured.certificate)) == (
         f"the collector at {url}/api/v1/runs answers 401: it requires its token. Name the file that holds it with "
-        "--token-file (RANKSCOPE_TOKEN_FILE)."
+        "--token-file (RANKSCOPE_TOKEN_FILE), or give the whole address that rank 0 has printed."
     )
 
 

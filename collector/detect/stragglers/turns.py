@@ -3,8 +3,8 @@
 A loader whose next shard lies on slow storage, garbage collectors, a hot expert make one rank after the other the last
 one. While its turn lasts each looks as a straggler does, and is none: replacing it would change nothing.
 
-    turn      consecutive slow steps with the same slowest rank; steps in between that are not slow belong to it. Of
-              more than FEW_RANKS_MAX ranks, `steps_min` steps or more: of so many each stalls now and then
+    turn      slow steps in a row, those that are not slow left out, with the same slowest rank. Of more than
+              FEW_RANKS_MAX ranks, `steps_min` or more: of so many each stalls now and then
     takers    ranks whose turns hold at least half of an equal share of all excess
     in turns  more than half of the ranks that do the same work are takers, and the present turn is no longer than
               LONGER_RATIO times the longest one of another, and than PATIENCE_STEPS
@@ -73,12 +73,11 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     rows = np.flatnonzero(weight.max(axis=1, initial=0.0) > 0)
     worst = weight[rows].argmax(axis=1)
     begins = np.flatnonzero(np.diff(worst, prepend=-1) != 0)
-    lengths = np.diff(rows[np.append(begins, len(rows) - 1)]) if len(rows) else begins
-    lengths[-1:] += 1  # up to its last slow step; an earlier turn lasts until the next one begins
+    lengths = np.diff(np.append(begins, len(rows)))
     counts = lengths >= (1 if len(members) <= FEW_RANKS_MAX else steps_min)
     if not counts.any():
         return None
-    is_in_one = np.repeat(counts, np.diff(np.append(begins, len(rows))))
+    is_in_one = np.repeat(counts, lengths)
     rows, worst, owners, lengths = rows[is_in_one], worst[is_in_one], worst[begins[counts]], lengths[counts]
     worst_ns = weight[rows, worst]
     sums = np.bincount(worst, worst_ns, minlength=len(members))
