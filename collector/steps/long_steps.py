@@ -36,6 +36,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.invariants import require
+from rankscope.collector.steps.phase_self_times import WAITS_IN
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import PHASES
@@ -63,7 +64,6 @@ EVERYBODY: Final = -2
 MOST_RANKS: Final = 0.9
 _LAST_PHASES: Final = PHASES[1:]  # after the loader and the user's own phases
 _FORWARD: Final = "forward"
-_MAY_WAIT: Final = "backward"
 _ANYWHERE: Final = "other"
 
 
@@ -195,7 +195,7 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
     row, around = at.row + series.earlier_count, at.around + series.earlier_count
     excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
     least_ns = HOLDS_RATIO * at.excess_ns
-    owner, part = _find_owner(excess_ns, least_ns, {_MAY_WAIT} if series.handover_ns is None else {_MAY_WAIT, _FORWARD})
+    owner, part = _find_owner(excess_ns, least_ns, {WAITS_IN} if series.handover_ns is None else {WAITS_IN, _FORWARD})
     is_told = np.any([values >= least_ns for values in excess_ns.values()], axis=0)
     is_untold = (_excess_of(series.step_ns, row, around) >= least_ns) & ~is_told
     if owner >= 0 and (is_untold.any() or _may_have_waited(series, row, owner, least_ns)):
@@ -238,7 +238,7 @@ def _find_owner(excess_ns: Mapping[str, Floats], least_ns: float, may_wait: Coll
     count, ranks = len(holders[first]), len(excess_ns[first])
     if count == 1 < ranks and first not in may_wait and _is_first(int(holders[first][0]), first, holders):
         return int(holders[first][0]), first
-    if count >= MOST_RANKS * ranks and first not in {_FORWARD, _MAY_WAIT}:
+    if count >= MOST_RANKS * ranks and first not in {_FORWARD, WAITS_IN}:
         return EVERYBODY, first
     return UNKNOWN, ""
 
@@ -249,7 +249,7 @@ def _is_first(column: int, part: str, holders: Mapping[str, Ints]) -> bool:
     held = {name for name, count in others.items() if count}
     if part in PHASES:
         return held <= {name for name in PHASES if name != _ANYWHERE}
-    return not held or (held == {_MAY_WAIT} and others[_MAY_WAIT] > 1)
+    return not held or (held == {WAITS_IN} and others[WAITS_IN] > 1)
 
 
 def _excess_of(values: Cells, row: int, around: Ints) -> Floats:

@@ -100,8 +100,6 @@ def find_recurring(seen: LongStepsSeen, ranks: int, known: Collection[int] = ())
 
 def _judge(rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, is_known: bool) -> Recurring | None:
     mine = [one for one in steps if one.owner == rank][-CLASS_MAX:]
-    if len(mine) < STALLS_MIN:
-        return None
     size_ns = CLASS_RATIO * statistics.median(one.owned_ns for one in mine)
     alike = [one for one in steps if one.step >= mine[0].step and one.excess_ns >= size_ns][-CLASS_MAX:]
     mine = [one for one in alike if one.owner == rank]
