@@ -58,13 +58,14 @@ def test_rank_in_the_list_says_where_and_how_it_is() -> None:
 
 
 def test_rank_is_compared_with_the_medians_of_those_that_do_the_same_work() -> None:
-    # 10 ms in each of three phases, rank 2 with 40 ms of data: 5 ms of transfer make 65 ms of own time against 35.
+    # 10 ms in each of three phases, rank 2 with 40 ms of data, of which 8 ms outside of the loader: 5 ms of transfer
+    # make 65 ms of own time against 35.
     story = Story(4).join().train(20, data={2: 40.0})
     answer = answer_of(story, 2)
     assert answer.peers is not None
     assert (answer.peers.do_same_work, answer.peers.count, answer.peers.ranks) == (True, 3, (0, 1, 3))
     assert (answer.rank.self_ns_median, answer.peers.self_ns_median) == (65 * MS, 35 * MS)
-    assert (answer.rank.phases_ns_median["data"], answer.peers.phases_ns_median["data"]) == (40 * MS, 10 * MS)
+    assert (answer.rank.phases_ns_median["data"], answer.peers.phases_ns_median["data"]) == (32 * MS, 2 * MS)
 
 
 def test_rank_steps_come_with_the_range_of_its_peers() -> None:
