@@ -5,8 +5,13 @@ import pytest
 
 from rankscope.collector.steps.phase_self_times import LEARN_MIN, fill_from_phases
 from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS
 
 APART_MS, BACKWARD_MS, STEP_MS = 8.0, 13.0, 21.0
+
+
+def fill_ms(own_ms: Floats, step_ms: Floats, phases_ms: dict[str, Floats]) -> Floats:
+    return fill_from_phases(MS * own_ms, MS * step_ms, {name: MS * ms for name, ms in phases_ms.items()}) / MS
 
 
 def steps_of(apart: list[list[float]], backward: list[list[float]], self_ms: list[list[float]]) -> Floats:
@@ -15,7 +20,7 @@ def steps_of(apart: list[list[float]], backward: list[list[float]], self_ms: lis
     apart_ms = np.concatenate([usual * APART_MS, np.array(apart)])
     backward_ms = np.concatenate([usual * BACKWARD_MS, np.array(backward)])
     own_ms = np.concatenate([usual * (STEP_MS - 1.0), np.array(self_ms)])
-    return fill_from_phases(own_ms, apart_ms + backward_ms, {"forward": apart_ms, "backward": backward_ms})
+    return fill_ms(own_ms, apart_ms + backward_ms, {"forward": apart_ms, "backward": backward_ms})
 
 
 UNKNOWN = [[np.nan, np.nan]]
@@ -48,7 +53,7 @@ def fill(in_backward_ms: Floats, more: float = 0.0) -> Floats:
     own_ms = np.concatenate([APART_MS + in_backward_ms, np.full((1, 2), np.nan)])
     longest = np.append(own_ms[:-1].max(axis=1) + 1.0, STEP_MS + more)[:, np.newaxis]
     step_ms = np.repeat(longest, 2, axis=1)
-    return np.asarray(fill_from_phases(own_ms, step_ms, {"backward": step_ms - APART_MS})[-1])
+    return np.asarray(fill_ms(own_ms, step_ms, {"backward": step_ms - APART_MS})[-1])
 
 
 def test_nothing_is_known_of_fewer_measured_steps() -> None:
@@ -68,3 +73,20 @@ def test_nothing_is_known_where_backward_varies_by_more_than_half_a_step() -> No
 def test_nothing_is_known_without_the_phase() -> None:
     own_ms = np.array([[1.0, np.nan]])
     assert fill_from_phases(own_ms, own_ms, {"forward": own_ms}) is own_ms
+
+
+@pytest.mark.parametrize(("ms", "is_known"), [(4.9, False), (5.0, True)])
+def test_nothing_is_known_of_short_steps(ms: float, is_known: bool) -> None:
+    step_ms, own_ms = np.full((LEARN_MIN + 1, 2), ms), np.full((LEARN_MIN + 1, 2), ms)
+    own_ms[-1] = np.nan
+    filled = fill_ms(own_ms, step_ms, {"forward": step_ms / 2, "backward": step_ms / 2})
+    assert bool(np.isfinite(filled[-1]).all()) is is_known
+
+
+def test_self_times_vary_as_the_measured_ones_do() -> None:
+    differs_ms = np.array([[1.0, -1.0], [-1.0, 1.0]] * 3)
+    own_ms = np.concatenate([20.0 + differs_ms, np.full((2, 2), np.nan)])
+    step_ms = np.full((8, 2), 22.0)
+    filled = fill_ms(own_ms, step_ms, {"backward": step_ms - APART_MS})
+    # 20 ms, and what the first and the second measured step of each rank differed by.
+    assert filled[-2:].tolist() == [[21.0, 19.0], [19.0, 21.0]]
