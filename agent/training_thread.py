@@ -18,6 +18,7 @@ from rankscope.agent.profiler.sessions import ProfilerSessions
 from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer, host_transfers
+from rankscope.agent.steps.backward_clock import BackwardClock
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.steps.early_events import SETTLED_STEPS
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -79,6 +80,8 @@ class TrainingThread:
         timers = [] if self.device_timers is None else [self.device_timers]
         faults = [] if fault is None else [fault]
         self._boundaries = StepBoundaries([*self.sessions.inline_parts, *timers, *faults])
+        # A thread that waits for a GPU may spin, and then its CPU time says nothing.
+        self._backward_clock = BackwardClock() if self.device_timers is None else None
         self.timer = self._make_timer()
         self.hooks = TorchHooks(
             self.timer,
@@ -89,13 +92,15 @@ class TrainingThread:
             captures=self.captures,
             buffer=self._make_event_buffer(),
             on_move=self._on_move,
+            backward_clock=self._backward_clock,
         )
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
 
     @property
     def spent_ns(self) -> int:
         """The cost of the hooks to the training thread so far. Only one other thread may ask."""
-        return self.hooks.buffer.spent_ns + self.transfers.spent_ns
+        clock_ns = 0 if self._backward_clock is None else self._backward_clock.spent_ns
+        return self.hooks.buffer.spent_ns + self.transfers.spent_ns + clock_ns
 
     def start(self) -> None:
         """Begin to measure."""
@@ -198,6 +203,8 @@ class TrainingThread:
         self._records_made += 1
         self.throughput.add(record)
         self._on_step(record)
+        if self._backward_clock is not None:
+            self._backward_clock.learn_step(record.duration_ns, record.backwards)
         if self.device_timers is None:
             self.steps.append(record)
         else:

@@ -42,7 +42,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     timed on a device. `samples` and `tokens` count the content of this rank's batches, None if one of them is not
     known. `device_tail_ns` is the part of `device_phases_ns` between the end of the backwards' own work and their
     return, in which the stream waits for communication (docs/definitions.md section 2); None where it is not known.
-    `captured`: recording a trace has made the step longer, so it is not compared with others.
+    `captured`: recording a trace has made the step longer, so it is not compared with others. `backward_cpu_ns` is the
+    part of `cpu_ns` in backward, None where it was not read: for the rest of that phase the thread waited for other
+    ranks, or for something else.
     """
 
     step: int
@@ -57,6 +59,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: int | None = None
     device_tail_ns: int | None = None
     captured: bool = False
+    backward_cpu_ns: int | None = None
 
     @property
     def end_host_ns(self) -> int:
@@ -419,14 +422,15 @@ COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "se
 DEVICE_PREFIX = "device:"
 DEVICE_TAIL = "device_tail_ns"
 CAPTURED = "captured"
+BACKWARD_CPU = "backward_cpu_ns"
 
 
 def steps_to_table(records: Sequence[StepRecord]) -> Table:
     """Return step records as a table; each phase is a column `phase:NAME`.
 
     If any step was timed on the device there are columns `device:NAME` too, MISSING in the other steps, and where a
-    tail is known DEVICE_TAIL; where steps were captured CAPTURED, 0 or 1. User phases beyond the column limit are added
-    to `device:other`.
+    tail is known DEVICE_TAIL; where steps were captured CAPTURED, 0 or 1; where it was read BACKWARD_CPU. User phases
+    beyond the column limit are added to `device:other`.
     """
     phases = list(PHASES) + sorted({name for record in records for name in record.phases_ns} - set(PHASES))
     room = COLUMNS_MAX - len(STEP_COLUMNS) - len(phases)
@@ -451,6 +455,9 @@ def steps_to_table(records: Sequence[StepRecord]) -> Table:
     if any(r.captured for r in records) and len(names) < COLUMNS_MAX:
         columns.append([int(r.captured) for r in records])
         names.append(CAPTURED)
+    if any(r.backward_cpu_ns is not None for r in records) and len(names) < COLUMNS_MAX:
+        columns.append([r.backward_cpu_ns for r in records])
+        names.append(BACKWARD_CPU)
     return Table.from_columns(names, columns)
 
 

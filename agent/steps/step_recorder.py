@@ -33,6 +33,7 @@ class OpenStep:
     optimizers: set[int] = field(default_factory=set)
     has_stepped: bool = False
     stepped_cpu_ns: int | None = None
+    backward_cpu_ns: int | None = 0
     loaders: set[int] = field(default_factory=set)
     loader_exhausted: bool = False
     read: BatchSize | None = None
@@ -50,6 +51,11 @@ class OpenStep:
             return None
         return max(0, end_cpu_ns - self.start_cpu_ns)
 
+    def add_backward_cpu(self, cpu_ns: int | None) -> None:
+        """Add the CPU time of a backward; None: not known, and then that of the step is not."""
+        if self.backward_cpu_ns is not None:
+            self.backward_cpu_ns = None if cpu_ns is None else self.backward_cpu_ns + cpu_ns
+
     def join(self, later: "OpenStep") -> None:
         """Add what was assumed to be the next step."""
         for name, duration_ns in later.phases_ns.items():
@@ -58,6 +64,7 @@ class OpenStep:
         self.backwards += later.backwards
         self.optimizers |= later.optimizers
         self.has_stepped, self.stepped_cpu_ns = later.has_stepped, later.stepped_cpu_ns
+        self.add_backward_cpu(later.backward_cpu_ns)
         self.loaders |= later.loaders
         self.read = add_sizes(self.read, later.read)
         self.declared = add_sizes(self.declared, later.declared)
@@ -262,6 +269,7 @@ class StepRecorder:
             backwards=step.backwards,
             samples=size.samples,
             tokens=size.tokens,
+            backward_cpu_ns=step.backward_cpu_ns if step.backwards else None,
         )
         self.next_step += 1
         self._on_record(record)

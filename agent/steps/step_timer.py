@@ -78,6 +78,7 @@ class StepTimer:
         self._ends_at_batch = False
         self._data_depth = 0
         self._backward_depth = 0
+        self._backward_begin_cpu_ns: int | None = None
         self._optimizer_depth = 0
         self._optimizer = 0
         self._fetches_training = True
@@ -188,11 +189,12 @@ class StepTimer:
         elif step.loaders == {loader}:
             step.loader_exhausted = True
 
-    def backward_begin(self, now_ns: int) -> None:
-        """Handle the begin of loss.backward()."""
+    def backward_begin(self, now_ns: int, cpu_ns: int | None = None) -> None:
+        """Handle the begin of loss.backward(); `cpu_ns` is the CPU time of the thread (ns), if it was read."""
         self._backward_depth += 1
         if self._backward_depth > 1:
             return
+        self._backward_begin_cpu_ns = cpu_ns
         steps = self.recorder
         # After an evaluation training may resume without a loader: its forward began at the last event.
         steps.ensure_open(steps.mark_ns if steps.evaluating else now_ns)
@@ -201,14 +203,16 @@ class StepTimer:
             self._cross_boundary(steps.open.stepped_cpu_ns, at_batch=False)
         steps.charge(now_ns, FORWARD)
 
-    def backward_end(self, now_ns: int) -> None:
-        """Handle the end of loss.backward(), by a return or an error."""
+    def backward_end(self, now_ns: int, cpu_ns: int | None = None) -> None:
+        """Handle the end of loss.backward(), by a return or an error; `cpu_ns` as at its begin."""
         self._backward_depth = max(0, self._backward_depth - 1)
         step = self.recorder.open
         if self._backward_depth or step is None:
             return
         self.recorder.charge(now_ns, BACKWARD, inside=True)
         step.backwards += 1
+        begin_cpu_ns = self._backward_begin_cpu_ns
+        step.add_backward_cpu(None if cpu_ns is None or begin_cpu_ns is None else cpu_ns - begin_cpu_ns)
         self._backwards += 1
 
     def optimizer_begin(self, now_ns: int, optimizer: int) -> None:

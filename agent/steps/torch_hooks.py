@@ -14,6 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.steps.backward_clock import BackwardClock
 from rankscope.agent.steps.backward_tails import BackwardTails
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.device_timers import DeviceTimers
@@ -39,7 +40,8 @@ class TorchHooks:
     """Write torch's events for a StepTimer, and call `on_user_profiler` when the user's profiler begins and ends.
 
     Only events of the training thread count: the main one, or the one that steps an optimizer (early_events.py). With
-    `device_timers` these read the time of each event; `captures` counts the captures of CUDA graphs.
+    `device_timers` these read the time of each event; `captures` counts the captures of CUDA graphs, and
+    `backward_clock` says whether the CPU clock is read around a backward.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class TorchHooks:
         captures: GraphCaptures | None = None,
         buffer: HookEventBuffer | None = None,
         on_move: Callable[[], object] = lambda: None,
+        backward_clock: BackwardClock | None = None,
     ) -> None:
         self._timer = timer
         self._read_event_ns = monotonic_ns if device_timers is None else device_timers.read_event_ns
         self._tails = None if device_timers is None else device_timers.tails
+        self._backward_clock = backward_clock or BackwardClock()
         self._guard = guard
         self._ranges = ranges or OpenRanges()
         self._captures = captures or GraphCaptures()
@@ -196,7 +200,7 @@ class TorchHooks:
         self._optimizer_hooks = before, after
 
     def _wrap_backward(self, original: Hook) -> Hook:
-        buffer, read_event_ns, tails = self.buffer, self._read_event_ns, self._tails
+        buffer, read_event_ns, clock, tails = self.buffer, self._read_event_ns, self._backward_clock, self._tails
         entries, write = buffer.entries, buffer.entries.extend
         backward_begin, backward_end = self._timer.backward_begin, self._timer.backward_end
 
@@ -206,7 +210,8 @@ class TorchHooks:
                 return (
                     original(*args, **kwargs) if buffer.thread_is_confirmed else self._run_early(original, args, kwargs)
                 )
-            write((backward_begin, read_event_ns(), NO_ARGUMENTS))
+            read_cpu_ns = clock.read_ns
+            write((backward_begin, read_event_ns(), NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
             if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
                 buffer.flush_inline()
             is_inside, buffer.in_backward = buffer.in_backward, True
@@ -218,7 +223,7 @@ class TorchHooks:
                 now_ns = read_event_ns()
                 if tail is not None and tails is not None:
                     tails.end(tail, now_ns)
-                write((backward_end, now_ns, NO_ARGUMENTS))
+                write((backward_end, now_ns, NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
                 if buffer.stepped_in_backward and not is_inside:
                     self._end_step_of_backward(now_ns)
 

@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.invariants import require
-from rankscope.collector.steps.phase_self_times import WAITS_IN
+from rankscope.collector.steps.host_self_times import WAITS_IN
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import PHASES

@@ -21,8 +21,8 @@ from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists, count_rows
 from rankscope.collector.steps.device_self_times import DeviceSelfTimes
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
+from rankscope.collector.steps.host_self_times import WAITS_IN, fill_from_cpu
 from rankscope.collector.steps.measured_steps import WindowDistance
-from rankscope.collector.steps.phase_self_times import fill_from_phases
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
@@ -30,7 +30,7 @@ from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.communication import is_on_host
-from rankscope.measure.records import CAPTURED, PHASE_PREFIX, Collectives
+from rankscope.measure.records import BACKWARD_CPU, CAPTURED, PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
 
 WHOLE_CELLS_MAX = 2**20
@@ -70,13 +70,15 @@ class StepColumns:
         self._cell = cell
         #: Step in each slot, shape (slots,); -1 in a free one.
         self.steps = np.full(slots, -1, dtype=np.int64)
-        #: Columns of every step record, in ns or tokens.
+        #: Columns of every step record, in ns or tokens; BACKWARD_CPU once a rank reports it.
         self.records = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
         #: `{phase: column}` in ns; at most PHASES_MAX.
         self.phases_ns: dict[str, Floats] = {}
 
     def find(self, name: str) -> Floats | None:
         """Return the column of this name in tables of steps, None if it is not kept. That of a new phase is added."""
+        if name == BACKWARD_CPU and name not in self.records:
+            self.records[name] = self._empty()
         if name in self.records:
             return self.records[name]
         if not name.startswith(PHASE_PREFIX):
@@ -417,12 +419,16 @@ class StepTable:
         is_by_device = not measured and self._device.still_come(self.latest_step, self._kept, step_ns)
         if is_by_device:
             self_ns = self._device.read(slots, columns, self._group_sizes)
-        elif measured or (computing_ns := sum_computing(phases_ns)) is None:
-            self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
-            if is_on_cpus and self._is_on_hosts and len(ranks) == self._world_size:
-                self_ns = fill_from_phases(self_ns, step_ns, phases_ns)
         else:
-            self_ns = computing_ns
+            self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
+            cpu_ns = self._columns.records.get(BACKWARD_CPU)
+            if cpu_ns is not None and is_on_cpus and self._is_on_hosts and len(ranks) == self._world_size:
+                off_cpu_ns = phases_ns[WAITS_IN][:] - _read(cpu_ns, slots, columns)
+                filled_ns = fill_from_cpu(self_ns, step_ns, off_cpu_ns, all_meet=self._all_meet)
+                measured |= filled_ns is not self_ns
+                self_ns = filled_ns
+            if not measured and (computing_ns := sum_computing(phases_ns)) is not None:
+                self_ns = computing_ns
         waits_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)
         return StepSeries(
             steps=self._steps[slots],
@@ -448,6 +454,11 @@ class StepTable:
         """Whether the hosts move the data of every process group with peers."""
         groups = {label for label, size in self._group_sizes.items() if size > 1}
         return bool(groups) and groups <= self._host_groups
+
+    @property
+    def _all_meet(self) -> bool:
+        """Whether each process group with peers has all ranks."""
+        return set(self._group_sizes.values()) <= {1, self._world_size}
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
         """Return the transfers of each process group in the steps of `series`."""

@@ -85,6 +85,7 @@ class Step:
     end: Floats
     phases: Floats
     cpu: Floats
+    backward_cpu: Floats
     gc: Floats
     gc_count: Floats
     core: Floats
@@ -180,6 +181,7 @@ class Machine:
         self._extra = extra
         return Step(
             start=self.host.copy(), end=self.host, phases=np.zeros((PHASE_COUNT, ranks)), cpu=np.zeros(ranks),
+            backward_cpu=np.zeros(ranks),
             gc=extra[of.GC], gc_count=gc_count, core=extra[of.CORE], retries=np.zeros(ranks), tokens=tokens,
             operators=operators, device_phases=np.zeros((PHASE_COUNT, ranks)), device_tail=np.zeros(ranks),
             device_start=self.device, own=np.zeros(ranks), computed=np.zeros(ranks),
@@ -196,7 +198,12 @@ class Machine:
         one.phases[phase] += ns
         one.own += ns
         if busy:
-            one.cpu += ns
+            self._use_cpu(phase, ns)
+
+    def _use_cpu(self, phase: int, ns: Floats) -> None:
+        self._now.cpu += ns
+        if phase == BACKWARD:
+            self._now.backward_cpu += ns
 
     @property
     def _now(self) -> Step:
@@ -220,7 +227,7 @@ class Machine:
         began = np.maximum(self.device, self.host)
         self.host = self.host + launch
         one.phases[phase] += launch
-        one.cpu += launch
+        self._use_cpu(phase, launch)
         one.own += work
         if self.model.on_gpu:
             self.device = np.maximum(began + work, self.host)

@@ -20,6 +20,7 @@ from rankscope.agent.steps.step_intervals import is_chosen
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import (
+    BACKWARD_CPU,
     COLLECTIVE_COLUMNS,
     DEVICE_PREFIX,
     DEVICE_TAIL,
@@ -274,6 +275,9 @@ class Agents:
             shown = np.where(timed[:, None, None], device, MISSING)
             columns += [*shown.transpose(1, 0, 2), np.where(timed[:, None], tails, MISSING)]
             names += [*(DEVICE_PREFIX + name for name in PHASES), DEVICE_TAIL]
+        if not self.model.on_gpu:
+            columns.append(np.array([one.backward_cpu for one in steps]).round().astype(np.int64))
+            names.append(BACKWARD_CPU)
         self._add_sums(durations, phases, cpu, tokens, steps)
         packed = np.ascontiguousarray(np.array(columns).transpose(2, 0, 1)).astype("<i8")
         return [Table(tuple(names), count, packed[rank].tobytes()) for rank in range(ranks)]

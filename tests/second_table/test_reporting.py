@@ -37,6 +37,7 @@ def test_table_of_steps_is_the_agents() -> None:
             step=number, start_host_ns=int(columns["start_host_ns"][number]), batches=1, backwards=1, samples=8,
             duration_ns=round(float(step.end[1])) - round(float(step.start[1])),
             phases_ns={name: int(columns[f"phase:{name}"][number]) for name in PHASES},
+            backward_cpu_ns=round(float(step.backward_cpu[1])),
         )
         for number, step in enumerate(steps)
     ]  # fmt: skip

@@ -38,7 +38,8 @@ def see_few(step: int) -> bool:
 class HostJob:
     """A job and its collector. `parts` gives the own times of a step, `sees` whether a window sees it; `paused` the
     pauses of Python's garbage collector in it, shape (ranks,) in ms, which are within the parts. `order`: the phases as
-    they come in a step; `meets`: `{phase: "begin" or "end"}` where all ranks wait for each other.
+    they come in a step; `meets`: `{phase: "begin" or "end"}` where all ranks wait for each other. What a rank does
+    itself in backward is on its CPU.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class HostJob:
                 StepRecord(
                     step=self.step, start_host_ns=int(begin_ns[rank]), duration_ns=sum(phases_ns.values()),
                     phases_ns=phases_ns, batches=1, backwards=1,
+                    backward_cpu_ns=int(own_ns["backward"][rank]),
                 )
             )  # fmt: skip
         self.step += 1

@@ -4,6 +4,7 @@ import pytest
 
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.records import (
+    BACKWARD_CPU,
     CAPTURED,
     DEVICE_TAIL,
     CollectiveRecord,
@@ -89,6 +90,13 @@ def test_steps_become_a_row_each_with_a_column_for_every_phase() -> None:
     assert (columns["step"], columns["cpu_ns"], columns["backwards"]) == ([3, 4], [MISSING, 0], [2, 0])
     assert (columns["samples"], columns["tokens"]) == ([MISSING, 8], [MISSING, MISSING])
     assert (columns["phase:backward"], columns["phase:checkpoint"]) == ([3, 0], [0, 5])
+
+
+def test_cpu_time_in_backward_is_a_column_where_it_was_read() -> None:
+    known = StepRecord(step=3, start_host_ns=100, duration_ns=10, phases_ns={}, backward_cpu_ns=4)
+    unknown = StepRecord(step=4, start_host_ns=110, duration_ns=10, phases_ns={})
+    assert steps_to_table([known, unknown]).column(BACKWARD_CPU).tolist() == [4, MISSING]
+    assert BACKWARD_CPU not in steps_to_table([unknown]).names
 
 
 def test_device_timed_steps_have_a_device_column_for_each_phase() -> None:

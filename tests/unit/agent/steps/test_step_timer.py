@@ -36,10 +36,11 @@ class Loop:
         self.timer.data_end(self.now_ns, got_batch=got_batch, loader=loader)
         return self
 
-    def backward(self, ticks: int = 200) -> "Loop":
-        self.timer.backward_begin(self.now_ns)
+    def backward(self, ticks: int = 200, *, cpu_ns: int | None = None) -> "Loop":
+        begin_cpu_ns = None if cpu_ns is None else 70
+        self.timer.backward_begin(self.now_ns, begin_cpu_ns)
         self.now_ns += ticks
-        self.timer.backward_end(self.now_ns)
+        self.timer.backward_end(self.now_ns, None if cpu_ns is None else 70 + cpu_ns)
         return self
 
     def optimizer(self, ticks: int = 30, name: int = 1) -> "Loop":
@@ -106,6 +107,27 @@ def test_without_a_loader_cpu_time_ends_at_the_optimizer_step() -> None:
         loop.wait(100).backward(200).optimizer(30)
     records = loop.finish()
     assert [record.cpu_ns for record in records] == [record.duration_ns // 2 for record in records]
+
+
+@pytest.mark.parametrize(
+    ("of_each", "expected"), [((50,), 50), ((50, 30), 80), ((50, None), None), ((None, 50), None), ((), None)]
+)
+def test_cpu_time_in_backward_is_that_of_all_backwards_if_each_was_read(
+    of_each: tuple[int | None, ...], expected: int | None
+) -> None:
+    loop = Loop().data(10)
+    for cpu_ns in of_each:
+        loop.wait(100).backward(200, cpu_ns=cpu_ns)
+    record = loop.optimizer(30).data(10).wait(100).backward(200).optimizer(30).finish()[0]
+    assert record.backward_cpu_ns == expected
+
+
+def test_cpu_time_in_backward_is_of_the_whole_cycle_of_optimizers() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.data().wait(100).backward(200, cpu_ns=50).optimizer(name=1).wait(50).backward(90, cpu_ns=30)
+        loop.optimizer(name=2)
+    assert [record.backward_cpu_ns for record in loop.finish()] == [80, 80, 80]
 
 
 def test_gradient_accumulation_is_one_step_of_several_batches() -> None:

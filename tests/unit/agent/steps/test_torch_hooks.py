@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.steps.backward_clock import BackwardClock
 from rankscope.agent.steps.early_events import RIVALS_MAX, SETTLED_STEPS
 from rankscope.agent.steps.event_buffer import PART
 from rankscope.agent.steps.open_ranges import OpenRanges
@@ -40,7 +41,8 @@ class Watched:
         self.user_profilers: list[bool] = []
         self.guard = Guard(error_budget=3)
         self.timer = timer or StepTimer(self.records.append)
-        self.hooks = TorchHooks(self.timer, self.guard, self.user_profilers.append)
+        self.clock = BackwardClock()
+        self.hooks = TorchHooks(self.timer, self.guard, self.user_profilers.append, backward_clock=self.clock)
 
     def finish(self) -> list[StepRecord]:
         self.timer.finish()
@@ -108,6 +110,13 @@ def test_every_batch_of_a_simple_loop_is_a_step(watched: Watched) -> None:
     records = watched.finish()
     assert [(record.batches, record.backwards) for record in records] == [(1, 1)] * BATCHES
     assert all(sum(record.phases_ns.values()) == record.duration_ns > 0 for record in records)
+
+
+def test_cpu_time_in_backward_is_read_while_the_clock_says_so(watched: Watched) -> None:
+    Loop().train()
+    watched.clock.read_ns = iter(range(100, 1_000, 7)).__next__
+    Loop().train()
+    assert [record.backward_cpu_ns for record in watched.finish()] == [None] * BATCHES + [7] * BATCHES
 
 
 def test_samples_of_every_step_are_read_from_its_batches(watched: Watched) -> None:

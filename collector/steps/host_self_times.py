@@ -1,0 +1,82 @@
+"""Find each rank's own time in steps between profiler windows, where ranks train on CPUs and gloo moves their data.
+
+In synchronous training a step takes as long on every rank, so its duration does not tell whose it was; its parts do.
+With DDP ranks wait for each other in backward only, and a thread that waits there uses no CPU. So
+
+    own time = the step - (the time in backward - the CPU time in backward)
+
+which agents report of every step: no window is needed, and what happens in one step of hundreds is known like the rest.
+What a rank does in backward without its CPU (a lock, a disk, a core that it had to wait for) looks like waiting. So a
+step is known only when its longest duration on any rank is as predicted, the longest own time and the usual rest, which
+is the transfer: then no rank's own time can have been longer by more than the tolerance where it mattered. That the
+rest is no more than that windows have shown, or it is small, in a run in which all ranks meet in each process group.
+Where windows show that ranks differ from these own times, nothing is known this way.
+
+Example: two ranks with 12 ms in backward, steps of 21 ms. A step takes 81 ms: rank 1 has 68 ms outside of backward and
+13 in it, rank 0 has 8 and 73, and both 12 ms of CPU in it. Own times are 80 and 20 ms, and with the usual rest of 1 ms
+the step is as predicted. With `time.sleep` in backward of rank 1 own times would be 20 ms, and the step is not known.
+"""
+
+import math
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.steps.step_series import Flags, Floats
+
+WAITS_IN: Final = "backward"
+"""The phase in which ranks wait for each other."""
+MEASURED_MIN: Final = 6
+"""Measured steps that windows need to agree or disagree: the median of six is off by half of their noise."""
+MEASURED_LAST: Final = 32
+"""The last of them only: what a step does may change."""
+KNOWN_MIN: Final = 8
+"""Steps that tell the usual rest."""
+UNLIKE_ERRORS: Final = 4.0
+UNLIKE_RATIO: Final = 0.1
+"""Standard errors, and share of a step, by which a rank's own time may differ from that of windows in the median."""
+REST_RATIO_MAX: Final = 0.25
+"""Share of a step that the rest may be without windows: more may be a rank that does something in backward."""
+TOLERANCE_RATIO: Final = 0.1
+TOLERANCE_DEVIATIONS: Final = 5.0
+"""Share of a step, or deviations of the rest, by which a step may differ from the prediction."""
+MEDIAN_ERROR: Final = 1.253 * 1.4826
+"""Standard error of the median of n values, times the root of n, over their median deviation; of normal noise."""
+
+
+def fill_from_cpu(self_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, *, all_meet: bool) -> Floats:
+    """Return the self times with those that the CPU time in backward shows; NaN where neither is known.
+
+    All have the shape (n, ranks) and are in ns. `self_ns`: of windows, NaN elsewhere; `off_cpu_ns`: the time in
+    backward without CPU time. `all_meet`: whether each process group with peers has all ranks.
+    """
+    own_ns = np.clip(step_ns - off_cpu_ns, 0.0, step_ns)
+    is_reported: Flags = np.asarray(~np.isnan(own_ns).any(axis=1))
+    is_measured = is_reported & ~np.isnan(self_ns).any(axis=1)
+    if np.count_nonzero(is_reported) < KNOWN_MIN:
+        return self_ns
+    longest_ns = step_ns[is_reported].max(axis=1)
+    rests_ns = longest_ns - own_ns[is_reported].max(axis=1)
+    rest_ns = float(np.median(rests_ns))
+    noise_ns = float(np.median(np.abs(rests_ns - rest_ns)))
+    measured = np.flatnonzero(is_measured)[-MEASURED_LAST:]
+    if len(measured) >= MEASURED_MIN:
+        if _are_unlike(self_ns[measured] - own_ns[measured], step_ns[measured]):
+            return self_ns
+    elif not all_meet or rest_ns > REST_RATIO_MAX * float(np.median(longest_ns)):
+        return self_ns
+    off_ns = np.abs(rests_ns - rest_ns)
+    tolerance_ns = np.maximum(TOLERANCE_RATIO * longest_ns, TOLERANCE_DEVIATIONS * noise_ns)
+    known = np.flatnonzero(is_reported)[off_ns <= tolerance_ns]
+    filled: Floats = self_ns.copy()
+    rows = known[~is_measured[known]]
+    filled[rows] = own_ns[rows]
+    return filled
+
+
+def _are_unlike(off_ns: Floats, step_ns: Floats) -> bool:
+    """Return whether windows differ from the own times of any rank: `off_ns`, shape (m, ranks), by as much each."""
+    medians_ns = np.median(off_ns, axis=0)
+    noise_ns = float(np.median(np.abs(off_ns - medians_ns)))
+    error_ns = MEDIAN_ERROR * noise_ns / math.sqrt(len(off_ns))
+    return bool(np.abs(medians_ns).max() > max(UNLIKE_ERRORS * error_ns, UNLIKE_RATIO * float(np.median(step_ns))))

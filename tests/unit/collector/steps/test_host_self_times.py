@@ -1,0 +1,107 @@
+"""Own times between profiler windows on CPUs, from the CPU time in backward."""
+
+import numpy as np
+import pytest
+
+from rankscope.collector.steps.host_self_times import KNOWN_MIN, MEASURED_MIN, fill_from_cpu
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS
+
+APART_MS, CPU_MS, REST_MS = 8.0, 12.0, 1.0
+UNKNOWN = np.nan
+
+
+def fill_ms(self_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, *, all_meet: bool = True) -> Floats:
+    return fill_from_cpu(MS * self_ms, MS * step_ms, MS * off_cpu_ms, all_meet=all_meet) / MS
+
+
+def train(own_ms: Floats, unseen_ms: Floats | float = 0.0) -> tuple[Floats, Floats]:
+    """Return the steps of ranks that wait for the last one in backward, and their time there without CPU. `own_ms`:
+    shape (n, ranks); of it `unseen_ms` is in backward and not on a CPU.
+    """
+    step_ms = np.repeat(own_ms.max(axis=1, keepdims=True) + REST_MS, own_ms.shape[1], axis=1)
+    return step_ms, step_ms - own_ms + unseen_ms
+
+
+def as_usual(ranks: int = 2, steps: int = KNOWN_MIN) -> Floats:
+    return np.full((steps, ranks), APART_MS + CPU_MS)
+
+
+def test_own_time_of_every_step_is_known_without_a_window() -> None:
+    own_ms = as_usual()
+    own_ms[3, 1] += 60.0
+    step_ms, off_cpu_ms = train(own_ms)
+    assert fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms).tolist() == own_ms.tolist()
+
+
+@pytest.mark.parametrize(("steps", "is_known"), [(KNOWN_MIN - 1, False), (KNOWN_MIN, True)])
+def test_few_steps_do_not_tell_the_usual_rest(steps: int, is_known: bool) -> None:
+    own_ms = as_usual(steps=steps)
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), *train(own_ms))
+    assert bool(np.isfinite(filled).all()) is is_known
+
+
+def test_step_with_a_stall_in_backward_is_not_known() -> None:
+    own_ms, unseen_ms = as_usual(), np.zeros((KNOWN_MIN, 2))
+    own_ms[5, 1] += 60.0
+    unseen_ms[5, 1] = 60.0
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), *train(own_ms, unseen_ms))
+    assert np.isnan(filled).any(axis=1).tolist() == [step == 5 for step in range(KNOWN_MIN)]
+
+
+def test_nothing_is_known_where_a_rank_always_waits_for_something_else_in_backward() -> None:
+    own_ms, unseen_ms = as_usual(), np.zeros((KNOWN_MIN, 2))
+    own_ms[:, 1] += 60.0
+    unseen_ms[:, 1] = 60.0
+    assert np.isnan(fill_ms(np.full_like(own_ms, UNKNOWN), *train(own_ms, unseen_ms))).all()
+
+
+def test_windows_that_differ_from_it_stand_alone() -> None:
+    # 3 ms of rank 1 in backward without its CPU: little enough for the rest, but windows show them.
+    own_ms, unseen_ms = as_usual(steps=12), np.zeros((12, 2))
+    own_ms[:, 1] += 3.0
+    unseen_ms[:, 1] = 3.0
+    self_ms = own_ms.copy()
+    self_ms[MEASURED_MIN:] = UNKNOWN
+    filled = fill_ms(self_ms, *train(own_ms, unseen_ms))
+    assert filled[:MEASURED_MIN].tolist() == self_ms[:MEASURED_MIN].tolist()
+    assert np.isnan(filled[MEASURED_MIN:]).all()
+
+
+def test_windows_that_agree_allow_a_long_rest_and_groups_of_some_ranks() -> None:
+    own_ms = as_usual(steps=12)
+    step_ms, off_cpu_ms = train(own_ms)
+    step_ms, off_cpu_ms = step_ms + 20.0, off_cpu_ms + 20.0
+    self_ms = own_ms.copy()
+    self_ms[MEASURED_MIN:] = UNKNOWN
+    assert fill_ms(self_ms, step_ms, off_cpu_ms, all_meet=False).tolist() == own_ms.tolist()
+    self_ms[MEASURED_MIN - 1 :] = UNKNOWN
+    assert np.isnan(fill_ms(self_ms, step_ms, off_cpu_ms)[MEASURED_MIN - 1 :]).all()
+
+
+def test_without_windows_all_ranks_must_meet_in_every_group() -> None:
+    own_ms = as_usual()
+    assert np.isnan(fill_ms(np.full_like(own_ms, UNKNOWN), *train(own_ms), all_meet=False)).all()
+
+
+def test_step_that_a_rank_has_not_reported_is_not_known() -> None:
+    own_ms = as_usual(steps=KNOWN_MIN + 1)
+    step_ms, off_cpu_ms = train(own_ms)
+    step_ms[2, 0] = UNKNOWN
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms)
+    assert np.isnan(filled).any(axis=1).tolist() == [step == 2 for step in range(KNOWN_MIN + 1)]
+
+
+def test_windows_take_precedence_where_they_measured() -> None:
+    own_ms = as_usual()
+    self_ms = np.full_like(own_ms, UNKNOWN)
+    self_ms[4] = [20.5, 19.5]
+    assert fill_ms(self_ms, *train(own_ms))[4].tolist() == [20.5, 19.5]
+
+
+def test_own_time_is_within_the_step() -> None:
+    own_ms = as_usual()
+    step_ms, off_cpu_ms = train(own_ms)
+    off_cpu_ms[:, 0] = -5.0  # a clock that counts in ticks
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms)
+    assert (filled[:, 0] == step_ms[:, 0]).all()
