@@ -26,6 +26,7 @@ from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
+from rankscope.collector.steps.unwatched_steps import fill_from_phases
 from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
@@ -427,6 +428,8 @@ class StepTable:
                 filled_ns = fill_from_cpu(self_ns, step_ns, off_cpu_ns, all_meet=self._all_meet)
                 measured |= filled_ns is not self_ns
                 self_ns = filled_ns
+            if measured and len(ranks) == self._world_size:
+                self_ns = fill_from_phases(self_ns, step_ns, phases_ns)
             if not measured and (computing_ns := sum_computing(phases_ns)) is not None:
                 self_ns = computing_ns
         waits_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)

@@ -1,0 +1,106 @@
+"""Find each rank's own time in the steps between profiler windows from the phases of every step, which the measured
+steps teach to read. Pure.
+
+In synchronous training a step takes as long on every rank, so its duration does not tell whose it was; its parts do. A
+rank that is late spends the time in one phase (its loader, its forward), and the others spend as much in the phases in
+which they wait for it. Which those are depends on the script: backward with gloo, on a GPU the phase in which the host
+waits for its device (`loss.item()`). Measured steps show it: they have the waits, and
+
+    waits in these phases - waits measured      varies least for the phases in which ranks wait.
+
+What is left of a step without them varies with the own time, and differs from it by what the device does meanwhile:
+
+    own time = the step - the phases with waits + what measured steps had on top, in the median
+
+A step is known this way only when its longest duration on any rank is as predicted, the longest own time and the usual
+rest. So a step in which a rank is late within the phases with waits stays unknown, and so does all where these phases
+do not explain most of how the measured waits vary: hosts that run ahead of their devices, kernels that are slow.
+
+Example: 8 ranks, steps of 200 ms of which the host waits 150 for its device in `other`. In two of twelve measured steps
+rank 3 has 60 ms more in `data` and 60 less in `other`, and the others wait 60 ms: `other` varies as the waits do. In
+each step in which rank 3 shows that, and that takes 260 ms, its own time was 260 and that of the others 200.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.steps.step_series import Cells, Flags, Floats
+
+LEARN_MIN: Final = 6
+"""Measured steps that teach: the median of six is off by half of their noise."""
+LEARN_LAST: Final = 32
+"""The last of them only: what a step does may change."""
+PHASES_TRIED: Final = 6
+"""Phases that may contain the waits: those that vary most."""
+WAITED_IN_MAX: Final = 3
+RANKS_READ: Final = 128
+"""Ranks that are read to find the phases with waits, evenly spread: all wait for a late one."""
+UNEXPLAINED_MAX: Final = 0.5
+"""Share of the variation of waits that the phases may leave."""
+UNLIKE_ERRORS: Final = 4.0
+UNLIKE_RATIO: Final = 0.05
+"""Standard errors, and share of a step, by which what ranks have on top must differ to be each rank's own."""
+TOLERANCE_RATIO: Final = 0.05
+TOLERANCE_DEVIATIONS: Final = 5.0
+"""Share of a step, or deviations of the own times, by which a step may differ from the prediction."""
+MEDIAN_ERROR: Final = 1.253 * 1.4826
+"""Standard error of the median of n values, times the root of n, over their median deviation; of normal noise."""
+
+
+def fill_from_phases(self_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Cells]) -> Floats:
+    """Return the self times with those that phases show, shape (n, ranks) in ns as all; NaN where neither is known."""
+    is_reported = ~np.isnan(step_ns).any(axis=1)
+    is_measured = is_reported & ~np.isnan(self_ns).any(axis=1)
+    measured, open_ = np.flatnonzero(is_measured)[-LEARN_LAST:], np.flatnonzero(is_reported & ~is_measured)
+    if len(measured) < LEARN_MIN or not len(open_):
+        return self_ns
+    taught_ns = {name: np.nan_to_num(ns[measured], nan=0.0) for name, ns in phases_ns.items()}
+    waited_in = _find_waited_in(step_ns[measured] - self_ns[measured], taught_ns)
+    if not waited_in:
+        return self_ns
+    apart_ns = step_ns - np.sum([np.nan_to_num(phases_ns[name][:], nan=0.0) for name in waited_in], axis=0)
+    on_top_ns = self_ns[measured] - apart_ns[measured]
+    of_ranks_ns = np.median(on_top_ns, axis=0)
+    noise_ns = float(np.median(np.abs(on_top_ns - of_ranks_ns)))
+    own_ns = np.clip(apart_ns + _same_unless_unlike(of_ranks_ns, noise_ns, step_ns[measured]), 0.0, step_ns)
+    rest_ns = float(np.median(step_ns[measured].max(axis=1) - self_ns[measured].max(axis=1)))
+    longest_ns = step_ns[open_].max(axis=1)
+    off_ns = np.abs(own_ns[open_].max(axis=1) + rest_ns - longest_ns)
+    known = open_[off_ns <= np.maximum(TOLERANCE_RATIO * longest_ns, TOLERANCE_DEVIATIONS * noise_ns)]
+    filled: Floats = self_ns.copy()
+    filled[known] = own_ns[known]
+    return filled
+
+
+def _find_waited_in(waits_ns: Floats, phases_ns: Mapping[str, Floats]) -> tuple[str, ...]:
+    """Return the phases in which ranks wait by these measured steps, shape (m, ranks) each; none where none explain
+    the waits.
+    """
+    every = -(-waits_ns.shape[1] // RANKS_READ)
+    waits_ns, phases_ns = waits_ns[:, ::every], {name: ns[:, ::every] for name, ns in phases_ns.items()}
+    tried = sorted(phases_ns, key=lambda name: -_variation(phases_ns[name]))[:PHASES_TRIED]
+    chosen = [some for count in range(1, WAITED_IN_MAX + 1) for some in itertools.combinations(tried, count)]
+    left_ns = {some: _variation(np.sum([phases_ns[name] for name in some], axis=0) - waits_ns) for some in chosen}
+    best = min(left_ns, key=lambda some: left_ns[some], default=())
+    return best if best and left_ns[best] <= UNEXPLAINED_MAX * _variation(waits_ns) else ()
+
+
+def _variation(ns: Floats) -> float:
+    """Return the mean distance from each rank's median; shape (m, ranks) to a number. A few steps that differ count."""
+    return float(np.abs(ns - np.median(ns, axis=0)).mean())
+
+
+def _same_unless_unlike(of_ranks_ns: Floats, noise_ns: float, step_ns: Floats) -> Floats:
+    """Return what ranks have on top, shape (ranks,): their own where that clearly differs, else that of all. Of few
+    noisy steps each rank's own would be a difference between ranks that there is not.
+    """
+    usual_ns = float(np.median(of_ranks_ns))
+    error_ns = MEDIAN_ERROR * noise_ns / math.sqrt(len(step_ns))
+    is_unlike: Flags = np.abs(of_ranks_ns - usual_ns) > max(
+        UNLIKE_ERRORS * error_ns, UNLIKE_RATIO * float(np.median(step_ns))
+    )
+    return np.where(is_unlike, of_ranks_ns, usual_ns)
