@@ -106,6 +106,7 @@ class AgentThread:
             events_max=config.window_events_max,
             communication_kernels=config.communication_kernels,
             read_transfers=training.transfers.find_between,
+            read_backward_ends=training.backward_ends.find_between,
             flops=self._samples.flops,
         )
 

@@ -19,6 +19,7 @@ from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer, host_transfers
 from rankscope.agent.steps.backward_clock import BackwardClock
+from rankscope.agent.steps.backward_ends import BackwardEnds
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.steps.early_events import SETTLED_STEPS
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -83,12 +84,14 @@ class TrainingThread:
         # A thread that waits for a GPU may spin, and then its CPU time says nothing.
         self._backward_clock = BackwardClock() if self.device_timers is None else None
         self.timer = self._make_timer()
+        self.backward_ends = BackwardEnds(guard, is_recording=self.windows.records_hosts)
         self.hooks = TorchHooks(
             self.timer,
             guard,
             self.sessions.on_profiler,
             self.windows.ranges,
             device_timers=self.device_timers,
+            backward_ends=self.backward_ends,
             captures=self.captures,
             buffer=self._make_event_buffer(),
             on_move=self._on_move,
@@ -101,6 +104,7 @@ class TrainingThread:
         """The cost of the hooks to the training thread so far. Only one other thread may ask."""
         clock_ns = 0 if self._backward_clock is None else self._backward_clock.spent_ns
         return self.hooks.buffer.spent_ns + self.transfers.spent_ns + clock_ns
+        return self.hooks.buffer.spent_ns + self.transfers.spent_ns + self.backward_ends.spent_ns
 
     def start(self) -> None:
         """Begin to measure."""

@@ -72,7 +72,8 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `group` is `identity.group_label`; `sequence` the number of the operation in its group, None if the backend does not
     report it; `bytes` the size of the data as nccl-tests counts it; the duration includes waiting for the peers.
-    `exposed_ns` is the part of the duration in which the rank computed nothing, None if it was not measured.
+    `exposed_ns` is the part of the duration in which the rank computed nothing, on a CPU as far as it shows (an upper
+    bound); None if it was not measured.
     """
 
     step: int

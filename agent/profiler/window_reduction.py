@@ -2,11 +2,19 @@
 
 Runs on the agent thread. A light window is reduced here; a full one is read here (`window_reading.py`) and broken down
 in a process of its own (`reduction_process.py`), so that its results come a little later.
+
+Of a collective on the host that part counts as exposed in which nothing shows that the training thread was at work:
+
+    [max(start of c, latest start of any collective, or end of a backward's own work, before the end of c), end of c)
+
+At a start the thread has just enqueued a collective, or had done so before: a group's worker threads, two of gloo,
+begin what waits in their queue only when they have ended another one. So the ends of backwards count too
+(`steps/backward_ends.py`); with DDP the thread waits behind those alone.
 """
 
 import json
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
@@ -40,8 +48,9 @@ TRANSFERS_UNKNOWN = "transfers_unknown"
 
 
 class GroupSource:
-    """The source of groups and sequences: `process_groups.py` outside of tests; and of the transfers between two host
-    times, None where they are not known: `host_transfers.py`.
+    """The source of groups and sequences: `process_groups.py` outside of tests; of the transfers between two host
+    times, None where they are not known: `host_transfers.py`; and of the ends of backwards between two host times:
+    `backward_ends.py`.
     """
 
     def __init__(
@@ -49,10 +58,12 @@ class GroupSource:
         read_groups: Callable[[], dict[str, GroupInfo]],
         read_entries: Callable[[], tuple[list[FlightEntry], dict[int, tuple[str, str]]]],
         read_transfers: Callable[[int, int], list[WaitedTransfer] | None] = lambda _begin, _end: None,
+        read_backward_ends: Callable[[int, int], list[int]] = lambda _begin, _end: [],
     ) -> None:
         self.read_groups = read_groups
         self.read_entries = read_entries
         self.read_transfers = read_transfers
+        self.read_backward_ends = read_backward_ends
 
 
 class _HostCommunication(NamedTuple):
@@ -262,6 +273,9 @@ class WindowReduction:
             return EMPTY_WINDOW
         whole = [record.step for record in host.whole]
         starts_ns = [step.start_host_ns for step in window.steps]
+        at_work_ns = self._source.read_backward_ends(starts_ns[0], window.steps[-1].end_host_ns)
+        at_work_ns += [one.start_host_ns for one in counted] + [one.start_host_ns for one in transfers]
+        at_work_ns.sort()
         records = []
         for number, (first, last) in host.enqueued.items():
             mine = [found for found in counted if self._group_of_thread[found.thread] == number]
@@ -270,7 +284,8 @@ class WindowReduction:
                 step = _step_at(window.steps, starts_ns, found.start_host_ns)
                 if step is not None:
                     is_known = missing == 0 or (missing == host.lost and step in whole)
-                    records.append(_to_record(step, found, groups[number], first + index if is_known else None))
+                    sequence = first + index if is_known else None
+                    records.append(_to_record(step, found, groups[number], sequence, at_work_ns))
         return ReducedWindow(records + transfers, [], (whole[0], whole[-1]) if whole else None)
 
     def _place_transfers(self, window: RawWindow, *, has_ranges: bool) -> list[CollectiveRecord] | None:
@@ -417,11 +432,16 @@ def _op(activity: HostRange) -> str:
     return activity.name.partition(":")[2]
 
 
-def _to_record(step: int, found: HostRange, group: GroupInfo, sequence: int | None) -> CollectiveRecord:
+def _to_record(
+    step: int, found: HostRange, group: GroupInfo, sequence: int | None, at_work_ns: Sequence[int]
+) -> CollectiveRecord:
     op = _op(found)
     size_bytes = parse_bytes(found.metadata)
     if op == "all_gather" and size_bytes is not None:
         size_bytes *= len(group.ranks)  # nccl-tests counts the gathered size; the operator's input is one rank's part
+    end_ns = found.start_host_ns + found.duration_ns
+    before = bisect_left(at_work_ns, end_ns)
+    since_ns = max([found.start_host_ns, *at_work_ns[before - 1 : before]])
     return CollectiveRecord(
         step=step,
         group=group.label,
@@ -430,6 +450,7 @@ def _to_record(step: int, found: HostRange, group: GroupInfo, sequence: int | No
         duration_ns=found.duration_ns,
         sequence=sequence,
         bytes=size_bytes,
+        exposed_ns=end_ns - since_ns,
     )
 
 

@@ -51,10 +51,12 @@ class WindowResults:
         events_max: int,
         communication_kernels: str = "",
         read_transfers: Callable[[int, int], list[WaitedTransfer] | None] = lambda _begin, _end: None,
+        read_backward_ends: Callable[[int, int], list[int]] = lambda _begin, _end: [],
         flops: ModelFlops | None = None,
     ) -> None:
         self._measured_flops = MeasuredFlops(flops or ModelFlops(), windows)
         self._read_transfers = read_transfers
+        self._read_backward_ends = read_backward_ends
         self._windows = windows
         self._guard = guard
         self._clock = clock
@@ -199,7 +201,10 @@ class WindowResults:
         from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
         source = GroupSource(
-            self._windows.progress.find_groups, self._windows.progress.read_entries, self._read_transfers
+            self._windows.progress.find_groups,
+            self._windows.progress.read_entries,
+            self._read_transfers,
+            self._read_backward_ends,
         )
         children = ReductionProcesses(communication_kernels=self._communication_kernels)
         return WindowReduction(source, children, events_max=self._events_max)

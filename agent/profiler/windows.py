@@ -226,6 +226,10 @@ class ProfilerWindows:
         """The first step of the window that is running or being passed on, if any of its steps has ended."""
         return None if self.scheduler is None else self.scheduler.open_from_step
 
+    def records_hosts(self) -> bool:
+        """Return whether a window is open in a process that communicates on the host."""
+        return self.scheduler is not None and self.scheduler.thread is not None and self.progress.communicates_on_host
+
     @property
     def spent_ns(self) -> int:
         """CPU time of beginning and ending windows on the training thread so far."""

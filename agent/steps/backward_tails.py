@@ -4,11 +4,10 @@
     stream    event ------- the backward's own work -------------- event | DDP's wait for its all-reduces | event
                                                                          |------------ tail -------------|
 
-Autograd calls the callbacks of a backward when all of its nodes have run, in the order in which they were queued, with
-the caller's streams as the current ones. DDP queues its own while nodes run; in it the stream waits for the gradients
-that are still being reduced. Ours is queued by a pre-hook of the loss's node, which is the first to run, so its event
-comes before that wait. With DDP the tail is then the exposed communication of the step, waiting and transfer, and the
-step without it is the time that this rank itself needs (docs/definitions.md section 2).
+Autograd calls the callbacks with the caller's streams as the current ones, ours before DDP's, in which the stream
+waits for the gradients that are still being reduced (`autograd_callbacks.py`). With DDP the tail is then the exposed
+communication of the step, waiting and transfer, and the step without it is the time that this rank itself needs
+(docs/definitions.md section 2).
 
 Callback and pre-hook run on a thread of autograd's, while the training thread is inside backward() and waits. They only
 write to the `Tail` of their own backward; everything else here is the training thread's.
@@ -18,7 +17,6 @@ or torch lacks what is needed, a timed step has no tail, with a reason; so it ha
 callback is not called, or called in another stream.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -26,17 +24,14 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.steps.autograd_callbacks import AutogradCallbacks, find_node
 from rankscope.agent.steps.event_pool import EventPool
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.units import NS_PER_MS
 
 PART: Final = "device_tails"
 
-UNSUPPORTED: Final = "unsupported"
-COMPILED: Final = "compiled_autograd"
-TRACED: Final = "traced"
 CAPTURE: Final = "capture"
-NO_NODE: Final = "no_node"
 POOL_EMPTY: Final = "pool_empty"
 NOT_CALLED: Final = "not_called"
 STREAM_CHANGED: Final = "stream_changed"
@@ -86,8 +81,7 @@ class BackwardTails:
         self._on_cuda_error = on_cuda_error
         self._has_peers = has_peers
         self._read_clock_ns = read_clock_ns
-        self._queue: Callable[[Callable[[], None]], None] | None = None
-        self._is_traced: Callable[[], bool] | None = None
+        self._callbacks = AutogradCallbacks()
         self._is_off = False
         self._stream: Any = None
         self._tails: list[Tail] = []
@@ -101,8 +95,8 @@ class BackwardTails:
         self._stream, self._tails = stream, []
         try:
             self.is_due = not self._is_off and self._has_peers()
-            if self.is_due and self._queue is None:
-                self._find_functions()
+            if self.is_due:
+                self._callbacks.find()
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._switch_off(error)
 
@@ -124,9 +118,8 @@ class BackwardTails:
         tail = Tail()
         self._tails.append(tail)
         try:
-            tensors = arguments[0] if arguments else keywords.get("tensors")
-            node = find_node(tensors)
-            tail.obstacle = self._find_obstacle(node)
+            node = find_node(arguments, keywords)
+            tail.obstacle = CAPTURE if self._captures.is_open() else self._callbacks.find_obstacle(node)
             if tail.obstacle is None:
                 tail.event = self._pool.get(self._stream)
                 tail.obstacle = POOL_EMPTY if tail.event is None else None
@@ -157,10 +150,10 @@ class BackwardTails:
     def on_first_node(self, tail: Tail, _gradients: object) -> None:
         """Queue the callback, on the thread that runs the first node. Returns None, which leaves the gradients."""
         begin_ns = self._read_clock_ns()
-        if tail.is_over or self._queue is None:
+        if tail.is_over or self._callbacks.queue is None:
             return
         try:
-            self._queue(partial(self.on_last_node, tail))
+            self._callbacks.queue(partial(self.on_last_node, tail))
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach autograd
             tail.obstacle = ERROR
             self._switch_off(error)
@@ -183,51 +176,9 @@ class BackwardTails:
             tail.obstacle, tail.error = ERROR, error
         tail.costs_ns[-1] += self._read_clock_ns() - begin_ns
 
-    # -- whether it can be done ---------------------------------------------------------------------------------------
-
-    def _find_functions(self) -> None:
-        """Find what torch keeps private. Where it is missing, every timed step counts as unsupported."""
-        import torch  # noqa: PLC0415 - the user's torch, imported by now
-
-        engine = getattr(torch.autograd.Variable, "_execution_engine", None)
-        count_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
-        self._queue = getattr(engine, "queue_callback", None)
-        self._is_traced = None if count_modes is None else lambda: bool(count_modes() > 0)
-
-    def _find_obstacle(self, node: Any) -> str | None:
-        if self._queue is None or self._is_traced is None:
-            return UNSUPPORTED
-        if self._captures.is_open():
-            return CAPTURE
-        if may_be_compiled():
-            return COMPILED
-        if self._is_traced():
-            return TRACED
-        return NO_NODE if node is None else None
-
     def _switch_off(self, error: Exception) -> None:
         self._is_off = True
         self._guard.record(PART, error)
-
-
-def find_node(tensors: Any) -> Any:
-    """Return the autograd node of the first of these tensors that has one, None if none has. `tensors` is one tensor or
-    a sequence of them, as torch.autograd.backward gets it.
-    """
-    for tensor in tensors if isinstance(tensors, Sequence) else (tensors,):
-        node = getattr(tensor, "grad_fn", None)
-        if node is not None:
-            return node if hasattr(node, "register_prehook") else None
-    return None
-
-
-def may_be_compiled() -> bool:
-    """Return whether torch compiles the backward that is called now: it would trace hooks of ours."""
-    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
-    if compiler is None:
-        return False
-    is_enabled = getattr(compiler, "compiled_autograd_enabled", True)
-    return bool(is_enabled or getattr(compiler, "in_compiled_autograd_region", False))
 
 
 def find_obstacle(tails: Sequence[Tail], events: dict[int, Any], backwards: int) -> str | None:

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Protocol
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.backward_clock import BackwardClock
+from rankscope.agent.steps.backward_ends import BackwardEnds
 from rankscope.agent.steps.backward_tails import BackwardTails
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.device_timers import DeviceTimers
@@ -36,12 +37,26 @@ Hook = Callable[..., Any]
 OptimizerHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
+class BackwardWatch(Protocol):
+    """What is called around a backward: `backward_tails.py` on a device, `backward_ends.py` on the host."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the backward that begins now is watched."""
+
+    def begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any], /) -> Any:
+        """Watch a backward with these arguments; return what `end` is given."""
+
+    def end(self, watched: Any, now_ns: int, /) -> None:
+        """Handle its end."""
+
+
 class TorchHooks:
     """Write torch's events for a StepTimer, and call `on_user_profiler` when the user's profiler begins and ends.
 
     Only events of the training thread count: the main one, or the one that steps an optimizer (early_events.py). With
-    `device_timers` these read the time of each event; `captures` counts the captures of CUDA graphs, and
-    `backward_clock` says whether the CPU clock is read around a backward.
+    `device_timers` these read the time of each event, and watch backwards in place of `backward_ends`; `captures`
+    counts the captures of CUDA graphs, and `backward_clock` says whether the CPU clock is read around a backward.
     """
 
     def __init__(
@@ -52,6 +67,7 @@ class TorchHooks:
         ranges: OpenRanges | None = None,
         *,
         device_timers: DeviceTimers | None = None,
+        backward_ends: BackwardEnds | None = None,
         captures: GraphCaptures | None = None,
         buffer: HookEventBuffer | None = None,
         on_move: Callable[[], object] = lambda: None,
@@ -59,7 +75,7 @@ class TorchHooks:
     ) -> None:
         self._timer = timer
         self._read_event_ns = monotonic_ns if device_timers is None else device_timers.read_event_ns
-        self._tails = None if device_timers is None else device_timers.tails
+        self._watch: BackwardWatch | None = backward_ends if device_timers is None else device_timers.tails
         self._backward_clock = backward_clock or BackwardClock()
         self._guard = guard
         self._ranges = ranges or OpenRanges()
@@ -104,8 +120,9 @@ class TorchHooks:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
                 HookEventBuffer.on_loader_exhausted, BatchReader.read, BackwardTails.begin, BackwardTails.end,
-                BackwardTails.on_first_node, BackwardTails.on_last_node, TorchHooks._claim, EarlyEvents.confirm,
-                EarlyEvents._keep,
+                BackwardTails.on_first_node, BackwardTails.on_last_node, BackwardEnds.is_recording, BackwardEnds.begin,
+                BackwardEnds.end, BackwardEnds.on_first_node, BackwardEnds.on_last_node, TorchHooks._claim,
+                EarlyEvents.confirm, EarlyEvents._keep,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             for around in (
@@ -200,7 +217,7 @@ class TorchHooks:
         self._optimizer_hooks = before, after
 
     def _wrap_backward(self, original: Hook) -> Hook:
-        buffer, read_event_ns, clock, tails = self.buffer, self._read_event_ns, self._backward_clock, self._tails
+        buffer, read_event_ns, clock, watch = self.buffer, self._read_event_ns, self._backward_clock, self._watch
         entries, write = buffer.entries, buffer.entries.extend
         backward_begin, backward_end = self._timer.backward_begin, self._timer.backward_end
 
@@ -215,14 +232,14 @@ class TorchHooks:
             if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
                 buffer.flush_inline()
             is_inside, buffer.in_backward = buffer.in_backward, True
-            tail = tails.begin(args, kwargs) if tails is not None and tails.is_due and not is_inside else None
+            watched = watch.begin(args, kwargs) if watch is not None and watch.is_due and not is_inside else None
             try:
                 return original(*args, **kwargs)
             finally:
                 buffer.in_backward = is_inside
                 now_ns = read_event_ns()
-                if tail is not None and tails is not None:
-                    tails.end(tail, now_ns)
+                if watched is not None and watch is not None:
+                    watch.end(watched, now_ns)
                 write((backward_end, now_ns, NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
                 if buffer.stepped_in_backward and not is_inside:
                     self._end_step_of_backward(now_ns)

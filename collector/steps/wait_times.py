@@ -13,17 +13,20 @@ a collective, so it was not blocked on this one before the last enqueue that pre
     exposed waiting of c = [max(start of c, latest start of any collective before the end of c), end of c - transfer)
 
 and a rank's exposed waiting in a step is the length of the union of these. A collective's start on its worker thread
-stands for its enqueue (about 41 us later; more when both workers of the group are busy, which makes this an upper bound
-of the exposure).
+stands for its enqueue: about 41 us later, or much later when both workers of the group are busy. Then the training
+thread is taken to have waited while it still computed. So a rank on the host reports the exposed part of an operation,
+for which it also knows when the own work of each backward had ended (`agent/profiler/window_reduction.py`); where it
+reports none, as from an earlier agent, the starts of all its collectives are what is known.
 
 On a device a communication stream runs one operation after the other, so the start of one says little about its
-enqueue. There the rank reports the exposed part of an operation, and since the work that hides it began before it, that
-part is its end:
+enqueue. There the rank reports the exposed part, too, and since the work that hides it began before it, that part is
+the end of the operation:
 
     exposed part of c = [max(start of c, end of c - exposed), end of c)
 
-The transfer in it is subtracted too: a rank that has to move its data over a slow link does not work slowly. Where
-exposure is not reported the transfer stays in, since its part hidden behind compute would be subtracted with it.
+On a device the transfer in it is subtracted too: a rank that has to move its data over a slow link does not work
+slowly. On a host the transfer stays in: what is known of the exposed part is an upper bound, and the part of the
+transfer hidden behind compute would be subtracted with it.
 
 Point to point
 --------------
@@ -60,6 +63,7 @@ from rankscope.collector.steps.collectives import (
     stack,
 )
 from rankscope.collector.steps.step_series import Floats, Ints
+from rankscope.collector.steps.swapped_starts import pair_by_ends
 from rankscope.measure import intervals
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
@@ -91,10 +95,10 @@ class KindColumns(NamedTuple):
 
 
 class StepWaits(NamedTuple):
-    """Waiting of one step. `exposed_ns`: exposed waiting (and transfer, where reported) of each of `ranks`, which
-    ascend, shape (ranks,) in ns; NaN where a collective was not found on every member of its group. `handover_ns`: that
-    in point-to-point operations alone, shape (ranks,); None where no rank had one. `is_transfer_kept`: whether the
-    transfer of any operation is no part of `exposed_ns`, because a rank did not report how much of it was exposed.
+    """Waiting of one step. `exposed_ns`: exposed waiting (and transfer, on a device) of each of `ranks`, which ascend,
+    shape (ranks,) in ns; NaN where a collective was not found on every member of its group. `handover_ns`: that in
+    point-to-point operations alone, shape (ranks,); None where no rank had one. `is_transfer_kept`: whether the
+    transfer of any operation is no part of `exposed_ns`: of one on a host, or whose exposed part is not reported.
     """
 
     ranks: Ints
@@ -134,13 +138,15 @@ class Matched(NamedTuple):
 class _Split(NamedTuple):
     """A step with the waiting and transfer of each row. `is_matched`: found on all members, and synchronising;
     `is_traced`: it is known for whom its members waited;
-    `is_unknown`: not found on all, which makes its rank's waiting unknown; `is_handover`: point to point.
+    `is_unknown`: not found on all, which makes its rank's waiting unknown; `is_handover`: point to point;
+    `has_transfer`: the exposed part is reported, and holds the transfer.
     """
 
     rows: Rows
     kinds: Kinds
     is_unknown: npt.NDArray[np.bool_]
     is_handover: npt.NDArray[np.bool_]
+    has_transfer: npt.NDArray[np.bool_]
     exposure: _Exposure
     is_matched: npt.NDArray[np.bool_]
     is_traced: npt.NDArray[np.bool_]
@@ -163,7 +169,7 @@ def split_waits(step: Step, group_sizes: Mapping[str, int], host_groups: Collect
     handover_ns = None
     if split.is_handover.any():
         handover_ns = _exposed(split, rank_count, split.is_handover).astype(np.float64)[ranks]
-    is_transfer_kept = bool((split.rows.exposed_ns == MISSING).any())
+    is_transfer_kept = not bool(split.has_transfer.all())
     return StepWaits(ranks, exposed_ns[ranks], handover_ns, _sum_kinds(split), split.rows, is_transfer_kept)
 
 
@@ -182,10 +188,13 @@ def match_operations(step: Step, group_sizes: Mapping[str, int], host_groups: Co
 
 def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str], rank_count: int) -> _Split:
     rows, kinds = stack(step)
-    is_send = _of_kind(rows, [op == SEND and group not in host_groups for group, op in kinds]) > 0
+    on_host = _of_kind(rows, [group in host_groups for group, _ in kinds]) > 0
+    is_send = _of_kind(rows, [op == SEND for _, op in kinds]) > 0
+    synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
+    if on_host.any():
+        rows = rows._replace(key=pair_by_ends(rows, on_host & synchronises))
     shortest_ns, found = _shortest(rows.key, rows.duration_ns)
     expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in kinds])
-    synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
     may_wait = (_of_kind(rows, [op in ROOTED_OPS for _, op in kinds]) > 0) | synchronises
     complete = may_wait & (found == expected)
     handed_over, handover_ns = _shortest_handover(rows, kinds)
@@ -195,7 +204,8 @@ def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[s
         kinds=kinds,
         is_unknown=may_wait & (found != expected),
         is_handover=handed_over,
-        exposure=_find_exposure(rows, rank_count, is_send),
+        has_transfer=(rows.exposed_ns != MISSING) & (handed_over | ~on_host),
+        exposure=_find_exposure(rows, rank_count, is_send & ~on_host),
         is_matched=complete & synchronises,
         is_traced=complete & (synchronises | (expected == PAIR)),
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
@@ -258,9 +268,9 @@ def _exposed(split: _Split, rank_count: int, of: npt.NDArray[np.bool_] | None = 
     """Return the length of the union of each rank's exposed waiting in all rows, or those marked; shape
     (rank_count,).
     """
-    exposure, is_reported = split.exposure, split.rows.exposed_ns != MISSING
-    finish = exposure.end_ns - np.where(is_reported, 0, split.transfer_ns)
-    counts = (split.wait_ns > 0) | is_reported
+    exposure, has_transfer = split.exposure, split.has_transfer
+    finish = exposure.end_ns - np.where(has_transfer, 0, split.transfer_ns)
+    counts = (split.wait_ns > 0) | has_transfer
     waiting = np.stack([exposure.begin_ns, finish], axis=1)[counts if of is None else counts & of]
     covered = intervals.union(waiting)
     ranks, lengths = covered[:, 0] // exposure.stretch_ns, covered[:, 1] - covered[:, 0]

@@ -80,9 +80,15 @@ class World:
     entries: list[FlightEntry] = field(default_factory=list)
     entries_read: int = 0
     transfers: list[WaitedTransfer] | None = None
+    backward_ends: list[int] = field(default_factory=list)
 
     def source(self) -> GroupSource:
-        return GroupSource(lambda: dict(self.groups), self._read_entries, lambda _begin, _end: self.transfers)
+        return GroupSource(
+            lambda: dict(self.groups),
+            self._read_entries,
+            lambda _begin, _end: self.transfers,
+            lambda begin, end: [one for one in self.backward_ends if begin <= one < end],
+        )
 
     def _read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         self.entries_read += 1
@@ -153,9 +159,37 @@ def test_a_collective_has_its_operation_time_size_and_step() -> None:
             duration_ns=70,
             sequence=9,
             bytes=40,  # 10 floats of 4 bytes
+            exposed_ns=70,
         )
     ]
     assert (reduced.covered_steps, reduced.breakdowns) == ((5, 6), [])
+
+
+# Two workers: the third bucket waits in the queue for the end of the first one, at 5,400, whenever it was enqueued.
+BUCKETS = [
+    gloo("all_reduce", 5_100, ticks=300),
+    gloo("all_reduce", 5_150, ticks=350, thread=WORKER_B),
+    gloo("all_reduce", 5_400, ticks=200),
+]
+
+
+def find_exposed_ns(world: World) -> list[int | None]:
+    reduced = reduction(world).reduce(window(BUCKETS, {0: (1, 3)}))
+    return [one.exposed_ns for one in reduced.collectives]
+
+
+def test_collective_is_exposed_from_the_last_start_before_its_end() -> None:
+    assert find_exposed_ns(only_world()) == [5_400 - 5_150, 5_500 - 5_400, 200]
+
+
+def test_collective_is_not_exposed_before_the_backward_has_done_its_own_work() -> None:
+    world = World(groups={"0": WORLD}, backward_ends=[5_380])
+    assert find_exposed_ns(world) == [5_400 - 5_380, 5_500 - 5_400, 200]
+
+
+def test_end_of_another_backward_says_nothing_of_a_later_collective() -> None:
+    world = World(groups={"0": WORLD}, backward_ends=[5_050, 6_050])
+    assert find_exposed_ns(world) == [250, 100, 200]
 
 
 def test_sequences_follow_the_begin_of_operations() -> None:
@@ -223,7 +257,7 @@ def test_transfer_is_exposed_while_it_is_waited_for() -> None:
         (one.op, one.step, one.start_host_ns, one.duration_ns, one.exposed_ns, one.bytes) for one in reduced.collectives
     ]
     assert facts == [
-        ("all_reduce", 5, 5_400, 50, None, 40),
+        ("all_reduce", 5, 5_400, 50, 50, 40),
         ("recv", 5, 5_050, 250, 100, 40),
         ("send", 6, 5_900, 250, 50, 40),  # begun in step 5 and waited for in step 6
     ]

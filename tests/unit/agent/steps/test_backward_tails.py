@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from rankscope.agent.steps.backward_tails import PART, BackwardTails, Tail, may_be_compiled
+from rankscope.agent.steps.autograd_callbacks import may_be_compiled
+from rankscope.agent.steps.backward_tails import PART, BackwardTails, Tail
 from rankscope.measure.records import StepRecord
 from tests.cuda_stand_in import Stream
 from tests.cuda_stand_in.suite import FIRST_ANNOUNCED

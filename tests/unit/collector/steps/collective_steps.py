@@ -1,6 +1,6 @@
 """Steps of collectives written down rank by rank, and what became of them read back so."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,9 +61,11 @@ def step_of(by_rank: Mapping[int, RankCollectives]) -> list[CollectiveBlock]:
     ]
 
 
-def split_ranks(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> ReadWaits:
+def split_ranks(
+    by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int], host_groups: Collection[str] = ()
+) -> ReadWaits:
     """`split_waits`, rank by rank."""
-    waits = split_waits(step_of(by_rank), group_sizes)
+    waits = split_waits(step_of(by_rank), group_sizes, host_groups)
     known = zip(waits.ranks.tolist(), waits.exposed_ns.tolist(), strict=True)
     exposed_ns = {rank: None if np.isnan(wait_ns) else int(wait_ns) for rank, wait_ns in known}
     return ReadWaits(exposed_ns, rows_of(waits.kinds))

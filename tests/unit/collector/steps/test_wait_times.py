@@ -163,6 +163,17 @@ def test_exposed_part_of_operations_at_once_is_counted_once() -> None:
     assert split(both).exposed_ns == {0: 110 - 70}
 
 
+def test_transfer_of_a_host_stays_in_though_its_exposure_is_reported() -> None:
+    # Rank 0 waits from 0 to 80, and was at work up to 30; the transfer takes 20.
+    by_rank = {
+        0: calls(("all_reduce", 1, 0, 100))._replace(exposed_ns=np.array([70])),
+        1: calls(("all_reduce", 1, 80, 20))._replace(exposed_ns=np.array([20])),
+    }
+    assert split_ranks(by_rank, {"world": 2}, {"world"}).exposed_ns == {0: 50, 1: 0}
+    assert split_waits(step_of(by_rank), {"world": 2}, {"world"}).is_transfer_kept
+    assert split_ranks(by_rank, {"world": 2}).exposed_ns == {0: 70, 1: 20}
+
+
 def test_groups_are_matched_apart() -> None:
     by_rank = {
         0: calls(("all_reduce", 1, 0, 100), group="tp/0-1"),

@@ -1,0 +1,71 @@
+"""Find what torch keeps private to call a function when a backward's own work has ended.
+
+    backward() -- first node: queue ---- nodes ---------- last node: callbacks in their order ------ returns
+                                                          ours | DDP's wait for its all-reduces
+
+Autograd calls the callbacks of a backward when all of its nodes have run, in the order in which they were queued. DDP
+queues its own while nodes run, and waits in it for the gradients that are still being reduced. Ours is queued by a
+pre-hook of the loss's node, which is the first to run, and so comes before that wait.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+UNSUPPORTED: Final = "unsupported"
+COMPILED: Final = "compiled_autograd"
+TRACED: Final = "traced"
+NO_NODE: Final = "no_node"
+
+
+class AutogradCallbacks:
+    """The callbacks of this torch, once `find` was called."""
+
+    def __init__(self) -> None:
+        self.queue: Callable[[Callable[[], None]], None] | None = None
+        """Queues a callback of the backward that runs on this thread; None: not found."""
+        self._is_traced: Callable[[], bool] | None = None
+        self._is_found = False
+
+    def find(self) -> None:
+        """Find them, the first time. Raises what torch raises."""
+        if self._is_found:
+            return
+        self._is_found = True
+        import torch  # noqa: PLC0415 - the user's torch, imported by now
+
+        engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+        count_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+        self.queue = getattr(engine, "queue_callback", None)
+        self._is_traced = None if count_modes is None else lambda: bool(count_modes() > 0)
+
+    def find_obstacle(self, node: Any) -> str | None:
+        """Return why a backward that begins with this node may not be watched; None: it may."""
+        if self.queue is None or self._is_traced is None:
+            return UNSUPPORTED
+        if may_be_compiled():
+            return COMPILED
+        if self._is_traced():
+            return TRACED
+        return NO_NODE if node is None else None
+
+
+def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """Return the autograd node of the first tensor that has one, given the arguments of torch.autograd.backward; None
+    if none has.
+    """
+    tensors = arguments[0] if arguments else keywords.get("tensors")
+    for tensor in tensors if isinstance(tensors, Sequence) else (tensors,):
+        node = getattr(tensor, "grad_fn", None)
+        if node is not None:
+            return node if hasattr(node, "register_prehook") else None
+    return None
+
+
+def may_be_compiled() -> bool:
+    """Return whether torch compiles the backward that is called now: it would trace hooks of ours."""
+    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiler is None:
+        return False
+    is_enabled = getattr(compiler, "compiled_autograd_enabled", True)
+    return bool(is_enabled or getattr(compiler, "in_compiled_autograd_region", False))

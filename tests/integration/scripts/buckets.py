@@ -1,0 +1,77 @@
+"""DDP over gloo with a bucket for each layer, more than a group has worker threads. A layer's backward lasts as long as
+this rank's value in --work-s.
+
+Each rank prints the median of its own time in a step: without what it waited behind its backward's own work.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+LAYERS = 6
+WIDTH = 64
+BUCKET_MIB = 0.001
+"""Less than the 16 KiB of a layer."""
+
+
+class Work(torch.autograd.Function):
+    """Passes its input on; its backward takes some time, and notes when that is over."""
+
+    last_s = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, work_s: float) -> Tensor:
+        ctx.work_s = work_s
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.work_s)
+        Work.last_s = time.monotonic()
+        return gradients[0].clone(), None
+
+
+class Layers(nn.Module):
+    def __init__(self, work_s: float) -> None:
+        super().__init__()
+        self.work_s = work_s
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        for layer in self.layers:
+            tensor = Work.apply(layer(tensor), self.work_s)  # type: ignore[no-untyped-call]
+        return tensor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work-s", type=float, nargs="+", required=True)
+    parser.add_argument("--steps", type=int, default=150)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(Layers(options.work_s[rank]), bucket_cap_mb=BUCKET_MIB)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batch = torch.randn(4, WIDTH)
+    own_s = []
+    for _ in range(options.steps):
+        begin_s = time.monotonic()
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        waited_s = time.monotonic() - Work.last_s
+        optimizer.step()
+        own_s.append(time.monotonic() - begin_s - waited_s)
+    dist.barrier()
+    sys.stdout.write(f"own {rank} {1e3 * statistics.median(own_s[options.steps // 3 :]):.3f} ms\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
