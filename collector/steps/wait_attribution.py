@@ -13,11 +13,15 @@ Only durations are used; no two clocks are compared. The charges of a step sum t
 shares are rounded by their running sum.
 
 A rank has two latenesses. Waiting delays the thread that starts operations only while the thread has nothing else to do
-(`wait_times.match_operations`), and the stream of operations always: an operation that starts as soon as the one before
-it ends was delayed by the stream, any other by the thread.
+(`wait_times.match_operations`), and no operation that the thread has started meanwhile. What is queued behind an
+operation, on a stream or for a worker thread, is delayed by all of its waiting: an operation that starts as soon as an
+earlier one ends has the lateness of that one's end, any other the thread's.
 
-Not traced: who made a receiver of a point-to-point operation wait, or a member of one with a root, unless it has two
-members: who waits there, waits for the other. It is counted (`not_traced_ns`), and is lateness without an origin
+An operation with a root is not left by all together. Where it is known for which member another one waited
+(`rooted_waits.py`), the two are attributed as above; in a group of two, who waits, waits for the other.
+
+Not traced: who made a receiver of a point-to-point operation wait, or a member of one with a root where that is not
+known. It is counted (`not_traced_ns`), and is lateness without an origin
 (`untraced_ns`), so that ranks behind such an operation are not charged for it. A lateness from the step before counts
 as the rank's own.
 
@@ -34,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.steps.collectives import Step, count_rows, find_ranks
+from rankscope.collector.steps.rooted_waits import NOBODY
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.collector.steps.wait_times import Matched, match_operations
 from rankscope.measure.units import NS_PER_MS
@@ -43,15 +48,15 @@ OPERATIONS_MAX: Final = 1024
 CELLS_MAX: Final = 1_000_000
 """Rows times ranks of such a step: 64 ranks with 240 operations of all of them, or 512 ranks with 3."""
 BEHIND_NS: Final = NS_PER_MS // 10
-"""An operation that starts this soon after the one before it has waited for its end: kernels on a stream follow each
-other within 10 us, gloo's worker thread starts the next one after 41 us."""
+"""An operation that starts this soon after the end of an earlier one has waited for that: kernels on a stream follow
+each other within 10 us, gloo's worker thread starts the next one after 41 us."""
 
 
 class WaitAttribution(NamedTuple):
     """The waiting of one step by the rank that caused it. `charged_ns` has shape (ranks, ranks): the waiting of the
     row's rank that the column's caused; the diagonal is lateness that comes back to its origin. All else has shape
-    (ranks,): `untraced_ns` is the waiting of each rank in operations that are traced, for lateness without a known
-    cause, `not_traced_ns` that in the others, and `passed_on_ns` the waiting that each rank passed on.
+    (ranks,): `untraced_ns` is the waiting of each rank that is traced, for lateness without a known cause,
+    `not_traced_ns` that which is not, and `passed_on_ns` the waiting that each rank passed on.
     """
 
     ranks: tuple[int, ...]
@@ -67,7 +72,7 @@ class WaitAttribution(NamedTuple):
 
     @property
     def waited_ns(self) -> Ints:
-        """The waiting of each rank in operations that are traced, shape (ranks,)."""
+        """The waiting of each rank that is traced, shape (ranks,)."""
         return np.asarray(self.charged_ns.sum(axis=1) + self.untraced_ns)
 
 
@@ -87,8 +92,10 @@ def attribute_waits(
     for rows in _in_order(matched, operation):
         if matched.key[rows[0]] < 0:
             charges.add_untraced(paths, rows)
+        elif matched.is_rooted[rows[0]]:
+            charges.attribute_rooted(paths, rows, matched.releaser[rows])
         else:
-            charges.attribute(paths, rows)
+            charges.attribute(paths, rows, paths.wait_ns[rows])
     paid_ns = charges.paid_ns
     return WaitAttribution(
         tuple(ranks.tolist()), paid_ns[:, :-1], paid_ns[:, -1], charges.passed_on_ns, charges.not_traced_ns
@@ -134,16 +141,29 @@ def _number_operations(key: Ints) -> Ints:
 
 
 class _Paths:
-    """The rows, and for each its rank's column and whether it starts directly after the previous row of its rank."""
+    """The rows, for each its rank's column, and the row whose end it waited for before it could start, NOBODY if none;
+    `is_awaited` marks these.
+    """
 
     def __init__(self, matched: Matched, column: Ints) -> None:
         self.column = column
         self.wait_ns = matched.wait_ns
         self.hindered_ns = matched.hindered_ns
-        end_ns = matched.start_ns + matched.duration_ns
-        self.is_behind = np.zeros(len(column), dtype=bool)
-        follows = (column[1:] == column[:-1]) & (matched.start_ns[1:] <= end_ns[:-1] + BEHIND_NS)
-        self.is_behind[1:] = follows
+        self.start_ns = matched.start_ns
+        self.end_ns = matched.start_ns + matched.duration_ns
+        self.behind = np.full(len(column), NOBODY)
+        for rows in np.split(np.arange(len(column)), np.flatnonzero(np.diff(column)) + 1):
+            self.behind[rows] = _find_awaited(self.start_ns[rows], self.end_ns[rows], rows)
+        self.is_awaited = np.zeros(len(column), dtype=bool)
+        self.is_awaited[self.behind[self.behind != NOBODY]] = True
+
+
+def _find_awaited(start_ns: Ints, end_ns: Ints, rows: Ints) -> Ints:
+    """Return for each of one rank's rows, by start, the earlier one at whose end it starts, NOBODY if there is none."""
+    by_end = np.argsort(end_ns, kind="stable")
+    last = by_end[np.maximum(np.searchsorted(end_ns[by_end], start_ns + BEHIND_NS, side="right") - 1, 0)]
+    is_behind = (last < np.arange(len(rows))) & (np.abs(start_ns - end_ns[last]) <= BEHIND_NS)
+    return np.where(is_behind, rows[last], NOBODY)
 
 
 class _Charges:
@@ -154,36 +174,75 @@ class _Charges:
         self.passed_on_ns = np.zeros(count, dtype=np.int64)
         self.not_traced_ns = np.zeros(count, dtype=np.int64)
         self._of_thread = np.zeros((count, count + 1))
-        self._of_stream = np.zeros((count, count + 1))
+        #: By rank, what its thread is later by from the end of an operation on.
+        self._coming: list[deque[tuple[int, Floats]]] = [deque() for _ in range(count)]
+        #: Lateness at the end of each operation that another one awaits, by row.
+        self._at_end: dict[int, Floats] = {}
 
     def add_untraced(self, paths: _Paths, rows: Ints) -> None:
-        """Add an operation whose waiting has no known origin."""
-        (row,) = rows.tolist()
-        column = int(paths.column[row])
-        at_begin = (self._of_stream if paths.is_behind[row] else self._of_thread)[column].copy()
-        at_begin[-1] += paths.wait_ns[row]
-        self.not_traced_ns[column] += paths.wait_ns[row]
-        self._of_thread[column, -1] += paths.hindered_ns[row]
-        self._of_stream[column] = at_begin
+        """Add the rows of an operation whose waiting has no known origin."""
+        lateness, _ = self._read_lateness(paths, rows)
+        hindered = np.zeros_like(lateness)
+        lateness[:, -1] += paths.wait_ns[rows]
+        hindered[:, -1] = paths.hindered_ns[rows]
+        np.add.at(self.not_traced_ns, paths.column[rows], paths.wait_ns[rows])
+        self._leave(paths, rows, lateness, hindered)
 
-    def attribute(self, paths: _Paths, rows: Ints) -> None:
-        """Attribute an operation of these rows that is synchronising, or has two."""
-        columns, wait_ns = paths.column[rows], paths.wait_ns[rows]
-        by_stream = paths.is_behind[rows]
-        lateness = np.where(by_stream[:, np.newaxis], self._of_stream[columns], self._of_thread[columns])
+    def attribute_rooted(self, paths: _Paths, rows: Ints, releaser: Ints) -> None:
+        """Attribute an operation of these rows with a root, given the row for which each one waited: who was waited for
+        and then waited itself comes first.
+        """
+        waited_for = np.unique(releaser[releaser != NOBODY])
+        for row in sorted(waited_for.tolist(), key=lambda row: -_count_hops(row, rows, releaser)):
+            together = np.concatenate([[row], rows[releaser == row]])
+            self.attribute(paths, together, np.where(together == row, 0, paths.wait_ns[together]))
+        self.add_untraced(paths, rows[releaser == NOBODY])
+
+    def attribute(self, paths: _Paths, rows: Ints, wait_ns: Ints) -> None:
+        """Attribute an operation that its members, these rows, leave together, and in which they waited so long."""
+        columns = paths.column[rows]
+        lateness, by_thread = self._read_lateness(paths, rows)
         own = -wait_ns - lateness.sum(axis=1)
         own -= own.min()
         lateness[np.arange(len(rows)), columns] += own
-        own_of_thread = np.where(by_stream, 0.0, own)
-        self._of_thread[columns, columns] += own_of_thread
+        self._of_thread[columns, columns] += np.where(by_thread, own, 0.0)
         last = int(wait_ns.argmin())
         gap = lateness[last] - lateness
         shares_ns = _split_by_weight(wait_ns, np.maximum(gap, 0.0))
         np.add.at(self.paid_ns, columns, shares_ns)
         self.passed_on_ns[columns[last]] += wait_ns.sum() - shares_ns[:, columns[last]].sum()
         hindered = np.divide(paths.hindered_ns[rows], wait_ns, out=np.zeros(len(rows)), where=wait_ns > 0)
-        self._of_thread[columns] += gap * hindered[:, np.newaxis]
-        self._of_stream[columns] = lateness[last]
+        self._leave(paths, rows, np.repeat(lateness[last : last + 1], len(rows), axis=0), gap * hindered[:, np.newaxis])
+
+    def _read_lateness(self, paths: _Paths, rows: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Return the lateness with which each row started, shape (rows, origins), and whether it is the thread's."""
+        found, by_thread = [], []
+        for row, column in zip(rows.tolist(), paths.column[rows].tolist(), strict=True):
+            coming = self._coming[column]
+            while coming and coming[0][0] <= paths.start_ns[row] + BEHIND_NS:
+                self._of_thread[column] += coming.popleft()[1]
+            of_queue = self._at_end.get(int(paths.behind[row]))
+            found.append(self._of_thread[column].copy() if of_queue is None else of_queue)
+            by_thread.append(of_queue is None)
+        return np.array(found).reshape(-1, self._of_thread.shape[1]), np.array(by_thread, dtype=bool)
+
+    def _leave(self, paths: _Paths, rows: Ints, lateness: Floats, hindered: Floats) -> None:
+        """Keep the lateness with which each row ended, and by how much its thread was hindered until then."""
+        ends_ns = paths.end_ns[rows].tolist()
+        for place, (row, column) in enumerate(zip(rows.tolist(), paths.column[rows].tolist(), strict=True)):
+            if paths.is_awaited[row]:
+                self._at_end[row] = lateness[place]
+            if paths.hindered_ns[row] > 0:
+                self._coming[column].append((ends_ns[place], hindered[place]))
+
+
+def _count_hops(row: int, rows: Ints, releaser: Ints) -> int:
+    """Return how many members were waited for, one by the other, from the one for which this one waited."""
+    row_of = dict(zip(rows.tolist(), releaser.tolist(), strict=True))
+    hops = 0
+    while (row := row_of[row]) != NOBODY:
+        hops += 1
+    return hops
 
 
 def _split_by_weight(amounts_ns: Ints, weights: npt.NDArray[np.float64]) -> Ints:

@@ -42,7 +42,8 @@ group on the host (gloo) is reported up to the end of the wait for it, with that
 Operations with a root
 ----------------------
 In a broadcast, reduce, gather or scatter waiting cannot be separated from transfer: which rank waits for which depends
-on the backend. Their waiting and transfer are not reported. Yet the time beyond the shortest member's is certainly not
+on the backend. Their waiting and transfer are not reported; for whom a member waited can be found where arrivals can be
+compared (`rooted_waits.py`). Yet the time beyond the shortest member's is certainly not
 the rank's own work, so it counts as exposed waiting here: otherwise the root of a broadcast that waits for a late
 receiver would be taken for slow itself.
 """
@@ -62,6 +63,7 @@ from rankscope.collector.steps.collectives import (
     number_rows,
     stack,
 )
+from rankscope.collector.steps.rooted_waits import NOBODY, find_releasers
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.collector.steps.swapped_starts import pair_by_ends
 from rankscope.measure import intervals
@@ -123,8 +125,9 @@ class Matched(NamedTuple):
     """Operations of one step on all ranks: a row for each rank's part in one, each rank's in the order of start.
 
     `rank`, `start_ns` (the rank's own clock) and `duration_ns` as reported. `key` is the same for the members of one
-    operation that was found on all of them and is synchronising, or has two members, and -1 otherwise. `wait_ns` is the
-    waiting, `hindered_ns` the part of it in which the rank had nothing else to do; overlapping parts count once.
+    operation that was found on all of them, and -1 otherwise. `wait_ns` is the waiting, `hindered_ns` the part of it in
+    which the rank had nothing else to do; overlapping parts count once. `is_rooted`: not all members leave together;
+    `releaser` is then the row of the member for which the rank waited, NOBODY where it did not or that is not known.
     """
 
     rank: Ints
@@ -133,11 +136,13 @@ class Matched(NamedTuple):
     duration_ns: Ints
     wait_ns: Ints
     hindered_ns: Ints
+    is_rooted: npt.NDArray[np.bool_]
+    releaser: Ints
 
 
 class _Split(NamedTuple):
     """A step with the waiting and transfer of each row. `is_matched`: found on all members, and synchronising;
-    `is_traced`: it is known for whom its members waited;
+    `is_together`: found on all members, which leave it together; `is_rooted`: found on all members, which do not;
     `is_unknown`: not found on all, which makes its rank's waiting unknown; `is_handover`: point to point;
     `has_transfer`: the exposed part is reported, and holds the transfer.
     """
@@ -149,7 +154,8 @@ class _Split(NamedTuple):
     has_transfer: npt.NDArray[np.bool_]
     exposure: _Exposure
     is_matched: npt.NDArray[np.bool_]
-    is_traced: npt.NDArray[np.bool_]
+    is_together: npt.NDArray[np.bool_]
+    is_rooted: npt.NDArray[np.bool_]
     wait_ns: Ints
     transfer_ns: Ints
 
@@ -182,8 +188,26 @@ def match_operations(step: Step, group_sizes: Mapping[str, int], host_groups: Co
     begin, finish = exposure.begin_ns[order], (exposure.end_ns - split.transfer_ns)[order]
     before = np.maximum.accumulate(np.concatenate([[0], finish]))[:-1]
     hindered_ns = np.clip(finish - np.maximum(begin, before), 0, wait_ns)
-    key = np.where(split.is_traced, rows.key, -1)[order]
-    return Matched(rows.rank[order], key, rows.start_ns[order], rows.duration_ns[order], wait_ns, hindered_ns)
+    key = np.where(split.is_together | split.is_rooted, rows.key, -1)[order]
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    releaser = _find_releasers(split)[order]
+    return Matched(
+        rank=rows.rank[order],
+        key=key,
+        start_ns=rows.start_ns[order],
+        duration_ns=rows.duration_ns[order],
+        wait_ns=wait_ns,
+        hindered_ns=hindered_ns,
+        is_rooted=split.is_rooted[order],
+        releaser=np.where(releaser == NOBODY, NOBODY, place[releaser]),
+    )
+
+
+def _find_releasers(split: _Split) -> Ints:
+    groups = sorted({group for group, _ in split.kinds})
+    group = _of_kind(split.rows, [groups.index(group) for group, _ in split.kinds])
+    return find_releasers(split.rows, group, split.transfer_ns, split.is_rooted, split.is_matched)
 
 
 def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str], rank_count: int) -> _Split:
@@ -207,7 +231,8 @@ def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[s
         has_transfer=(rows.exposed_ns != MISSING) & (handed_over | ~on_host),
         exposure=_find_exposure(rows, rank_count, is_send & ~on_host),
         is_matched=complete & synchronises,
-        is_traced=complete & (synchronises | (expected == PAIR)),
+        is_together=complete & (synchronises | (expected == PAIR)),
+        is_rooted=complete & ~synchronises & (expected != PAIR),
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
         transfer_ns=np.where(handed_over, handover_ns, shortest_ns),
     )

@@ -301,8 +301,8 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_rank_caused_wait_seconds", "gauge", "seconds", RANK,
-        "Time per step that other ranks waited because of this rank; broadcasts among three ranks or more and "
-        "point-to-point are in rankscope_wait_not_attributed_seconds; absent while unknown.",
+        "Time per step that other ranks waited because of this rank; what is not traced is in "
+        "rankscope_wait_not_attributed_seconds; absent while unknown.",
         "median over the last 12 attributed steps, 3 at least, of the waiting attributed to the rank",
         _DETECTION, NOT_NEGATIVE,
         per_rank(lambda rank: to_seconds(rank.wait_caused_ns_median)),

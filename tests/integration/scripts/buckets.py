@@ -1,5 +1,6 @@
 """DDP over gloo with a bucket for each layer, more than a group has worker threads. A layer's backward lasts as long as
-this rank's value in --work-s.
+this rank's value in --work-s; in front of a step it waits for its value in --data-s. With --buffer rank 0 sends a
+buffer to the others in each forward.
 
 Each rank prints the median of its own time in a step: without what it waited behind its backward's own work.
 """
@@ -39,8 +40,10 @@ class Work(torch.autograd.Function):
 
 
 class Layers(nn.Module):
-    def __init__(self, work_s: float) -> None:
+    def __init__(self, work_s: float, *, has_buffer: bool) -> None:
         super().__init__()
+        if has_buffer:
+            self.register_buffer("seen", torch.zeros(8))
         self.work_s = work_s
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
 
@@ -53,16 +56,20 @@ class Layers(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work-s", type=float, nargs="+", required=True)
+    parser.add_argument("--data-s", type=float, nargs="+")
+    parser.add_argument("--buffer", action="store_true")
     parser.add_argument("--steps", type=int, default=150)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = DistributedDataParallel(Layers(options.work_s[rank]), bucket_cap_mb=BUCKET_MIB)
+    layers = Layers(options.work_s[rank], has_buffer=options.buffer)
+    model = DistributedDataParallel(layers, bucket_cap_mb=BUCKET_MIB)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = torch.randn(4, WIDTH)
     own_s = []
     for _ in range(options.steps):
         begin_s = time.monotonic()
+        time.sleep(options.data_s[rank] if options.data_s else 0.0)
         optimizer.zero_grad()
         model(batch).sum().backward()
         waited_s = time.monotonic() - Work.last_s

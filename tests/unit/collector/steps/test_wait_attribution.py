@@ -117,6 +117,17 @@ def test_operation_behind_another_is_late_with_it() -> None:
     assert caused_ms(found) == [100, 0, 0, 0]
 
 
+def test_operation_that_began_before_a_wait_was_over_is_not_late_with_it() -> None:
+    # Rank 0 waits 50 for rank 2; both then take 10 and a bit, and again. Rank 1 begins both operations at once.
+    found = blame_of(
+        [Call(DP_02, 10, 52), Call("world", 72, 1), Call("world", 82, 1)],
+        [Call("world", 20, 53), Call("world", 30, 53)],
+        [Call(DP_02, 60, 2), Call("world", 71, 2), Call("world", 80, 3)],
+    )
+    # Rank 0 has come 2 later in the first, and 4 in the second; the others' waits of 1 and 2 for it count too.
+    assert caused_ms(found) == pytest.approx([2 + 1 + 52 * 4 / 54 + 2, 0, 50 + 50 + 52 * 50 / 54])
+
+
 def test_wait_for_a_sender_is_untraced() -> None:
     # Rank 1 waits 40 in a recv, whose sender is not known, and comes 40 later than rank 3.
     found = blame_of(
@@ -158,3 +169,78 @@ def test_larger_steps_than_can_be_afforded_are_left_alone(monkeypatch: pytest.Mo
     assert attribute_waits(step, SIZES) is not None
     monkeypatch.setattr(blame_module, "CELLS_MAX", 7)  # 4 rows of 2 ranks
     assert attribute_waits(step, SIZES) is None
+
+
+# -- operations with a root -------------------------------------------------------------------------------------------
+
+
+def broadcast(start: float, duration: float) -> Call:
+    return Call("world", start, duration, op="broadcast")
+
+
+def not_traced_ms(found: WaitAttribution) -> list[float]:
+    return [waited_ns / MS for waited_ns in found.not_traced_ns.tolist()]
+
+
+def test_root_that_waits_for_a_late_receiver_passes_its_lateness_on() -> None:
+    # As in DDP with a buffer: rank 0 sends, rank 2 comes 60 late; rank 1 has its data at once, and waits later.
+    found = blame_of(
+        [broadcast(0, 62), Call("world", 72, 3)],
+        [broadcast(0, 2), Call("world", 12, 63)],
+        [broadcast(60, 2), Call("world", 72, 3)],
+    )
+    assert caused_ms(found) == [0, 0, 60 + 60]
+    assert not_traced_ms(found) == [0, 0, 0]
+
+
+def test_receivers_that_wait_for_a_late_root_charge_it() -> None:
+    found = blame_of(
+        [broadcast(60, 2), Call("world", 72, 3)],
+        [broadcast(0, 62), Call("world", 72, 3)],
+        [broadcast(20, 42), Call("world", 72, 3)],
+    )
+    assert caused_ms(found) == [60 + 40, 0, 0]
+
+
+def test_each_member_is_released_by_the_one_that_came_then() -> None:
+    # The root comes at 30 and rank 2 at 70: rank 1 waits for the root alone, and the root for rank 2.
+    found = blame_of(
+        [broadcast(30, 42), Call("world", 80, 1)],
+        [broadcast(0, 32), Call("world", 40, 41)],
+        [broadcast(70, 2), Call("world", 80, 1)],
+    )
+    # In the end rank 1 waits 40 for ranks 0 and 2, which come alike: rank 0 only because rank 2 has held it up.
+    assert caused_ms(found) == [30, 0, 40 + 40]
+
+
+def test_a_root_that_two_late_receivers_released_names_neither() -> None:
+    found = blame_of(
+        [broadcast(0, 62), Call("world", 72, 3)],
+        [broadcast(56, 2), Call("world", 72, 3)],
+        [broadcast(60, 2), Call("world", 72, 3)],
+    )
+    assert (caused_ms(found), not_traced_ms(found)) == ([0, 0, 0], [60, 0, 0])
+
+
+def test_wait_that_ended_with_nobodys_arrival_is_not_traced() -> None:
+    # Rank 0 goes on 30 after rank 2 has come: something else kept it.
+    found = blame_of(
+        [broadcast(0, 92), Call("world", 95, 3)],
+        [broadcast(0, 2), Call("world", 95, 3)],
+        [broadcast(60, 2), Call("world", 95, 3)],
+    )
+    assert (caused_ms(found), not_traced_ms(found)) == ([0, 0, 0], [90, 0, 0])
+
+
+def test_without_an_operation_that_all_leave_together_arrivals_are_not_compared() -> None:
+    found = blame_of([broadcast(0, 62)], [broadcast(0, 2)], [broadcast(60, 2)])
+    assert (caused_ms(found), not_traced_ms(found)) == ([0, 0, 0], [60, 0, 0])
+
+
+def test_clocks_of_members_of_a_broadcast_do_not_matter() -> None:
+    found = blame_of(
+        [broadcast(1_000, 62), Call("world", 1_072, 3)],
+        [broadcast(5_000, 2), Call("world", 5_012, 63)],
+        [broadcast(60, 2), Call("world", 72, 3)],
+    )
+    assert caused_ms(found) == [0, 0, 120]
