@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.machine_growth import Machines, find_time_growth, spread
+from rankscope.collector.detect.stragglers.host_times import may_be_in_steps
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import format_duration
@@ -62,9 +63,12 @@ def find_cpu_pressure(
         if field not in own or not peers:
             continue
         mine, usual = own[field], float(np.median(peers))
+        excess_ns = (mine - usual) / share_of_steps
+        if not may_be_in_steps(slow, excess_ns):  # counted while the run stood still
+            continue
         name = field.removesuffix("_ns")
         evidence[f"{name}_ns_per_step"], evidence[f"peers_{name}_ns_per_step"] = mine, usual
-        if (mine - usual) / share_of_steps >= explained_ns_min:
+        if excess_ns >= explained_ns_min:
             are_slow = _are_neighbours_slow(slow, explained_ns_min, series, all_excess_ns, machines)
             return clause.format(mine=format_duration(mine), peers=format_duration(usual)) if are_slow else None
     return None

@@ -6,7 +6,9 @@
                         longer and the others do, it waits for what they do, or for Python's interpreter lock, which
                         they hold
 
-Both are counted by process, so they are means over the steps between two samples.
+Both are counted by process, so they are means over the steps between two samples. They count on while a run stands
+still: in a stop, an evaluation, a checkpoint. So samples between which a step took much longer than usual are left out,
+and what is longer than the rank's own time in a step is no time in a step: it is not known.
 
 On busy cores a thread that computes longer waits longer. As much wait for each second of CPU time as the peers have
 belongs to what it computes longer; only the rest is a longer wait.
@@ -35,9 +37,15 @@ OTHER_THREADS_EXCESS: Final = "other_threads_excess_ns"
 STEPS_BETWEEN_MIN: Final = 8
 """Steps between the first and the last sample of a time: of fewer, what a process does once, as at its end, would be
 taken for what it does in every step."""
+STANDS_STILL_RATIO: Final = 4.0
+"""Samples between which a step took as many usual ones hold a time in which the run stood still; what is lost of a step
+is counted up to the same (docs/definitions.md section 4)."""
 ALIKE_RATIO: Final = 0.5
 """Share of a rank's wait for a core from which its peers' is alike: then most of it is their machines', and which rank
 waits the longest is chance, or how the ranks are placed on the cores."""
+
+
+NO_CLOCK: Final[Mapping[int, Sequence[TimeCount]]] = {}
 
 
 class PerStep(NamedTuple):
@@ -47,14 +55,46 @@ class PerStep(NamedTuple):
     peers_ns: float
 
 
-def time_per_step(counts: Sequence[TimeCount], from_step: int) -> float | None:
+def time_per_step(counts: Sequence[TimeCount], from_step: int, clock: Sequence[TimeCount] = ()) -> float | None:
     """Return how much of a time is counted in a step from that step on, in ns; None without two samples since then that
-    are STEPS_BETWEEN_MIN steps apart.
+    are STEPS_BETWEEN_MIN steps apart. Where `clock` is the time at the same samples, those between which the run stood
+    still are left out.
+
+    >>> counts = [TimeCount(0, 0), TimeCount(8, 80), TimeCount(9, 9_080), TimeCount(17, 9_160)]
+    >>> clock = [TimeCount(0, 0), TimeCount(8, 800), TimeCount(9, 30_900), TimeCount(17, 31_700)]
+    >>> round(time_per_step(counts, 0)), time_per_step(counts, 0, clock)
+    (539, 10.0)
     """
     inside = [sample for sample in counts if sample.steps >= from_step]
     if not inside or inside[-1].steps - inside[0].steps < STEPS_BETWEEN_MIN:
         return None
-    return (inside[-1].counted_ns - inside[0].counted_ns) / (inside[-1].steps - inside[0].steps)
+    passed = [sample for sample in clock if sample.steps >= from_step]
+    if [one.steps for one in passed] != [one.steps for one in inside]:
+        return (inside[-1].counted_ns - inside[0].counted_ns) / (inside[-1].steps - inside[0].steps)
+    moving = _leave_out_stops(_between(inside), _between(passed))
+    steps = sum(one.steps for one in moving)
+    return sum(one.counted_ns for one in moving) / steps if steps >= STEPS_BETWEEN_MIN else None
+
+
+def _between(counts: Sequence[TimeCount]) -> list[TimeCount]:
+    """Return the steps and the time between samples, those without a step in between joined with the next."""
+    first, found = counts[0], []
+    for sample in counts[1:]:
+        if sample.steps > first.steps:
+            found.append(TimeCount(sample.steps - first.steps, sample.counted_ns - first.counted_ns))
+            first = sample
+    return found
+
+
+def _leave_out_stops(counted: Sequence[TimeCount], passed: Sequence[TimeCount]) -> list[TimeCount]:
+    """Return what was counted between the samples in which the run did not stand still."""
+    lasted_ns = np.repeat([one.counted_ns / one.steps for one in passed], [one.steps for one in passed])
+    usual_ns = float(np.sort(lasted_ns)[(len(lasted_ns) - 1) // 2])
+    return [
+        one
+        for one, time in zip(counted, passed, strict=True)
+        if time.counted_ns <= STANDS_STILL_RATIO * usual_ns * time.steps
+    ]
 
 
 def share_of_time(counts: Sequence[TimeCount], clock: Sequence[TimeCount], from_step: int) -> float | None:
@@ -76,14 +116,34 @@ def share_of_time(counts: Sequence[TimeCount], clock: Sequence[TimeCount], from_
     return (counted[-1].counted_ns - counted[0].counted_ns) / passed_ns if passed_ns > 0 else None
 
 
-def compare_times(slow: SlowRank, counts: Mapping[int, Sequence[TimeCount]]) -> PerStep | None:
+def compare_times(
+    slow: SlowRank, counts: Mapping[int, Sequence[TimeCount]], clock: Mapping[int, Sequence[TimeCount]] = NO_CLOCK
+) -> PerStep | None:
     """Return the rank's time per step at its present level, and its peers'; None where it or all of theirs are not
-    known.
+    known. `clock` is the time at the samples.
     """
-    mine_ns = time_per_step(counts.get(slow.rank, ()), slow.level_from_step)
-    known = (time_per_step(counts.get(peer, ()), slow.level_from_step) for peer in slow.peers.ranks)
+
+    def read(rank: int) -> float | None:
+        return time_per_step(counts.get(rank, ()), slow.level_from_step, clock.get(rank, ()))
+
+    mine_ns, known = read(slow.rank), map(read, slow.peers.ranks)
     peers_ns = [one for one in known if one is not None]
     return PerStep(mine_ns, float(np.median(peers_ns))) if mine_ns is not None and peers_ns else None
+
+
+def may_be_in_steps(slow: SlowRank, excess_ns: float) -> bool:
+    """Return whether a slow step of the rank can hold so much more of a time than its peers' do, in ns: it is at most
+    the rank's own time in a step.
+    """
+    return excess_ns <= slow.self_ns
+
+
+def _compare_core_waits(slow: SlowRank, samples: Samples) -> PerStep | None:
+    """Return the waits for a CPU core; None also where they cannot be waits in its steps."""
+    waits = compare_times(slow, samples.core_waits, samples.host_clock)
+    if waits is None:
+        return None
+    return waits if may_be_in_steps(slow, (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)) else None
 
 
 def share_of_slow_steps(slow: SlowRank) -> float:
@@ -102,7 +162,7 @@ def find_longer_work(
         return None
     if longer_ns >= explained_ns_min:
         return "its training thread computes longer"
-    waits = compare_times(slow, samples.core_waits)
+    waits = _compare_core_waits(slow, samples)
     if waits is None or (held_ns := longer_ns + _waits_with_work(waits, evidence)) < explained_ns_min:
         return None
     return (
@@ -124,7 +184,7 @@ def find_core_wait(slow: SlowRank, explained_ns_min: float, evidence: dict[str, 
     step or more beyond what comes with longer work, and add the numbers to `evidence`; None where it does not, or it is
     not known.
     """
-    waits = compare_times(slow, samples.core_waits)
+    waits = _compare_core_waits(slow, samples)
     if waits is None:
         return None
     evidence[CORE_WAIT], evidence[PEERS_CORE_WAIT] = waits.mine_ns, waits.peers_ns
@@ -149,7 +209,7 @@ def find_other_threads(
     `explained_ns_min` of a slow step or more, and add the number to `evidence`; None where they do not, or it is not
     known.
     """
-    whole = compare_times(slow, samples.process_cpu)
+    whole = compare_times(slow, samples.process_cpu, samples.host_clock)
     if whole is None or CPU_EXCESS not in evidence:
         return None
     excess_ns = (whole.mine_ns - whole.peers_ns) / share_of_slow_steps(slow) - max(0.0, evidence[CPU_EXCESS])

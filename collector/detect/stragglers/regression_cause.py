@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.machine_growth import spread
-from rankscope.collector.detect.stragglers.host_times import time_per_step
+from rankscope.collector.detect.stragglers.host_times import NO_CLOCK, time_per_step
 from rankscope.collector.detect.stragglers.root_cause import (
     CLOCK_RATIO,
     CPU_PRESSURE,
@@ -147,7 +147,7 @@ def _growth(values_ns: Floats, view: RunView, compared: Compared) -> float | Non
 def _garbage(
     view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
 ) -> Verdict:
-    longer_ns = _growth_per_step(view.samples.gc_pauses, ranks, compared)
+    longer_ns = _growth_per_step(view.samples.gc_pauses, ranks, compared, NO_CLOCK)
     if longer_ns is None:
         return None
     evidence["gc_added_ns"] = longer_ns
@@ -157,20 +157,37 @@ def _garbage(
 
 
 def _growth_per_step(
-    counts: Mapping[int, Sequence[TimeCount]], ranks: Sequence[int], compared: Compared
+    counts: Mapping[int, Sequence[TimeCount]],
+    ranks: Sequence[int],
+    compared: Compared,
+    clock: Mapping[int, Sequence[TimeCount]],
 ) -> float | None:
     """Return by how much a time in each step has grown since that step on these ranks, of many on RANKS_READ_MAX: the
-    median, in ns; None where it is not known of any on both sides.
+    median, in ns; None where it is not known of any on both sides. `clock` is the time at the samples.
     """
     grown = []
     for rank in spread(ranks, RANKS_READ_MAX):
-        samples = tuple(counts.get(rank, ()))
-        after = time_per_step(samples, compared.since_step)
-        earlier = [sample for sample in samples if sample.steps < compared.since_step]
-        before = time_per_step(earlier, compared.from_step)
+        samples, times = tuple(counts.get(rank, ())), tuple(clock.get(rank, ()))
+        after = time_per_step(samples, compared.since_step, times)
+        earlier, times = (_up_to(compared.since_step, one) for one in (samples, times))
+        before = time_per_step(earlier, compared.from_step, times)
         if after is not None and before is not None:
             grown.append(after - compared.more_work * before)
     return float(np.median(grown)) if grown else None
+
+
+def _up_to(step: int, counts: Sequence[TimeCount]) -> tuple[TimeCount, ...]:
+    return tuple(count for count in counts if count.steps < step)
+
+
+def _core_waits_growth(view: RunView, ranks: Sequence[int], compared: Compared) -> float | None:
+    """Return by how much longer training threads wait for a CPU core in a step; None where that is not known, or longer
+    than a step: then they have not waited in steps.
+    """
+    grown_ns = _growth_per_step(view.samples.core_waits, ranks, compared, view.samples.host_clock)
+    longest_ns = view.longest_ns[view.series.steps >= compared.since_step]
+    step_ns = float(np.nanmedian(longest_ns)) if not np.isnan(longest_ns).all() else np.inf
+    return None if grown_ns is None or grown_ns > step_ns else grown_ns
 
 
 def _throttle(
@@ -237,7 +254,7 @@ def _cores(
     """
     if any(view.samples.devices.get(rank) for rank in ranks):
         return None
-    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, compared)
+    for_cores_ns = _core_waits_growth(view, ranks, compared)
     if for_cores_ns is None:
         return None
     evidence[CORE_WAIT_ADDED] = for_cores_ns
@@ -258,8 +275,8 @@ def _threads(
         return None
     idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer" if has_device else ""
     of_threads_ns = _median_growth(view.series.cpu_ns, view, ranks, compared)
-    of_processes_ns = _growth_per_step(view.samples.process_cpu, ranks, compared)
-    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, compared)
+    of_processes_ns = _growth_per_step(view.samples.process_cpu, ranks, compared, view.samples.host_clock)
+    for_cores_ns = _core_waits_growth(view, ranks, compared)
     values = (
         ("cpu_added_ns", of_threads_ns),
         ("process_cpu_added_ns", of_processes_ns),

@@ -25,6 +25,7 @@ from rankscope.collector.detect.stragglers.host_times import (
     find_core_wait,
     find_longer_work,
     find_other_threads,
+    may_be_in_steps,
     share_of_slow_steps,
 )
 from rankscope.collector.detect.stragglers.persistent import SlowRank
@@ -256,6 +257,8 @@ def _garbage(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sampl
     if pauses is None:
         return None
     pause_ns = (pauses.mine_ns - pauses.peers_ns) / share_of_slow_steps(slow)
+    if not may_be_in_steps(slow, pause_ns):
+        return None
     evidence["gc_excess_ns"] = pause_ns
     if pause_ns < EXPLAINS * excess_ns:
         return None

@@ -31,6 +31,7 @@ def cause_of(
     cpu_ms: tuple[float, float] | None = (90.0, 90.0),
     *,
     core_waits: Counts | None = None,
+    clock: Counts | None = None,
     process_cpu: Counts | None = None,
     pattern: str = "steady",
     idle_ms: float | None = None,
@@ -45,7 +46,9 @@ def cause_of(
         slow = slow._replace(persistence=0.5)
     devices = {} if idle_ms is None else {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in (SLOW, *PEERS)}
     windows = {} if idle_ms is None else {SLOW: [window(10 + idle_ms)]} | {peer: [window(10.0)] for peer in PEERS}
-    samples = Samples(windows, {}, devices, core_waits=core_waits or {}, process_cpu=process_cpu or {})
+    samples = Samples(
+        windows, {}, devices, core_waits=core_waits or {}, process_cpu=process_cpu or {}, host_clock=clock or {}
+    )
     return find_cause(slow, series, samples)
 
 
@@ -66,6 +69,51 @@ def test_time_per_step_is_between_the_first_sample_and_the_last() -> None:
 )
 def test_time_per_step_needs_two_samples_that_are_some_steps_apart(samples: Sequence[TimeCount]) -> None:
     assert time_per_step(samples, 4) is None
+
+
+def sampled(*points: tuple[int, float]) -> tuple[TimeCount, ...]:
+    return tuple(TimeCount(steps, round(ms * MS)) for steps, ms in points)
+
+
+STOP = sampled((0, 0), (10, 1_000), (10, 21_000), (12, 41_200), (20, 42_000), (30, 43_000))
+"""The time at samples of a run with steps of 100 ms that stands still for 40 s in its eleventh and twelfth one."""
+
+
+def test_time_counted_while_a_run_stands_still_is_of_no_step() -> None:
+    # 2 ms a step, and 30 s in the stop.
+    waits = sampled((0, 0), (10, 20), (10, 15_020), (12, 30_020), (20, 30_036), (30, 30_056))
+    assert time_per_step(waits, 0, STOP) == 2 * MS
+    assert time_per_step(waits, 0) == pytest.approx(30_056 / 30 * MS)
+
+
+def test_steps_longer_than_the_pause_between_samples_are_no_stop() -> None:
+    clock = sampled(*[(steps, 10_000 * steps + late) for steps in range(10) for late in (0, 4_000, 8_000)])
+    waits = sampled(*[(steps, 100 * steps + late) for steps in range(10) for late in (0, 40, 80)])
+    assert time_per_step(waits, 0, clock) == 100 * MS
+
+
+def test_too_few_steps_outside_of_stops_are_not_known() -> None:
+    clock = sampled((0, 0), (7, 700), (14, 40_000))
+    assert time_per_step(sampled((0, 0), (7, 14), (14, 20_000)), 0, clock) is None
+
+
+def test_clock_of_other_samples_says_nothing() -> None:
+    waits = sampled((0, 0), (10, 20), (30, 60))
+    assert time_per_step(waits, 0, STOP) == 2 * MS
+
+
+def test_wait_in_a_stop_explains_no_slow_rank() -> None:
+    slow = sampled((0, 0), (10, 20), (10, 15_020), (12, 30_020), (20, 30_036), (30, 30_056))
+    peers = sampled((0, 0), (10, 10), (10, 12), (12, 14), (20, 22), (30, 32))
+    cause = cause_of(core_waits={SLOW: slow} | dict.fromkeys(PEERS, peers), clock=dict.fromkeys((SLOW, *PEERS), STOP))
+    assert cause.name == "unseen_wait"
+    assert cause.evidence["core_wait_excess_ns"] == 1 * MS
+
+
+def test_wait_longer_than_the_step_is_not_told() -> None:
+    cause = cause_of(core_waits=counts_of(161.0, 10.0))  # 151 ms longer, in a step of 150 ms
+    assert (cause.name, cause.because) == ("unseen_wait", BLOCKED)
+    assert "core_wait_excess_ns" not in cause.evidence
 
 
 @pytest.mark.parametrize(("slow_ms", "name"), [(35.0, "cpu_pressure"), (34.9, "unseen_wait")])

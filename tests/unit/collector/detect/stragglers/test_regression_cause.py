@@ -191,6 +191,12 @@ def test_same_cpu_time_and_longer_waits_for_a_core_are_cpu_pressure(after_ms: fl
         assert put_in_past(found.because).startswith("their training threads waited 15.0 ms a step longer for")
 
 
+def test_longer_waits_for_a_core_than_a_step_are_no_waits_in_steps() -> None:
+    found = cause(cpu_ms=steps_of(90.0, 90.0), samples=host(core=(2.0, 133.0)))  # 131 ms longer, in steps of 130 ms
+    assert found.name == "unseen_wait"
+    assert "core_wait_added_ns" not in found.evidence
+
+
 def test_longer_waits_for_cores_come_before_transfers_without_gpus() -> None:
     # Transfers take 20 ms longer, and training threads wait 20 ms longer for a core: 15 ms explain half.
     transfer_ms = [5.0] * SINCE + [25.0] * SINCE
