@@ -76,7 +76,6 @@ class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
     steps: StepCounts = StepCounts()
     last_report_wall_s: float | None = None
     last_step: int | None = None
-    step_ns_median: float | None = None
     totals: Totals = Totals()
     losses: Losses = Losses()
     devices: tuple[DeviceSample, ...] = ()
@@ -173,8 +172,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             frame=encode(report),
         )
 
-    def save(self, clocks: Clocks, step_ns_median: float | None) -> SavedRank:
-        """Return what is saved of it, with the median of its steps."""
+    def save(self, clocks: Clocks) -> SavedRank:
+        """Return what is saved of it."""
         liveness, last = self.liveness, self.last_report
         ended_ns = None if self.is_live else liveness.ended_collector_ns
         return SavedRank(
@@ -186,7 +185,6 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             steps=self.steps.counts,
             last_report_wall_s=self.last_report_wall_s,
             last_step=self.last_step,
-            step_ns_median=step_ns_median,
             totals=last.totals,
             losses=last.losses,
             flops=last.flops,

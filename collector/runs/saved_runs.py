@@ -1,9 +1,9 @@
 """Save a run, and restore it in the next collector: counters, findings, ends, costs. Pure.
 
 Two rows of JSON a run, one a rank process, and the sums of all ranks' collectives in columns. Measurements are not
-saved (steps, collectives, clocks: they come anew), nor what every report carries anyway; but the last totals are, for
-the report of a run that is over. Times are seconds since 1970: the next collector has another monotonic clock, perhaps
-on another machine.
+saved (steps, collectives, clocks: they come anew), nor what every report carries anyway; but the last totals are, and
+the medians of a run that has ended, since no step of it comes any more. Times are seconds since 1970: the next
+collector has another monotonic clock, perhaps on another machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCounts
-from rankscope.collector.steps.rank_medians import RankMedians
+from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.run_start import RunStart
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.steps.step_table import StepTable
@@ -57,7 +57,8 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, where
     the ranks of all earlier attempts ran, how long the first steps of this one took, and its checkpoints. `not_judged`
-    says why a run that has ended has no verdict, by kind of finding.
+    says why a run that has ended has no verdict, by kind of finding; `medians` are those of its ranks, empty while it
+    goes on.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -66,6 +67,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     start: RunStart | None = None
     checkpoints: Checkpoints = NO_CHECKPOINTS
     not_judged: Mapping[str, str] = {}
+    medians: RankMedians = NO_MEDIANS
 
 
 class RunToSave(NamedTuple):
@@ -74,14 +76,13 @@ class RunToSave(NamedTuple):
     run: SavedRun
     story: SavedStory
     ranks: Mapping[int, RankState]
-    medians: RankMedians
     collectives: CollectiveSums
 
     def save_rank(self, number: int, clocks: Clocks) -> Callable[[], SavedRank]:
         """Return what builds the saved form of a rank. It is built when it is written: as objects the totals of a rank
         are 5 KB, and all ranks may wait.
         """
-        return partial(self.ranks[number].save, clocks, self.medians.step_ns_median(number))
+        return partial(self.ranks[number].save, clocks)
 
 
 def collect_finished_steps(run: RunState, wall_s: float) -> list[StepAggregate]:
@@ -131,8 +132,9 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         start=run.speed.start,
         checkpoints=attempt.checkpoints.seen,
         not_judged=dict(findings.abstained) if run.ending.end is not None else {},
+        medians=attempt.medians if run.ending.end is not None else NO_MEDIANS,
     )
-    return RunToSave(saved, story, attempt.ranks, attempt.medians, attempt.collectives.read())
+    return RunToSave(saved, story, attempt.ranks, attempt.collectives.read())
 
 
 def restore_run(
@@ -161,6 +163,7 @@ def restore_run(
     run.findings.restore(saved.findings_opened, story.findings, saved.lost, attempts=saved.attempt)
     if saved.end is not None:
         run.findings.restore_verdict(story.not_judged)
+        attempt.medians = story.medians
         run.is_judged_before = True
         if saved.is_concluded and not attempt.has_live_ranks:
             run.ending.restore(saved.end, attempt, clocks)

@@ -247,11 +247,11 @@ def test_report_does_not_change_the_state_before() -> None:
 
 
 def test_saved_rank_is_restored_with_its_last_report() -> None:
-    saved = after(joined(), WHOLE).save(CLOCKS, None)
+    saved = after(joined(), WHOLE).save(CLOCKS)
     latest = RankState.restore(saved, CLOCKS)
     assert counted_of(latest) == (TOTALS, LOSSES, None, AgentCost())
     assert samples_of(latest) == (None, (GPU, GPU), None, None)
-    assert latest.save(CLOCKS, None) == saved
+    assert latest.save(CLOCKS) == saved
 
 
 def test_encoded_state_is_the_same_state() -> None:
@@ -274,7 +274,7 @@ def test_state_can_be_encoded_whatever_numbers_a_rank_sends(number: int) -> None
     waits = WindowSynchronisations(
         first_step=number, step_count=number, call_ns={"c": number}, idle_ns=number, kinds=(kind,)
     )
-    samples, rank = RankSamples(), RankState.restore(joined().save(CLOCKS, None), CLOCKS)
+    samples, rank = RankSamples(), RankState.restore(joined().save(CLOCKS), CLOCKS)
     rank = rank.apply(ClockSampled("boot-of-3", sent_collector_ns=0, host_ns=-number // 4, received_collector_ns=100))
     losses = Losses(steps_made=number, steps_buffered=number, steps_overwritten=number, reports_dropped=number)
     for sequence in (1, 2):
@@ -344,7 +344,7 @@ def test_distances_after_a_restart_of_the_collector_are_from_its_first_report(is
     rank, samples = joined(first_sequence=101), RankSamples()
     if is_restored:
         before = report_windows(joined(), RankSamples(), 100, 5_000, 4_900)
-        rank = RankState.restore(before.save(CLOCKS, None), CLOCKS)
+        rank = RankState.restore(before.save(CLOCKS), CLOCKS)
         assert (rank.breakdown, rank.window_times, snapshot_of(rank).ratio_basis) == (None, None, NO_WINDOW)
     rank = report_windows(rank, samples, 101, 5_099)
     rank = report_windows(rank, samples, 105, 5_139, 5_120)
@@ -377,5 +377,5 @@ def test_flops_of_the_last_steps_are_those_of_the_last_report_also_after_a_resta
     flops = StepFlops(model=FlopSum(6e15, 10, 20_000), source="declared", peak_flops_per_s=1e15)
     rank = report_to(report_to(joined(), 1), 2, flops=flops)
     assert rank.build(JOINED_NS, NO_MEDIANS, ()).flops == flops
-    restored = RankState.restore(rank.save(CLOCKS, None), CLOCKS)
+    restored = RankState.restore(rank.save(CLOCKS), CLOCKS)
     assert restored.summarize(NO_MEDIANS).flops == flops

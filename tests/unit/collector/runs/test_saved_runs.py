@@ -228,6 +228,12 @@ ENDED = {
 }
 
 
+def medians_of(rank: RankSnapshot) -> tuple[object, ...]:
+    return (
+        rank.step_ns_median, rank.phases_ns_median, rank.self_ns_median, rank.slowdown_ratio, rank.wait_caused_ns_median
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ENDED)
 def test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart(name: str) -> None:
     story = ENDED[name]()
@@ -237,8 +243,17 @@ def test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart(name: str) -
     for field in ("end", "abstained", "not_judged", "findings", "open_findings", "lost"):
         assert getattr(after, field) == getattr(before, field), field
     assert verdict(after) == verdict(before)
+    assert [medians_of(rank) for rank in after.ranks] == [medians_of(rank) for rank in before.ranks]
+    assert name == "short" or None not in {rank.step_ns_median for rank in after.ranks}
+    assert after.wait_untraced_ns == before.wait_untraced_ns
     if not before.end.lost_ranks:  # a lost run may go on: its time is not settled
         assert after.goodput == before.goodput
+
+
+def test_medians_of_a_run_that_goes_on_come_with_its_next_steps() -> None:
+    story = kill(Story(4).join().train(40))
+    assert {rank.step_ns_median for rank in story.snapshot().ranks} == {None}
+    assert None not in {rank.step_ns_median for rank in story.come_back().train(40).snapshot().ranks}
 
 
 def test_restored_run_that_had_ended_is_judged_again_once_it_reports() -> None:

@@ -117,11 +117,11 @@ def test_lock_is_free_while_changes_of_ranks_are_found(path: Path, monkeypatch: 
     answers: list[Snapshot] = []
     save = RankState.save
 
-    def save_after_asking(rank: RankState, clocks: Clocks, step_ns_median: float | None) -> SavedRank:
+    def save_after_asking(rank: RankState, clocks: Clocks) -> SavedRank:
         asking = threading.Thread(target=lambda: answers.append(loop.recorder.choose_exported(snapshot)), daemon=True)
         asking.start()
         asking.join(DEADLINE_S)
-        return save(rank, clocks, step_ns_median)
+        return save(rank, clocks)
 
     with looping(path) as loop:
         monkeypatch.setattr(RankState, "save", save_after_asking)
