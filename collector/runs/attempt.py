@@ -19,6 +19,7 @@ from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.collector.steps.step_table import StepTable
+from rankscope.collector.steps.token_classes import find_token_classes
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo
 
@@ -245,9 +246,10 @@ class Attempt:
         """Return whether any of the first ranks has a GPU, also one that NVML does not show."""
         return any(len(self.samples[rank].allocators) or self.ranks[rank].devices for rank in ranks[:GPUS_READ_MAX])
 
-    def find_peer_groups(self, ranks: tuple[int, ...]) -> PeerGroups:
-        """Return the peers of each rank, usually the same object as in the last detection pass."""
-        return self.peer_search.find(ranks, self.window.signatures, self.ranks)
+    def find_peer_groups(self, series: StepSeries) -> PeerGroups:
+        """Return the peers of each rank of these steps, usually the same object as in the last detection pass."""
+        classes = find_token_classes(series.tokens, series.ranks)
+        return self.peer_search.find(series.ranks, self.window.signatures, self.ranks, classes)
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""

@@ -55,6 +55,7 @@ class _Found(NamedTuple):
     ranks: tuple[int, ...]
     signatures: Mapping[int, Signature]
     models: Mapping[int, str | None]
+    classes: Mapping[int, int]
     peers: PeerGroups
 
 
@@ -78,11 +79,18 @@ class PeerSearch:
         return () if self._last is None else self._last.peers.works
 
     def find(
-        self, ranks: tuple[int, ...], signatures: Mapping[int, Signature], states: Mapping[int, RankState]
+        self,
+        ranks: tuple[int, ...],
+        signatures: Mapping[int, Signature],
+        states: Mapping[int, RankState],
+        classes: Mapping[int, int],
     ) -> PeerGroups:
-        """Return the peers of each rank, usually the same object as in the last detection pass."""
+        """Return the peers of each rank, usually the same object as in the last detection pass. `classes`: of their
+        batches (`find_token_classes`).
+        """
         models, last = self.gpu_models.read(states), self._last
-        if last is None or last.signatures is not signatures or last.models is not models or last.ranks != ranks:
-            peers = find_peer_groups(ranks, signatures, models, Signature.coarsen)
-            last = self._last = _Found(ranks, signatures, models, peers)
+        is_same = last is not None and last.signatures is signatures and last.models is models
+        if last is None or not is_same or last.ranks != ranks or last.classes != classes:
+            peers = find_peer_groups(ranks, signatures, models, Signature.coarsen, classes)
+            last = self._last = _Found(ranks, signatures, models, classes, peers)
         return last.peers

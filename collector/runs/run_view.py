@@ -40,11 +40,12 @@ def build_view(
     ranks = tuple(sorted(attempt.ranks))
     has_hang_states = bool(attempt.stalled_ranks) and not is_last
     hang_states = build_hang_states(attempt.ranks, now_collector_ns) if has_hang_states else {}
+    series = attempt.read_series(ranks, skip_steps=SKIP_STEPS)
     return RunView(
         now_collector_ns=now_collector_ns,
         world_size=attempt.world_size,
-        series=attempt.read_series(ranks, skip_steps=SKIP_STEPS),
-        peer_groups=attempt.find_peer_groups(ranks),
+        series=series,
+        peer_groups=attempt.find_peer_groups(series),
         nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
         samples=read_samples(attempt),
         groups=attempt.groups.by_label,

@@ -20,7 +20,8 @@ peer did at the end of the step before, after its last collective, is not counte
 Beside one other rank, or in a group of two, the one that waits holds its phase alone as well. So a holder is no owner
 
 - when it ended the step before ahead of another rank, by half of the excess: then it waits for that one;
-- when another rank holds `other` or a phase of the user, whose place in the step is not known: that may come first. A
+- when another rank holds `other` or a phase of the user, whose place in the step is not known: that may come first. But
+  where hosts wait for their devices in `other` in each step, two ranks or more that hold the same excess there wait. A
   phase of the user itself also needs two more ranks that wait in backward, or none that holds anything;
 - of `forward` in a pipeline, where a stage waits for the one before it;
 - when another rank is long too, and none of the phases that it reports says where;
@@ -51,6 +52,10 @@ DEVIATIONS: Final = 8.0
 """Median deviations of the steps around it."""
 HOLDS_RATIO: Final = 0.5
 """Share of a step's excess that a phase must hold."""
+WAITS_RATIO: Final = 0.25
+"""Share of a usual step in `other` from which hosts wait for their devices there."""
+SAME_RATIO: Final = 0.1
+"""Share of the excess by which ranks that wait for the same one differ."""
 RECENT_MAX: Final = 256
 LARGEST_MAX: Final = 256
 """Long steps kept: the latest, and of the earlier ones the longest. 80 KB a run at most."""
@@ -195,7 +200,9 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
     row, around = at.row + series.earlier_count, at.around + series.earlier_count
     excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
     least_ns = HOLDS_RATIO * at.excess_ns
-    owner, part = _find_owner(excess_ns, least_ns, {WAITS_IN} if series.handover_ns is None else {WAITS_IN, _FORWARD})
+    may_wait = {WAITS_IN} if series.handover_ns is None else {WAITS_IN, _FORWARD}
+    waiting = _find_waiting(series, row, excess_ns, least_ns, at)
+    owner, part = _find_owner({**excess_ns, **waiting}, least_ns, may_wait)
     is_told = np.any([values >= least_ns for values in excess_ns.values()], axis=0)
     is_untold = (_excess_of(series.step_ns, row, around) >= least_ns) & ~is_told
     if owner >= 0 and (is_untold.any() or _may_have_waited(series, row, owner, least_ns)):
@@ -211,6 +218,27 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
         owner = series.ranks[owner]
     step = int(series.steps[row])
     return LongStep(step, owner, part, at.excess_ns, owned_ns, before_ns, at.usual_ns, cpu_ns)
+
+
+def _find_waiting(
+    series: StepSeries, row: int, excess_ns: Mapping[str, Floats], least_ns: float, at: _Place
+) -> Mapping[str, Floats]:
+    """Return the excess in `other` without the ranks that wait there for their devices, and so for another rank; empty
+    where that is not so.
+    """
+    if _ANYWHERE not in excess_ns:
+        return {}
+    held_ns = excess_ns[_ANYWHERE]
+    holders = np.flatnonzero(held_ns >= least_ns)
+    is_of_some = 1 < len(holders) < len(series.ranks)
+    if not is_of_some or np.ptp(held_ns[holders]) > SAME_RATIO * at.excess_ns:
+        return {}
+    usual_ns = series.phases_ns[_ANYWHERE][row : row + 1][0][holders] - held_ns[holders]
+    if float(np.median(usual_ns)) < WAITS_RATIO * at.usual_ns:
+        return {}
+    left_ns = held_ns.copy()
+    left_ns[holders] = 0.0
+    return {_ANYWHERE: left_ns}
 
 
 def _may_have_waited(series: StepSeries, row: int, owner: int, least_ns: float) -> bool:

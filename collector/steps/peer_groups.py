@@ -106,9 +106,11 @@ def find_peer_groups(
     signatures: Mapping[int, Hashable],
     models: Mapping[int, str | None] | None = None,
     coarsen: Callable[[Any], Hashable | None] = _itself,
+    classes: Mapping[int, int] | None = None,
 ) -> PeerGroups:
-    """Group ranks by the signatures of their steps, then by what `coarsen` leaves of them, and by their `models`. Few
-    ranks with a signature of which it leaves None are no peers, unless they are all ranks.
+    """Group ranks by the signatures of their steps, then by what `coarsen` leaves of them, by the `classes` of their
+    batches, and by their `models`. Few ranks with a signature of which it leaves None are no peers, unless they are all
+    ranks.
 
     Ranks without a peer, and those without a known signature, are compared with all ranks. When no signature is known
     at all, every rank is a peer of every other of its model.
@@ -118,13 +120,13 @@ def find_peer_groups(
     """
     all_ranks = tuple(sorted(ranks))
     models = models if models is not None and len({model for model in models.values() if model is not None}) > 1 else {}
-    works = _find_works(all_ranks, signatures, coarsen)
+    works = [part for work in _find_works(all_ranks, signatures, coarsen) for part in _split(work, classes or {})]
     groups = [group for work in works for group in _split(work, models) if len(group) > 1]
     comparisons = [Comparison(group, group, do_same_work=True) for group in groups]
     grouped = {rank for group in groups for rank in group}
     remaining = tuple(rank for rank in all_ranks if rank not in grouped)
     if remaining:
-        comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures and not models))
+        comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures and not models and not classes))
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
     return PeerGroups(tuple(comparisons), place, tuple(work for work in works if len(work) > 1), models)
 
@@ -165,11 +167,11 @@ def _find_works(
     return sorted(tuple(sorted(group)) for group in groups)
 
 
-def _split(work: tuple[int, ...], models: Mapping[int, str | None]) -> list[tuple[int, ...]]:
-    """Return the ranks of a group by the model of their GPU."""
-    if not models:
+def _split(work: tuple[int, ...], kinds: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
+    """Return the ranks of a group by their kind, as the model of their GPU."""
+    if not kinds:
         return [work]
-    by_model: dict[str | None, list[int]] = {}
+    by_kind: dict[Hashable, list[int]] = {}
     for rank in work:
-        by_model.setdefault(models.get(rank), []).append(rank)
-    return [tuple(group) for group in by_model.values()]
+        by_kind.setdefault(kinds.get(rank), []).append(rank)
+    return [tuple(group) for group in by_kind.values()]

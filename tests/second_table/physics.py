@@ -86,6 +86,8 @@ class Step:
     phases: Floats
     cpu: Floats
     backward_cpu: Floats
+    backward_end: Floats
+    """When the own work of the last backward has ended on the host."""
     gc: Floats
     gc_count: Floats
     core: Floats
@@ -181,7 +183,7 @@ class Machine:
         self._extra = extra
         return Step(
             start=self.host.copy(), end=self.host, phases=np.zeros((PHASE_COUNT, ranks)), cpu=np.zeros(ranks),
-            backward_cpu=np.zeros(ranks),
+            backward_cpu=np.zeros(ranks), backward_end=np.zeros(ranks),
             gc=extra[of.GC], gc_count=gc_count, core=extra[of.CORE], retries=np.zeros(ranks), tokens=tokens,
             operators=operators, device_phases=np.zeros((PHASE_COUNT, ranks)), device_tail=np.zeros(ranks),
             device_start=self.device, own=np.zeros(ranks), computed=np.zeros(ranks),
@@ -280,6 +282,7 @@ class Machine:
         for _ in range(BUCKETS):
             self._compute(BACKWARD, self._part(BACKWARD, 1 / BUCKETS))
             self._collective(dimension, "all_reduce", BACKWARD, self._plain(25e6), transfer, blocks=False)
+        self._now.backward_end = self.host.copy()
         before = np.maximum(self.host, self.device)
         self._wait(BACKWARD, self._all_over(dimension))
         self._now.device_tail += np.maximum(self.host, self.device) - before

@@ -345,13 +345,19 @@ class Agents:
                 sequence = number * count + index + 1
             kernels = step.kernels if on_device else None
             heads = (number, place_of[call.dimension], ops.setdefault(call.op, len(ops)))
-            yield self._row(heads, call, sequence, kernels)
+            ended = step.backward_end if self.model.kind == "ddp" and not self.model.on_gpu else None
+            yield self._row(heads, call, sequence, kernels, ended)
 
     def _row(
-        self, heads: tuple[int, int, int], call: Call, sequence: int, kernels: Sequence[tuple[Floats, Floats]] | None
+        self,
+        heads: tuple[int, int, int],
+        call: Call,
+        sequence: int,
+        kernels: Sequence[tuple[Floats, Floats]] | None,
+        ended: Floats | None,
     ) -> Ints:
         """Return a collective as a row of the table of every rank; its start is MISSING where a rank has no part. Where
-        no compute ran is known with the `kernels` of a GPU only.
+        no compute ran is known with the `kernels` of a GPU, and on a CPU by when the own work of a backward `ended`.
         """
         ranks = self.layout.world
         has_part = ~np.isnan(call.start)
@@ -364,6 +370,8 @@ class Agents:
         if kernels is not None:
             busy = sum((_overlap(start, end, *kernel) for kernel in kernels), np.zeros(ranks))
             exposed = np.maximum(0, duration - np.asarray(busy).round().astype(np.int64))
+        if ended is not None:
+            exposed = np.clip((end - ended).round().astype(np.int64), 0, duration)
         return np.array([
             *(np.full(ranks, head) for head in heads), np.where(has_part, begun, MISSING), duration,
             np.full(ranks, sequence), call.size.round().astype(np.int64), exposed,

@@ -22,6 +22,7 @@ from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
 from rankscope.collector.detect.stragglers.cost import Cost, Healthy, lost_to, lost_together, price, spared_by
+from rankscope.collector.detect.stragglers.doubt import describe_doubt
 from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
 from rankscope.collector.detect.stragglers.persistent import (
@@ -104,7 +105,7 @@ class Stragglers:
         slower = [place for place, work in enumerate(works) if work is None]
         together = _Together(view, [described[place] for place in slower], known)
         named = steady.union(one.rank for _, slow in described for one in slow)
-        return [
+        candidates = [
             *self._find_recurring(view, named, known),
             *(_describe(view, together, number, causes[place], known) for number, place in enumerate(slower)),
             *(
@@ -113,6 +114,8 @@ class Stragglers:
                 if work is not None
             ),
         ]
+        doubt = "" if candidates or known else describe_doubt(view)
+        return Abstain(doubt) if doubt else candidates
 
     def _find_recurring(self, view: RunView, named: Collection[int], known: Mapping[int, Finding]) -> list[Candidate]:
         """Return the ranks that stop now and then, of those that are not `named` by what the kept steps show."""

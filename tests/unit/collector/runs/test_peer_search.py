@@ -59,8 +59,16 @@ def test_nothing_is_told_while_some_ranks_were_never_read(monkeypatch: pytest.Mo
 def test_peers_are_searched_again_when_a_model_becomes_known() -> None:
     search, ranks = PeerSearch(), ranks_on("H100", "H100", "", "H200")
     numbers = (0, 1, 2, 3)
-    first = search.find(numbers, {}, ranks)
-    assert first is search.find(numbers, {}, ranks) or first == search.find(numbers, {}, ranks)
+    first = search.find(numbers, {}, ranks, {})
+    assert first is search.find(numbers, {}, ranks, {}) or first == search.find(numbers, {}, ranks, {})
     assert first.ranks_without_peers == (2, 3)
     ranks[2] = rank_on(2, "H200")
-    assert search.find(numbers, {}, ranks).of(2).members == (2, 3)
+    assert search.find(numbers, {}, ranks, {}).of(2).members == (2, 3)
+
+
+def test_ranks_whose_batches_have_more_tokens_are_no_peers_of_the_others() -> None:
+    search, ranks = PeerSearch(), ranks_on("", "", "", "")
+    numbers = (0, 1, 2, 3)
+    assert search.find(numbers, {}, ranks, {}).of(0).members == numbers
+    found = search.find(numbers, {}, ranks, {0: 0, 1: 1, 2: 0, 3: 1})
+    assert (found.works, found.of(1).members, found.ranks_without_peers) == (((0, 2), (1, 3)), (1, 3), ())

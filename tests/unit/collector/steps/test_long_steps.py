@@ -181,6 +181,29 @@ def test_phase_of_unknown_place_on_another_rank_may_come_first(phase: str) -> No
     assert owner_in(Job(ranks=2).add(phase, 0, 90).add("optimizer", 1, 90)) == (UNKNOWN, "")
 
 
+@pytest.mark.parametrize(
+    ("usual_ms", "held_ms", "owner"),
+    [
+        (10.0, (200.0, 200.0), (1, "forward")),  # both wait there, as for their devices in each step
+        (1.0, (200.0, 200.0), (UNKNOWN, "")),  # they usually do nothing there
+        (10.0, (200.0, 150.0), (UNKNOWN, "")),  # not for the same rank
+        (10.0, (200.0, 0.0), (UNKNOWN, "")),
+    ],
+)
+def test_ranks_that_wait_for_their_devices_in_other_wait_for_the_owner(
+    usual_ms: float, held_ms: tuple[float, float], owner: tuple[int, str]
+) -> None:
+    job = Job().add("forward", 1, 200).add("other", 0, held_ms[0]).add("other", 2, held_ms[1])
+    job.phases["other"] += usual_ms - USUAL_MS["other"]
+    assert owner_in(job) == owner
+
+
+def test_all_ranks_that_are_long_where_they_wait_for_their_devices_do_the_same() -> None:
+    job = Job().add("other", 0, 200).add("other", 1, 200).add("other", 2, 200)
+    job.phases["other"] += 9.0
+    assert owner_in(job) == (EVERYBODY, "other")
+
+
 def test_phase_of_the_user_is_owned_where_surely_the_others_wait() -> None:
     assert owner_in(Job(ranks=2).add("save", 0, 90)) == (0, "save")
     assert owner_in(Job(ranks=2).add("save", 0, 90).add("backward", 1, 90)) == (UNKNOWN, "")

@@ -1,0 +1,71 @@
+"""Why "no rank was slower" is not known: time that was lost in steps of which it is not known whose they were."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.stragglers.doubt import LOST_MIN, describe_doubt
+from rankscope.collector.detect.view import RunView
+from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
+
+STEPS, STEP_MS = 100, 20.0
+
+
+def view(own_ms: Floats | None = None, step_ms: Floats | None = None, *long_steps: tuple[int, int, float]) -> RunView:
+    """A run of two ranks; `long_steps`: the step, its owner and its excess in ms."""
+    own_ms = np.full((STEPS, 2), STEP_MS - 1.0) if own_ms is None else own_ms
+    step_ms = np.full((STEPS, 2), STEP_MS) if step_ms is None else step_ms
+    found = view_of(series_of(own_ms, step_ms=step_ms))
+    seen = tuple(LongStep(step, owner, "", MS * ms, 0.0, 0.0, MS * STEP_MS) for step, owner, ms in long_steps)
+    total_ns = MS * float(step_ms.max(axis=1).sum()) + sum(one.excess_ns for one in seen)
+    return replace(found, long_steps=LongStepsSeen(seen, total_ns))
+
+
+def test_nothing_is_doubtful_where_all_steps_are_alike_and_known() -> None:
+    assert describe_doubt(view()) == ""
+
+
+def test_few_known_steps_are_enough_where_the_others_take_as_long() -> None:
+    own_ms = np.full((STEPS, 2), np.nan)
+    own_ms[::6] = STEP_MS - 1.0
+    assert describe_doubt(view(own_ms)) == ""
+
+
+def test_unknown_steps_that_take_longer_are_named() -> None:
+    own_ms, step_ms = np.full((STEPS, 2), STEP_MS - 1.0), np.full((STEPS, 2), STEP_MS)
+    own_ms[40:60], step_ms[40:60] = np.nan, 2 * STEP_MS
+    # 20 steps of 20 ms more, of 120 x 20 ms.
+    expected = (
+        "17 % of the time was lost in 20 longer steps (steps 40-59), and the ranks' own times in them are not known"
+    )
+    assert describe_doubt(view(own_ms, step_ms)) == expected
+
+
+def test_long_steps_of_nobody_known_are_named() -> None:
+    found = describe_doubt(view(None, None, (7, UNKNOWN, 200.0), (50, UNKNOWN, 300.0), (60, 1, 100.0)))
+    assert found == (
+        "23 % of the time was lost in 3 longer steps (steps 7-60), and which rank the others waited for in them is not "
+        "known"
+    )
+
+
+def test_long_steps_of_one_rank_that_are_too_few_are_said_to_be_its() -> None:
+    found = describe_doubt(view(None, None, (7, 1, 300.0), (50, 1, 300.0), (60, UNKNOWN, 20.0)))
+    assert found.endswith("(steps 7-60), of which rank 1 had 2: too few to say that it stops again and again")
+
+
+def test_long_steps_of_everybody_are_nobodys_fault() -> None:
+    assert describe_doubt(view(None, None, (7, EVERYBODY, 900.0))) == ""
+
+
+@pytest.mark.parametrize(("share", "is_doubtful"), [(LOST_MIN * 0.95, False), (LOST_MIN * 1.05, True)])
+def test_only_what_matters_is_doubtful(share: float, is_doubtful: bool) -> None:
+    lost_ms = STEPS * STEP_MS * share / (1 - share)
+    assert bool(describe_doubt(view(None, None, (7, UNKNOWN, lost_ms)))) is is_doubtful
+
+
+def test_one_step_is_one_step() -> None:
+    assert "in 1 longer step (step 7), " in describe_doubt(view(None, None, (7, UNKNOWN, 900.0)))
