@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from rankscope.collector.demo.run import read_run, running_collector
+from rankscope.collector.demo.running_collector import RunningCollector, running_collector
 from rankscope.measure.child_command import build_child_command
 
 RUN: Final = "profile"
@@ -89,8 +89,8 @@ def profile_script(script: Script, folder: Path) -> Ended:
     input and output. Raises UnavailableError without a collector, OSError when it cannot be started.
     """
     files = folder / RUN
-    with _ending_by_signals(), running_collector() as (endpoint, url):
-        environment = build_environment(os.environ, script, folder, endpoint)
+    with _ending_by_signals(), running_collector() as collector:
+        environment = build_environment(os.environ, script, folder, collector.agents)
         # In a session of its own, so that Ctrl-C is ours: we end the script.
         child = subprocess.Popen(build_command(script), env=environment, start_new_session=True)  # noqa: S603
         try:
@@ -102,7 +102,7 @@ def profile_script(script: Script, folder: Path) -> Ended:
             return Ended(files / script.captured)
         if found:
             return Ended(files, describe_cut(script, found[0].name))
-        return Ended(files, describe_missing(script, child.returncode, _count_steps(url)), child.returncode)
+        return Ended(files, describe_missing(script, child.returncode, _count_steps(collector)), child.returncode)
 
 
 def build_command(script: Script) -> list[str]:
@@ -115,13 +115,17 @@ def build_command(script: Script) -> list[str]:
     )
 
 
-def build_environment(environment: Mapping[str, str], script: Script, folder: Path, endpoint: str) -> dict[str, str]:
-    """Return the environment of the script: ours with these settings of the agent, and no others."""
+def build_environment(
+    environment: Mapping[str, str], script: Script, folder: Path, agents: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of the script: ours with these settings of the agent, and no others. `agents` are those of
+    its collector.
+    """
     kept = {name: value for name, value in environment.items() if name == KEPT or not name.startswith("RANKSCOPE")}
     return {
         **kept,
         **SETTINGS,
-        "RANKSCOPE_COLLECTOR": endpoint,
+        **agents,
         "RANKSCOPE_CAPTURE_FOLDER": str(folder),
         "RANKSCOPE_CAPTURE_SCHEDULE": script.schedule,
     }
@@ -203,15 +207,15 @@ def _children_of(process: psutil.Process, *, recursive: bool = True) -> list[psu
         return []
 
 
-def _count_steps(url: str) -> int | None:
+def _count_steps(collector: RunningCollector) -> int | None:
     """Return the number of steps of the rank with the fewest, as reported; None where no rank has reported."""
     deadline_s = time.monotonic() + COUNT_S_MAX
     run = None
     with contextlib.suppress(OSError):  # a collector that is gone knows no more
-        run = read_run(url, RUN)
+        run = collector.read_run(RUN)
         while time.monotonic() < deadline_s and (run is None or any(rank.up for rank in run.ranks)):
             time.sleep(POLL_S)
-            run = read_run(url, RUN)
+            run = collector.read_run(RUN)
     if run is None or not run.ranks:
         return None
     return min(rank.totals.steps for rank in run.ranks)

@@ -1,7 +1,6 @@
 """Run the demo: start a collector and a torchrun training, show a live table, print the verdict."""
 
 import importlib.util
-import json
 import math
 import os
 import signal
@@ -9,18 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TextIO
-from urllib.parse import quote
+from typing import TextIO
 
 import msgspec
 
 from rankscope.collector.demo.result import DemoResult, build_result
+from rankscope.collector.demo.running_collector import RunningCollector, end_process, running_collector
 from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.terminal_colors import choose_colors
@@ -30,9 +27,7 @@ from rankscope.measure.errors import UnavailableError
 
 RUN = "demo"
 REFRESH_S = 1.0
-HTTP_TIMEOUT_S = 10.0
 LAST_REPORTS_S_MAX = 15.0
-PROCESS_END_S_MAX = 20.0
 CLEAR = "\x1b[H\x1b[2J"
 START_S = 15.0
 """Time to the first step: every rank imports torch."""
@@ -76,9 +71,9 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
         _check_writable(options.json_path)
     out.write(f"{describe(options, len(os.sched_getaffinity(0)))}\n")
     out.flush()
-    with ending_on_sigterm(), running_collector() as (endpoint, url), _training(options, endpoint) as training:
-        samples = _watch(training, url, out)
-        run = _wait_for_ends(url)
+    with ending_on_sigterm(), running_collector() as collector, _training(options, collector) as training:
+        samples = _watch(training, collector, out)
+        run = _wait_for_ends(collector)
     result, colors = build_result(run, samples), choose_colors(out, os.environ)
     out.write(
         f"{CLEAR if out.isatty() else ''}{render_run(run, colors)}\n\n{summarise(run)}\n{samples} samples at /metrics\n"
@@ -105,7 +100,7 @@ longer on a busy machine.'
     )
 
 
-# -- the two processes ------------------------------------------------------------------------------------------------
+# -- the training -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -129,31 +124,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def running_collector() -> Iterator[tuple[str, str]]:
-    """Run a collector on free ports, and yield its address for agents and its URL. Raises UnavailableError."""
-    command = build_child_command(
-        sys.executable, "rankscope.collector", "serve", "--announce",
-        "--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-        "--tick-s", "0.5", "--clock-ping-s", "1",
-    )  # fmt: skip
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
-    try:
-        announced = json.loads(_first_line(child.stdout))
-        yield announced["endpoint"], announced["metrics_url"].removesuffix("/metrics")
-    finally:
-        _end(child)
-
-
-def _first_line(stream: IO[str] | None) -> str:
-    line = stream.readline() if stream is not None else ""
-    if not line:
-        text = "the collector did not start; `rankscope serve` prints the reason"
-        raise UnavailableError(text)
-    return line
-
-
-@contextmanager
-def _training(options: DemoOptions, endpoint: str) -> Iterator["subprocess.Popen[bytes]"]:
+def _training(options: DemoOptions, collector: RunningCollector) -> Iterator["subprocess.Popen[bytes]"]:
     script = Path(__file__).with_name("train.py")
     command = build_child_command(
         sys.executable, "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
@@ -161,76 +132,49 @@ def _training(options: DemoOptions, endpoint: str) -> Iterator["subprocess.Popen
         "--steps", str(options.steps), "--fault", options.fault,
         "--slow-rank", str(options.slow_rank), "--slow-from", str(options.slow_from),
     )  # fmt: skip
-    environment = {**os.environ, **AGENT_ENVIRONMENT}
-    environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": RUN, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **AGENT_ENVIRONMENT, **collector.agents}
+    environment |= {"RANKSCOPE_RUN": RUN, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(command, env=environment)  # noqa: S603
     try:
         yield child
     finally:
-        _end(child)
-
-
-def _end(child: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
-    """Stop a child process: SIGTERM, then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if child.poll() is None:
-            child.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(PROCESS_END_S_MAX)
+        end_process(child)
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
 
 
-def _watch(training: "subprocess.Popen[bytes]", url: str, out: TextIO) -> int:
+def _watch(training: "subprocess.Popen[bytes]", collector: RunningCollector, out: TextIO) -> int:
     """Show the table until the training ends; return the largest number of samples that /metrics had."""
     samples = 0
     while training.poll() is None:
-        run = read_run(url)
+        run = collector.read_run(RUN)
         if run is not None:
             prefix = CLEAR if out.isatty() else "\n"
-            out.write(f"{prefix}{render_run(run)}\nlive page: {url}/\n")
+            out.write(f"{prefix}{render_run(run)}\nlive page: {collector.page}\n")
             out.flush()
-            samples = max(samples, count_samples(url))
+            samples = max(samples, count_samples(collector))
         with suppress(subprocess.TimeoutExpired):
             training.wait(REFRESH_S)
     return samples
 
 
-def _wait_for_ends(url: str) -> RunSnapshot:
+def _wait_for_ends(collector: RunningCollector) -> RunSnapshot:
     """Return the run when the collector knows how every rank ended, or after LAST_REPORTS_S_MAX."""
     deadline_s = time.monotonic() + LAST_REPORTS_S_MAX
-    run = read_run(url)
+    run = collector.read_run(RUN)
     while time.monotonic() < deadline_s and (run is None or any(rank.up for rank in run.ranks)):
         time.sleep(REFRESH_S / 4)
-        run = read_run(url)
+        run = collector.read_run(RUN)
     if run is None:
         text = "no report of the training reached the collector; see what the ranks printed"
         raise UnavailableError(text)
     return run
 
 
-def read_run(url: str, name: str = RUN, timeout_s: float = HTTP_TIMEOUT_S) -> RunSnapshot | None:
-    """Return the run from the collector's API; None while it does not know it, or does not answer in time: a busy
-    machine is no reason to end.
-    """
-    try:
-        with urllib.request.urlopen(f"{url}/api/v1/runs/{quote(name, safe='')}", timeout=timeout_s) as answer:  # noqa: S310
-            return msgspec.json.decode(answer.read(), type=RunSnapshot)
-    except urllib.error.HTTPError as error:
-        if error.code == 404:  # noqa: PLR2004
-            return None
-        raise
-    except (TimeoutError, urllib.error.URLError) as error:
-        if isinstance(error, TimeoutError) or isinstance(error.reason, TimeoutError):
-            return None
-        raise
-
-
-def count_samples(url: str) -> int:
+def count_samples(collector: RunningCollector) -> int:
     """Return the number of samples at /metrics: lines of Prometheus' text format that do not begin with `#`."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310
-        text = answer.read().decode()
+    text = collector.read("/metrics").decode()
     return sum(1 for line in text.splitlines() if line and not line.startswith("#"))
 
 

@@ -13,7 +13,8 @@ from typing import IO, Final, NamedTuple, TextIO
 
 import msgspec
 
-from rankscope.collector.demo.run import ending_on_sigterm, read_run, running_collector
+from rankscope.collector.demo.run import ending_on_sigterm
+from rankscope.collector.demo.running_collector import RunningCollector, running_collector
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.run_end_words import FAILURE
 from rankscope.collector.selftest.cases import CASES, CPU_PRESSURE, FIRST_STEP, RANK, RANKS, Case, Verdict, judge
@@ -114,9 +115,9 @@ def run_selftest(kinds: Sequence[str], out: TextIO) -> SelftestReport:
     out.write(describe_load(load, cores))
     out.flush()
     results: list[Result] = []
-    with ending_on_sigterm(), running_collector() as (endpoint, url):
+    with ending_on_sigterm(), running_collector() as collector:
         for kind in kinds:
-            results.append(_try_kind(kind, CASES[kind], endpoint, url))
+            results.append(_try_kind(kind, CASES[kind], collector))
             out.write(f"{describe(results[-1])}\n")
             out.flush()
     kinds_found = tuple(map(build_report, results))
@@ -205,17 +206,17 @@ def describe_expected(case: Case) -> str:
     return f"a {case.kind} with the cause {case.cause} about rank {RANK} alone{words}"
 
 
-def _try_kind(kind: str, case: Case, endpoint: str, url: str) -> Result:
+def _try_kind(kind: str, case: Case, collector: RunningCollector) -> Result:
     run, begin_s = f"selftest-{kind}", time.monotonic()
     verdict, took_s, others = Verdict("", 0, is_right=False), 0.0, OtherWork()
-    with tempfile.TemporaryFile() as output, _training(case.order(kind), run, endpoint, output) as training:
+    with tempfile.TemporaryFile() as output, _training(case.order(kind), run, collector, output) as training:
         while not verdict.is_right and took_s < DEADLINE_S:
             with suppress(subprocess.TimeoutExpired):
                 training.wait(POLL_S)
                 time.sleep(POLL_S)  # it has ended: the sidecar's notice of that may still come
             others.update()
             took_s = time.monotonic() - begin_s
-            snapshot = read_run(url, run)
+            snapshot = collector.read_run(run)
             if snapshot is not None:
                 verdict = judge(case, snapshot)
             elif training.poll() is not None and verdict.last_step is None:
@@ -227,15 +228,17 @@ def _try_kind(kind: str, case: Case, endpoint: str, url: str) -> Result:
 
 
 @contextmanager
-def _training(fault: str, run: str, endpoint: str, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+def _training(
+    fault: str, run: str, collector: RunningCollector, output: IO[bytes]
+) -> Iterator["subprocess.Popen[bytes]"]:
     script = Path(__file__).with_name("train.py")
     command = build_child_command(
         sys.executable, "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
         "-m", "rankscope.agent", str(script),
     )  # fmt: skip
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
-    environment = {**foreign, **AGENT_ENVIRONMENT}
-    environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": run, "RANKSCOPE_FAULT": fault}
+    environment = {**foreign, **AGENT_ENVIRONMENT, **collector.agents}
+    environment |= {"RANKSCOPE_RUN": run, "RANKSCOPE_FAULT": fault}
     child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603
     try:
         yield child

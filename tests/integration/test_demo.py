@@ -2,13 +2,18 @@
 
 import json
 import re
+import stat
+import urllib.error
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
+from rankscope.collector.demo.running_collector import RunningCollector, running_collector
 from tests.integration.faults import IS_SOAK
+from tests.integration.serving import wait_for
 from tests.integration.torchrun import Ended, python, run
 
 STEPS, SLOW_FROM = 84, 40
@@ -49,6 +54,25 @@ def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def demo(*arguments: str) -> Ended:
     return run(python("-m", "rankscope.collector", "demo", *arguments))
+
+
+def test_collector_of_a_demo_lets_nobody_else_in() -> None:
+    with running_collector() as collector:
+        files = [Path(collector.agents[name]) for name in ("RANKSCOPE_KEY_FILE", "RANKSCOPE_COLLECTOR_KEY_FILE")]
+        assert [stat.S_IMODE(file.stat().st_mode) for file in (*files, files[0].parent)] == [0o600, 0o600, 0o700]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            RunningCollector(collector.url, "another-token-of-22-ch", {}).read("/metrics")
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(collector.agents["RANKSCOPE_COLLECTOR"])
+            wait_for(lambda: find_refusal(collector), lambda: collector.read("/metrics").decode())
+    assert not files[0].parent.exists()
+
+
+def find_refusal(collector: RunningCollector) -> str | None:
+    """The counter of refused peers, once it has counted one."""
+    text = collector.read("/metrics").decode()
+    found = re.search(r'rankscope_peers_refused_total\{reason="(no_keys|broken_handshake)"\} [1-9]', text)
+    return found[0] if found else None
 
 
 def test_result_has_these_keys_and_no_others(shown: Shown) -> None:
@@ -106,7 +130,7 @@ def test_first_line_announces_training_and_duration(shown: Shown) -> None:
 def test_live_table_is_followed_by_summary_and_verdict(shown: Shown) -> None:
     stdout, result = shown.ended.stdout, shown.result
     assert len(re.findall(r"^ rank +steps +step ms ", stdout, re.MULTILINE)) > 3
-    assert re.search(r"^live page: http://127\.0\.0\.1:\d+/$", stdout, re.MULTILINE)
+    assert re.search(r"^live page: http://127\.0\.0\.1:\d+/\?token=[\w-]{22}$", stdout, re.MULTILINE)
     words = stdout.rstrip().splitlines()
     begin = max(number for number, line in enumerate(words) if line.startswith(f"run demo: 4 ranks, {STEPS} steps"))
     summary, ended, speed, goodput, *_, verdict, samples = words[begin:]

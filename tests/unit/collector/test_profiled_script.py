@@ -39,7 +39,8 @@ def test_schedule_captures_the_steps_after_the_skipped_ones(skip: int, steps: in
 
 def test_agent_has_no_complaint_about_its_settings() -> None:
     around = {"RANKSCOPE_COLLECTOR": "tcp://elsewhere:1", "RANKSCOPE_KEY_FILE": "/none", "RANKSCOPE": "1", "HOME": "/h"}
-    environment = build_environment({**around, "RANKSCOPE_DEBUG": "1"}, SCRIPT, Path("/traces"), ENDPOINT)
+    agents = {"RANKSCOPE_COLLECTOR": ENDPOINT}
+    environment = build_environment({**around, "RANKSCOPE_DEBUG": "1"}, SCRIPT, Path("/traces"), agents)
     config, is_usable, mistakes, _ = read_launch_config(environment, {})
     assert (is_usable, mistakes) == (True, ())
     assert (config.collector, config.key_file, config.capture_folder) == (ENDPOINT, "", "/traces")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.demo.run import SLOW_STEP_S, DemoOptions, describe, read_run
+from rankscope.collector.demo.run import SLOW_STEP_S, DemoOptions, describe
+from rankscope.collector.demo.running_collector import RunningCollector
 
 TRAIN = Path(__file__).parents[4] / "collector" / "demo" / "train.py"
 
@@ -39,4 +40,5 @@ def test_slow_step_is_as_long_as_the_script_makes_it() -> None:
 
 def test_collector_that_is_too_busy_to_answer_ends_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert read_run(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05) is None
+        collector = RunningCollector(f"http://127.0.0.1:{silent.getsockname()[1]}", "token", {})
+        assert collector.read_run("demo", timeout_s=0.05) is None
