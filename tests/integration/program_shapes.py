@@ -92,6 +92,7 @@ SHAPES = (
     Shape("eventlet-late", what="eventlet, patched amid training", needs="eventlet", says="is measured no further",
           compares_stderr=False),
     Shape("notebook", ("notebook_kernel.py",), "an ipykernel, by its client", needs="ipykernel"),
+    Shape("ray", what="Ray Train's local mode (no workers)", needs="ray"),
     Shape("launcher", ("-m", "rankscope.agent", *MAIN), "`-m rankscope.agent`"),
     Shape("restart", (SCRIPT, "restart"), "a restart by torchrun", ("--max-restarts", "1"), is_torchrun=True,
           compares_stderr=False),

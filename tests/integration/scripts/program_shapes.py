@@ -212,6 +212,11 @@ def under_a_profiler() -> None:
     Path(f"{folder}.json").unlink()
 
 
+def in_ray() -> None:
+    train, of_torch = importlib.import_module("ray.train"), importlib.import_module("ray.train.torch")
+    of_torch.TorchTrainer(main, scaling_config=train.ScalingConfig(num_workers=0)).fit()
+
+
 def restarted() -> None:
     dist.init_process_group("gloo")
     Training().train()
@@ -242,6 +247,7 @@ SHAPES: dict[str, Callable[[], None]] = {
     "ctrl-c": by_ctrl_c,
     "twice": twice,
     "profiler": under_a_profiler,
+    "ray": in_ray,
     "restart": restarted,
 }
 
