@@ -12,10 +12,12 @@ from collections.abc import Callable
 from types import TracebackType
 
 from rankscope.agent.captures.stacks import find_raised_line
-from rankscope.agent.guard import describe
+from rankscope.agent.guard import describe, explain, is_of_script, log_line
 from rankscope.agent.reporting.builder import ScriptEnd
 
 DETAIL_LENGTH_MAX = 512
+TRIES = 2
+"""Tries to record an error: a signal handler of the script may raise amid the first."""
 BEFORE_CHILDREN = 100
 """Priority of a finalizer that runs before those without priority, and before child processes are joined."""
 
@@ -42,17 +44,35 @@ class ScriptExit:
         status = code if isinstance(code, int) else int(code is not None)
         self.end = ScriptEnd("failed" if status else "finished", "SystemExit" if status else "", status)
 
-    def note_error(self, error: BaseException) -> None:
-        """Record that the script ended by an uncaught exception. Do nothing in a forked child."""
-        if os.getpid() == self._pid:
-            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.end = ScriptEnd(reason, describe(error)[:DETAIL_LENGTH_MAX], 1, find_raised_line(error))
+    def note_error(self, error: BaseException) -> BaseException | None:
+        """Record that the script ended by an uncaught exception. Do nothing in a forked child. Return what a signal
+        handler of the script has raised meanwhile, as torch's does when a worker of a DataLoader was killed.
+        """
+        if os.getpid() != self._pid:
+            return None
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        held: BaseException | None = None
+        for _ in range(TRIES):
+            try:
+                self.end = ScriptEnd(reason, describe(error)[:DETAIL_LENGTH_MAX], 1)
+                self.end = ScriptEnd(reason, self.end.detail, 1, find_raised_line(error))
+            except BaseException as raised:  # noqa: BLE001 - the script has ended, by its own error
+                if not is_of_script(raised):
+                    log_line(f"the line of the error is not known ({explain('script_exit', raised)})")
+                    break
+                held = raised
+            else:
+                break
+        return held
 
     def _note_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        held: BaseException | None = None
         try:
-            self.note_error(error)
-        finally:  # also where a signal handler of the script raises
+            held = self.note_error(error)
+        finally:
             self._previous_excepthook(kind, error, trace)
+        if held is not None:
+            self._previous_excepthook(type(held), held, held.__traceback__)
 
 
 def stop_with_process(script_exit: ScriptExit, stop: Callable[[], None]) -> None:
@@ -63,12 +83,14 @@ def stop_with_process(script_exit: ScriptExit, stop: Callable[[], None]) -> None
 
 def _stop(script_exit: ScriptExit, stop: Callable[[], None]) -> None:
     error = sys.exc_info()[1]
-    if isinstance(error, SystemExit):
-        # torch's spawn passes the exception to the parent and exits with 1.
-        if error.code and error.__context__ is not None:
-            script_exit.note_error(error.__context__)
-        else:
-            script_exit.note_exit(error.code)
-    elif error is not None:
-        script_exit.note_error(error)
-    stop()
+    try:
+        if isinstance(error, SystemExit):
+            # torch's spawn passes the exception to the parent and exits with 1.
+            if error.code and error.__context__ is not None:
+                script_exit.note_error(error.__context__)
+            else:
+                script_exit.note_exit(error.code)
+        elif error is not None:
+            script_exit.note_error(error)
+    finally:  # also where a signal handler of the script raises
+        stop()

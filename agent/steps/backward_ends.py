@@ -56,7 +56,11 @@ class BackwardEnds:
 
     def is_recording(self) -> bool:
         """Return whether a window is open, and nothing of ours has failed."""
-        return not self._is_off and self._find_recording()
+        try:
+            return not self._is_off and self._find_recording()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._switch_off(error)
+            return False
 
     def begin(self, arguments: Sequence[Any], keywords: dict[str, Any]) -> WatchedBackward:
         """Watch the backward that is about to be called with these arguments, as torch.autograd.backward has them."""
@@ -67,7 +71,7 @@ class BackwardEnds:
             node = find_node(arguments, keywords)
             if self._callbacks.find_obstacle(node) is None:
                 watched.handle = node.register_prehook(partial(self.on_first_node, watched))
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+        except Exception as error:  # noqa: BLE001 - as above
             self._switch_off(error)
         self.spent_ns += self._read_clock_ns() - begin_ns
         return watched

@@ -232,8 +232,10 @@ class TorchHooks:
             if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
                 buffer.flush_inline()
             is_inside, buffer.in_backward = buffer.in_backward, True
-            watched = watch.begin(args, kwargs) if watch is not None and watch.is_due and not is_inside else None
+            watched = None
             try:
+                if watch is not None and watch.is_due and not is_inside:
+                    watched = watch.begin(args, kwargs)
                 return original(*args, **kwargs)
             finally:
                 buffer.in_backward = is_inside

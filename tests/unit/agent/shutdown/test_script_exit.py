@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from rankscope.agent.reporting.builder import ScriptEnd
+from rankscope.agent.shutdown import script_exit as module
 from rankscope.agent.shutdown.script_exit import ScriptExit, _stop
+from tests.unit.agent.interruptions import interrupt_each_line
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,44 @@ def test_uncaught_exception_fails_the_script(monkeypatch: pytest.MonkeyPatch) ->
     assert passed_on == [(ValueError, error, None)]
     sys.excepthook(ValueError, error, None)
     assert len(passed_on) == 2, "the previous hook is there again"
+
+
+def test_error_is_recorded_and_shown_though_a_signal_handler_raises_amid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ValueError("no data")
+    shown: list[BaseException] = []
+
+    def make() -> ScriptExit:
+        shown.clear()
+        monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: shown.append(error))
+        script_exit = ScriptExit()
+        script_exit.install()
+        return script_exit
+
+    came_out_at = 0
+
+    def check(script_exit: ScriptExit, came_out: BaseException | None) -> None:
+        nonlocal came_out_at
+        if came_out is not None:  # around the calls of the hook: Python then shows both itself
+            came_out_at += 1
+            return
+        assert script_exit.end == ScriptEnd("failed", "ValueError: no data", 1)
+        assert [type(one) for one in shown] == [ValueError, KeyboardInterrupt]
+
+    lines = interrupt_each_line(make, lambda _made: sys.excepthook(ValueError, error, None), check)
+    assert came_out_at < lines / 2
+
+
+def test_error_of_ours_in_finding_the_line_costs_the_line_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_error: BaseException) -> str:
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr(module, "find_raised_line", fail)
+    script_exit = ScriptExit()
+    assert script_exit.note_error(ValueError("no data")) is None
+    assert script_exit.end == ScriptEnd("failed", "ValueError: no data", 1)
+    assert "rankscope: the line of the error is not known (RuntimeError: of ours" in capsys.readouterr().err
 
 
 def test_excepthook_of_the_script_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
