@@ -15,6 +15,8 @@ from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
 
 GLOO: Final = "gloo"
+UNDEFINED: Final = "undefined"
+"""What torch notes as the backend of a group that was made without one."""
 DESCRIPTION_LENGTH_MAX: Final = 128
 """Characters of a process group's description that are kept."""
 
@@ -220,7 +222,13 @@ class ProcessGroups:
         ranks = tuple(sorted(int(rank) for rank in c10d.get_process_group_ranks(group)))
         description = str(getattr(group, "group_desc", ""))[:DESCRIPTION_LENGTH_MAX] or "group"
         label = group_label(description, ranks, self._world_size)
-        return GroupInfo(label=label, description=description, ranks=ranks, backend=str(world.pg_map[group][0]))
+        return GroupInfo(label=label, description=description, ranks=ranks, backend=_find_backend(group, world))
+
+
+def _find_backend(group: Any, world: Any) -> str:
+    """Return the backend of a group; where the script has named none, those that torch has chosen by device."""
+    named = str(world.pg_map[group][0])
+    return named if named != UNDEFINED else str(world.pg_backend_config.get(group, named))
 
 
 def _distinguish(group: GroupInfo, taken: Collection[str]) -> GroupInfo:

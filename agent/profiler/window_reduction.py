@@ -3,7 +3,8 @@
 Runs on the agent thread. A light window is reduced here; a full one is read here (`window_reading.py`) and broken down
 in a process of its own (`reduction_process.py`), so that its results come a little later.
 
-Of a collective on the host that part counts as exposed in which nothing shows that the training thread was at work:
+Of a collective of a group on the host that part counts as exposed in which nothing shows that the training thread was
+at work:
 
     [max(start of c, latest start of any collective, or end of a backward's own work, before the end of c), end of c)
 
@@ -34,7 +35,7 @@ from rankscope.agent.profiler.synchronisations import LineSamples
 from rankscope.agent.profiler.window_reading import HostRange, read_window
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.agent.steps.host_transfers import WaitedTransfer
-from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
+from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes, is_on_host
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.window_columns import WindowColumns
 
@@ -450,7 +451,7 @@ def _to_record(
         duration_ns=found.duration_ns,
         sequence=sequence,
         bytes=size_bytes,
-        exposed_ns=end_ns - since_ns,
+        exposed_ns=end_ns - since_ns if is_on_host(group.backend) else None,
     )
 
 

@@ -283,6 +283,15 @@ def test_the_whole_world_is_a_group_of_everybody() -> None:
     assert (group.label, group.ranks, group.backend) == ("default_pg", (0, 1, 2, 3), "fake")
 
 
+def test_group_without_a_named_backend_has_those_that_torch_has_chosen() -> None:
+    dist.init_process_group(store=c10d.HashStore(), rank=0, world_size=1)
+    try:
+        (group,) = ProcessGroups(1).read().values()
+        assert "cpu:gloo" in group.backend.split(",")
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.usefixtures("world_of_four")
 def test_group_label_has_description_and_members() -> None:
     dist.new_group([2, 0], group_desc="mesh_dp")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, UNRECORDED_NUMBERS_FROM, FlightEntry
 from rankscope.agent.profiler.reduction_process import ReductionProcesses
@@ -185,6 +186,11 @@ def test_collective_is_exposed_from_the_last_start_before_its_end() -> None:
 def test_collective_is_not_exposed_before_the_backward_has_done_its_own_work() -> None:
     world = World(groups={"0": WORLD}, backward_ends=[5_380])
     assert find_exposed_ns(world) == [5_400 - 5_380, 5_500 - 5_400, 200]
+
+
+def test_group_that_is_not_on_the_host_alone_has_no_exposed_part() -> None:
+    world = World(groups={"0": structs.replace(WORLD, backend="cpu:gloo,cuda:nccl")}, backward_ends=[5_380])
+    assert find_exposed_ns(world) == [None] * 3
 
 
 def test_end_of_another_backward_says_nothing_of_a_later_collective() -> None:
