@@ -86,7 +86,7 @@ def _find_waited_in(waits_ns: Floats, phases_ns: Mapping[str, Floats]) -> tuple[
     chosen = [some for count in range(1, WAITED_IN_MAX + 1) for some in itertools.combinations(tried, count)]
     left_ns = {some: _variation(np.sum([phases_ns[name] for name in some], axis=0) - waits_ns) for some in chosen}
     best = min(left_ns, key=lambda some: left_ns[some], default=())
-    return best if best and left_ns[best] <= UNEXPLAINED_MAX * _variation(waits_ns) else ()
+    return best if best and left_ns[best] < UNEXPLAINED_MAX * _variation(waits_ns) else ()
 
 
 def _variation(ns: Floats) -> float:
