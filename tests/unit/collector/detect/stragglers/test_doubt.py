@@ -18,7 +18,7 @@ def view(own_ms: Floats | None = None, step_ms: Floats | None = None, *long_step
     """A run of two ranks; `long_steps`: the step, its owner and its excess in ms."""
     own_ms = np.full((STEPS, 2), STEP_MS - 1.0) if own_ms is None else own_ms
     step_ms = np.full((STEPS, 2), STEP_MS) if step_ms is None else step_ms
-    found = view_of(series_of(own_ms, step_ms=step_ms))
+    found = view_of(series_of(own_ms.tolist(), step_ms=step_ms.tolist()))
     seen = tuple(LongStep(step, owner, "", MS * ms, 0.0, 0.0, MS * STEP_MS) for step, owner, ms in long_steps)
     total_ns = MS * float(step_ms.max(axis=1).sum()) + sum(one.excess_ns for one in seen)
     return replace(found, long_steps=LongStepsSeen(seen, total_ns))
