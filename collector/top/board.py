@@ -20,16 +20,20 @@ _Value = Callable[[RankLine], float | None]
 ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "s": ("slowdown", lambda rank: rank.slowdown_ratio),
     "t": ("step time", lambda rank: rank.step_ns_median),
-    "o": ("self time", lambda rank: rank.self_ns_median),
+    "o": ("own time", lambda rank: rank.self_ns_median),
     "w": ("caused wait", lambda rank: rank.wait_caused_ns_median),
     "d": ("data", lambda rank: rank.phases_ns_median.get("data")),
+    "a": ("forward", lambda rank: rank.phases_ns_median.get("forward")),
+    "b": ("backward", lambda rank: rank.phases_ns_median.get("backward")),
     "e": ("exposed communication", lambda rank: rank.ratios.get("exposed_communication")),
     "i": ("idle device", lambda rank: rank.ratios.get("idle")),
     "m": ("MFU", lambda rank: rank.mfu_ratio),
-    "u": ("GPU utilisation", lambda rank: None if rank.gpu is None else rank.gpu.utilization_ratio),
+    "u": ("GPU utilization", lambda rank: None if rank.gpu is None else rank.gpu.utilization_ratio),
     "r": ("rank", None),
 }
-"""Sort keys, with the name and the value of each: largest first, by rank the smallest; unknown values last."""
+"""Sort keys, with the name and the value of each order of `runs/rank_orders.py`: largest first, by rank the smallest;
+unknown values last.
+"""
 
 
 class NodeLine(NamedTuple):

@@ -1,6 +1,6 @@
 // Two charts: time shares over time, and one rank between its peers. Each draws and returns what Readout asks for.
 
-import { roomFor, writeBefore, writeEnds } from "./axes.js";
+import { roomFor, writeEnds, writeLevels } from "./axes.js";
 import { colour, clock, number, percent, span } from "./dom.js";
 
 const BELOW = 20;
@@ -115,8 +115,7 @@ export const drawPeers = (pen, width, height, recent) => {
   const ends = [recent.steps[0], recent.steps.at(-1)].map((step) => `step ${number(step)}`);
   writeEnds(pen, ends, left, width, height - 5);
   pen.fillRect(left, height - BELOW, width - left, 1);
-  writeBefore(pen, span(most), left - 4, 11);
-  writeBefore(pen, "0", left - 4, height - BELOW);
+  writeLevels(pen, most, left, width, 0, height - BELOW);
   return { places: recent.steps.map((_, column) => place(column)), read: (column) => readPeers(recent, column) };
 };
 

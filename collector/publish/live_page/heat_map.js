@@ -138,6 +138,13 @@ export class HeatMap {
     this.draw();
   }
 
+  /** Return when a step ended, in seconds since 1970; null where the columns do not say. */
+  wallOf(step) {
+    const columns = this.map?.columns ?? [];
+    if (!columns.length || columns[0].step === null || columns[0].step > step) return null;
+    return columns.find((one) => one.step >= step && one.end_wall_s !== null)?.end_wall_s ?? null;
+  }
+
   /** Show the ranks whose number is from `first` to `last`; all of them when there is none. */
   setView(first, last) {
     const rows = this.map?.ranks.flatMap((rank, row) => (rank >= first && rank <= last ? [row] : [])) ?? [];
