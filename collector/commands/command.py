@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from rankscope.measure.settings import Settings, find_settings
@@ -29,18 +29,48 @@ class Command(Protocol):
         ...
 
 
+class _HelpAll(argparse.Action):
+    """Print the help with what the short one leaves out."""
+
+    def __init__(self, *, full: Mapping[argparse.Action, str], **known: Any) -> None:
+        super().__init__(nargs=0, **known)
+        self._full = full
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        for option, text in self._full.items():
+            option.help = text
+        parser.print_help()
+        parser.exit()
+
+
 def add_settings(
-    parser: argparse.ArgumentParser, kind: type[Settings], groups: Mapping[str, Sequence[str]] | None = None
+    parser: argparse.ArgumentParser,
+    kind: type[Settings],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    first: Collection[str] = (),
 ) -> None:
-    """Add an option for each setting of `kind`: under the title in `groups` that lists its key, else under the last."""
+    """Add an option for each setting of `kind`: under the title in `groups` that lists its key, else under the last.
+    Where some are `first`, `--help` has those only, each with the first sentence of its meaning, and `--help-all` all.
+    """
     titled = [(parser.add_argument_group(title), keys) for title, keys in (groups or {}).items()]
     last = titled[-1][0] if titled else parser
+    full: dict[argparse.Action, str] = {}
     for key, default, known in find_settings(kind):
         shown = f" [{default}]" if default != "" else ""
         text = f"{known.meaning}{shown}".replace("%", "%%")  # argparse formats it with %
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}  # `--insecure`
         place = next((group for group, keys in titled if key in keys), last)
-        place.add_argument(f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text, **switch)
+        option = place.add_argument(
+            f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text, **switch
+        )
+        if first:
+            full[option] = text
+            short = f"{known.meaning.partition('. ')[0].removesuffix('.')}{shown}".replace("%", "%%")
+            option.help = short if key in first else argparse.SUPPRESS
+    if first:
+        parser.add_argument(
+            "--help-all", action=_HelpAll, full=full, help="show every setting, with all of its meaning"
+        )
 
 
 def read_overrides(options: argparse.Namespace, kind: type[Settings]) -> dict[str, str]:

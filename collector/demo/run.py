@@ -49,9 +49,14 @@ START_S = 15.0
 STEP_CORE_S = 0.0375
 """CPU time of a step of one rank: four ranks on two cores need 75 ms."""
 
+COLLECTOR_ENVIRONMENT = {
+    # A demo lasts a minute: what is found is shown half a second earlier.
+    "RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.5",
+    "RANKSCOPE_SERVE_CONSTANT_CLOCK_PING_S": "1",
+}
 AGENT_ENVIRONMENT = {
     # A demo lasts a minute: windows are frequent enough to be seen, at a cost too high for real training.
-    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
+    "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.5",
     "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "2",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.1",
     "RANKSCOPE_REPORT_INTERVAL_S": "0.5",
@@ -165,9 +170,11 @@ def running_collector() -> Iterator[tuple[str, str]]:
     command = build_child_command(
         sys.executable, "rankscope.collector", "serve", "--announce",
         "--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-        "--tick-s", "0.5", "--clock-ping-s", "1",
     )  # fmt: skip
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
+    environment = {**os.environ, **COLLECTOR_ENVIRONMENT}
+    child = subprocess.Popen(  # noqa: S603
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         announced = json.loads(_first_line(child.stdout))
         yield announced["endpoint"], announced["metrics_url"].removesuffix("/metrics")

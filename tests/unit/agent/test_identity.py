@@ -106,7 +106,7 @@ def test_a_child_is_no_rank_and_starts_no_agent() -> None:
 
 
 def test_child_keeps_other_variables() -> None:
-    environment = {"PATH": "/bin", "RANKSCOPE_SERVE_TICK_S": "0.5"}
+    environment = {"PATH": "/bin", "RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.5"}
     assert drop_rank_variables(environment) == environment
 
 

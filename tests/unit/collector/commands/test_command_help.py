@@ -86,11 +86,21 @@ def test_verbose_prints_the_traceback_of_an_error(capsys: pytest.CaptureFixture[
 
 
 def test_serve_has_its_settings_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    text = read_help(capsys, "serve")
+    text = read_help(capsys, "serve", "--help-all")
     titles = [line.removesuffix(":") for line in text.splitlines() if line.removesuffix(":") in SERVE_GROUPS]
     assert titles == list(SERVE_GROUPS)
     assert text.index("\naddresses:") < text.index("  --listen VALUE") < text.index("\naccess (")
     assert text.index("\nlimits and intervals:") < text.index("  --runs-max VALUE")
+
+
+def test_help_of_serve_fits_on_two_screens_and_says_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = read_help(capsys, "serve")
+    assert len(text.splitlines()) < 80
+    assert "--help-all" in text
+    every = read_help(capsys, "serve", "--help-all")
+    hidden = [key for key, _, _ in find_settings(CollectorConfig) if f"--{key.replace('_', '-')} " not in text]
+    assert len(hidden) > 10
+    assert all(f"--{key.replace('_', '-')} " in every for key in hidden)
 
 
 def test_every_key_of_a_group_is_a_setting() -> None:
@@ -99,6 +109,6 @@ def test_every_key_of_a_group_is_a_setting() -> None:
     assert set(grouped) <= {key for key, _, _ in find_settings(CollectorConfig)}
 
 
-@pytest.mark.parametrize("option", ["--announce", "--embedded", "--parent-pid", "--fresh-keys", "--no-summary"])
+@pytest.mark.parametrize("option", ["--announce", "--embedded", "--parent-pid", "--fresh-keys"])
 def test_help_of_serve_hides_options_for_programs(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert option not in read_help(capsys, "serve")
