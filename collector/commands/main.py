@@ -45,9 +45,7 @@ Watch a distributed PyTorch training rank by rank: who is slow, since when, and 
 example:
   RANKSCOPE=1 torchrun --nproc-per-node 8 train.py      # train with the agent in every rank
   rankscope top                                         # watch the ranks from another terminal"""
-ISSUES_URL: Final = "https://rankscope.example.com"
-"""The project's address in pyproject.toml."""
-EPILOG: Final = f"Report a problem at {ISSUES_URL}, with what `rankscope doctor` prints."
+EPILOG: Final = "A report of a problem needs what `rankscope doctor` prints."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,7 +36,14 @@ def test_every_setting_a_document_names_exists(path: Path) -> None:
     keys = {f"RANKSCOPE_{key.upper()}" for key, _, _ in find_settings(AgentConfig)}
     keys |= {f"RANKSCOPE_SERVE_{key.upper()}" for key, _, _ in find_settings(CollectorConfig)}
     keys |= {f"RANKSCOPE_{key.upper()}" for key, _, _ in find_settings(ClientConfig)}
-    keys |= {"RANKSCOPE_CONFIG", "RANKSCOPE_SERVE_CONFIG", "RANKSCOPE_CLIENT_CONFIG", DEBUG_VARIABLE}
+    keys |= {
+        "RANKSCOPE_CONSTANT_NAME",
+        "RANKSCOPE_SERVE_CONSTANT_NAME",
+        "RANKSCOPE_CONFIG",
+        "RANKSCOPE_SERVE_CONFIG",
+        "RANKSCOPE_CLIENT_CONFIG",
+        DEBUG_VARIABLE,
+    }
     named = set(re.findall(r"\bRANKSCOPE_[A-Z_]+\b", path.read_text(encoding="utf-8")))
     assert named - keys == set()
 

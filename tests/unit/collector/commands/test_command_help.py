@@ -1,20 +1,12 @@
 """Help, examples and group options of the commands."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from rankscope.collector.commands.command import Command
-from rankscope.collector.commands.main import COMMANDS, ISSUES_URL, build_parser, main
+from rankscope.collector.commands.main import COMMANDS, EPILOG, build_parser, main
 from rankscope.collector.commands.serve import SERVE_GROUPS
 from rankscope.collector.config import CollectorConfig
 from rankscope.measure.settings import find_settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 EACH_COMMAND = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 EXAMPLES = [line for command in COMMANDS for line in command.example.splitlines()]
@@ -33,7 +25,7 @@ def test_help_has_description_example_and_address(command: Command, capsys: pyte
     description, _, rest = text.partition("\nexample")
     assert description.rstrip().endswith(f"{command.summary[1:]}.")
     assert f"  rankscope {command.name}" in rest
-    assert rest.index(f"  rankscope {command.name}") < rest.index("\noptions:") < rest.index(ISSUES_URL)
+    assert rest.index(f"  rankscope {command.name}") < rest.index("\noptions:") < rest.index(EPILOG)
 
 
 def test_help_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,11 +37,6 @@ def test_help_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture
 def test_names_of_commands_are_unique() -> None:
     names = [command.name for command in COMMANDS]
     assert len(set(names)) == len(names) == 20
-
-
-def test_issues_url_is_the_projects_address() -> None:
-    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
-    assert project["urls"]["Source"] == ISSUES_URL
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
