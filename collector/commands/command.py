@@ -79,6 +79,18 @@ def read_overrides(options: argparse.Namespace, kind: type[Settings]) -> dict[st
     return {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
 
 
+def add_run(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add an optional run, which `read_run` returns. `--run RUN` is accepted as well."""
+    parser.add_argument("run_named", nargs="?", default=None, metavar="RUN", help=text)
+    parser.add_argument("--run", default=None, help=argparse.SUPPRESS)
+
+
+def read_run(options: argparse.Namespace) -> str | None:
+    """Return the run that is named; None where none is."""
+    named: str | None = options.run_named or options.run
+    return named
+
+
 def announce(addresses: Mapping[str, object]) -> None:
     """Print the addresses as one line of JSON for the program that started this one, and nothing after it."""
     print(json.dumps(addresses), flush=True)

@@ -53,7 +53,7 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
             "--fail-above", type=float, default=None, metavar="RATIO",
             help=f"exit with {SLOWER} where a step of B took more than RATIO times as long, beyond its noise",
         )  # fmt: skip
-        parser.add_argument("--anyway", action="store_true", help="compare also where the work was not equal")
+        parser.add_argument("--force", action="store_true", help="compare also where the work was not equal")
         parser.add_argument("--json", action="store_true", help="print it as JSON")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
 
@@ -61,7 +61,7 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
         """Print the comparison and return 0, or 3. Raises SettingError, and UnavailableError for unequal work."""
         _check_limits(options)
         a, b, notes = _read_sides(options)
-        found = compare_read(a, b, margin=options.margin, compares_unequal=options.anyway, notes=notes)
+        found = compare_read(a, b, margin=options.margin, compares_unequal=options.force, notes=notes)
         if options.html is not None:
             write_output(options.html, "--html", render_comparison_page(found).encode())
         if options.json:

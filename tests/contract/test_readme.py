@@ -8,7 +8,7 @@ import pytest
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import DEBUG_VARIABLE
 from rankscope.collector.client_config import ClientConfig
-from rankscope.collector.commands.main import main
+from rankscope.collector.commands.main import COMMANDS, main
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.publish.metrics.catalog import CATALOG
 from rankscope.measure.settings import find_settings
@@ -70,3 +70,14 @@ def test_every_command_the_readme_shows_is_one() -> None:
         with pytest.raises(SystemExit) as end:
             main([command, "--help"])
         assert end.value.code == 0
+
+
+def test_page_of_commands_has_each_once() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    table = text.partition("## What is the same")[0]
+    shown = [
+        name
+        for row in re.findall(r"^\| [^|]*\| (`[^|]*`) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(shown) == sorted(command.name for command in COMMANDS)

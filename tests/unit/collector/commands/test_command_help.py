@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.commands.command import Command
+from rankscope.collector.commands.command import Command, read_run
 from rankscope.collector.commands.main import COMMANDS, EPILOG, build_parser, main
 from rankscope.collector.commands.serve import SERVE_GROUPS
 from rankscope.collector.config import CollectorConfig
@@ -99,3 +99,20 @@ def test_every_key_of_a_group_is_a_setting() -> None:
 @pytest.mark.parametrize("option", ["--announce", "--embedded", "--parent-pid", "--fresh-keys"])
 def test_help_of_serve_hides_options_for_programs(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert option not in read_help(capsys, "serve")
+
+
+def test_bare_command_lists_all_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    places = [text.index(f"\n{title}:\n") for title in ("watch", "investigate", "run", "check")]
+    assert places == sorted(places)
+    assert all(f"\n  {command.name} " in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("words", [["bert"], ["--run", "bert"]])
+@pytest.mark.parametrize("name", ["status", "top", "incidents"])
+def test_run_is_the_first_word(name: str, words: list[str]) -> None:
+    assert read_run(build_parser().parse_args([name, *words])) == "bert"
+    assert read_run(build_parser().parse_args([name])) is None

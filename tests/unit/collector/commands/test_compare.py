@@ -83,8 +83,8 @@ def test_chosen_baseline_is_named(store: Path, capsys: pytest.CaptureFixture[str
 
 def test_unequal_work_is_refused_unless_asked_for(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(store, OLD, "wide") == 1
-    assert "work was not equal: A has 2 ranks and B 4. --anyway compares them." in capsys.readouterr().err
-    assert compare(store, OLD, "wide", "--anyway") == 0
+    assert "work was not equal: A has 2 ranks and B 4. --force compares them." in capsys.readouterr().err
+    assert compare(store, OLD, "wide", "--force") == 0
     assert "The work was not equal: A has 2 ranks and B 4." in capsys.readouterr().out
 
 
