@@ -112,8 +112,8 @@ class AgentConfig(Settings):
     run: str = setting(
         "",
         Setting(
-            "Name of the run, which is the label `run` of its metrics. Empty: TORCHELASTIC_RUN_ID, else a name made of "
-            "the host and MASTER_PORT or the process id.",
+            "Name of the run, which is the label `run` of its metrics. Empty: TORCHELASTIC_RUN_ID, after the name of "
+            "the script where that is a UUID, else a name made of the host and MASTER_PORT or the process id.",
             length_max=128,
         ),
     )

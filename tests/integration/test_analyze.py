@@ -199,7 +199,7 @@ def test_output_that_would_cost_a_trace_or_another_output_is_refused(tmp_path: P
     assert trace.read_bytes() == WHOLE
     ended = rankscope("analyze", trace, "--json", tmp_path / "out", "--html", tmp_path / "out")
     assert ended.returncode == 2
-    assert "--json and --html are both" in ended.stderr
+    assert "--json-file and --html are both" in ended.stderr
 
 
 # -- a bucket ---------------------------------------------------------------------------------------------------------
