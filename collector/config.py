@@ -572,7 +572,7 @@ class CollectorConfig(Settings):
         False,
         Setting(
             "Order a capture of 3 steps when an incident opens that names a slow rank: of that rank, its healthiest "
-            "peer and a neighbour on its node. At most one for an incident, and 4 a day for a run. It needs a `store`."
+            "peer and a neighbor on its node. At most one for an incident, and 4 a day for a run. It needs a `store`."
         ),
     )
     capture_kept_s: float = setting(

@@ -29,7 +29,7 @@ class Analyze:
     """Print tables and advice for profiler traces, and write them as JSON or as a page."""
 
     name = "analyze"
-    summary = "analyse profiler traces rank by rank, and compare the ranks"
+    summary = "analyze profiler traces rank by rank, and compare the ranks"
     example = (
         "rankscope analyze traces/ --html analysis.html      first: rankscope analyze traces/ --list\n"
         "rankscope analyze new/ --against old/               why a step takes longer or shorter"

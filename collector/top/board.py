@@ -95,7 +95,7 @@ class Board(NamedTuple):
 
 def group_by_node(ranks: Sequence[RankLine]) -> list[NodeLine]:
     """Return a line for each node of these ranks. Of the node `worst` has the slowest rank's number, slowdown, bars and
-    reason, the largest step and self time, and of the GPUs the mean utilisation, the fullest memory, the power of all,
+    reason, the largest step and self time, and of the GPUs the mean utilization, the fullest memory, the power of all,
     the highest temperature and the lowest clock; unknown ones are left out.
     """
     nodes: dict[str, list[RankLine]] = {}

@@ -161,7 +161,7 @@ def _draw_slowdown(ratio: float | None) -> Line:
 
 
 def codes_of(ratio: float) -> tuple[str, ...]:
-    """Return the colours of a slowdown."""
+    """Return the colors of a slowdown."""
     if ratio >= VERY_SLOW_RATIO:
         return BOLD, RED
     return (YELLOW,) if ratio >= SLOW_RATIO else ()

@@ -1,6 +1,6 @@
 // The texts beside a drawing. Their room is measured: what a canvas paints outside of itself is cut without a word.
 
-import { colour, span } from "./dom.js";
+import { color, span } from "./dom.js";
 
 const LEFT_MIN = 62; // so that most charts begin at the same place
 const BESIDE = 6; // from a text to the drawing
@@ -19,7 +19,7 @@ export const writeBefore = (pen, text, right, y) => {
 
 /** Write texts at both ends of a line; the first one only where it does not meet the other. */
 export const writeEnds = (pen, [first, last], left, right, y) => {
-  pen.fillStyle = colour("faint");
+  pen.fillStyle = color("faint");
   writeBefore(pen, last, right, y);
   const [wide, wideLast] = [first, last].map((text) => pen.measureText(text).width);
   if (left + wide + GAP <= right - wideLast) pen.fillText(first, left, y);
@@ -39,9 +39,9 @@ export const levelsUpTo = (most) => {
 export const writeLevels = (pen, mostNs, left, right, top, bottom) => {
   for (const level of levelsUpTo(mostNs)) {
     const y = bottom - (level / mostNs) * (bottom - top);
-    pen.fillStyle = colour("line");
+    pen.fillStyle = color("line");
     if (level) pen.fillRect(left, y, right - left, 1);
-    pen.fillStyle = colour("faint");
+    pen.fillStyle = color("faint");
     writeBefore(pen, level ? span(level) : "0", left - 4, level ? Math.max(y + 4, top + 4) : bottom);
   }
 };

@@ -103,8 +103,8 @@ const setCell = (line, column, content, right) => {
   }
 };
 
-/** Return the current colour of a custom property of the page, light or dark. */
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+/** Return the current color of a custom property of the page, light or dark. */
+export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 /** Resize a canvas to its size on the page and return a pen whose unit is a CSS pixel. */
 export const prepare = (canvas) => {

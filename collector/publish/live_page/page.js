@@ -356,11 +356,11 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", readAddress);
 aimLinks({ showRanks: showInHeatMap });
-// Redraw a canvas when it appears and when its size or the colours of the page change.
+// Redraw a canvas when it appears and when its size or the colors of the page change.
 const resized = new ResizeObserver((entries) => entries.forEach((entry) => drawn[entry.target.id]()));
 for (const name of Object.keys(drawn)) resized.observe(at(name));
 dark.addEventListener("change", () => {
-  heat.recolour();
+  heat.recolor();
   for (const draw of Object.values(drawn)) draw();
 });
 takeTokenFromAddress();

@@ -1,7 +1,7 @@
 // Step time over time, with what happened: findings, restarts, checkpoints, captures, the end of the run.
 
 import { roomFor, writeEnds, writeLevels } from "./axes.js";
-import { at, clock, colour, dateAndClock, element, number, say, span } from "./dom.js";
+import { at, clock, color, dateAndClock, element, number, say, span } from "./dom.js";
 import { nameRanks } from "./found_ranks.js";
 
 const BELOW = 20;
@@ -112,7 +112,7 @@ const readPoint = ({ wallS, ns, longestNs, first, last }) => {
 };
 
 const drawLine = (pen, points, toX, toY, name, wide) => {
-  Object.assign(pen, { strokeStyle: colour(name), fillStyle: colour(name), lineWidth: wide });
+  Object.assign(pen, { strokeStyle: color(name), fillStyle: color(name), lineWidth: wide });
   pen.beginPath();
   points.forEach((point, place) => {
     const isNew = place === 0 || point.attempt !== points[place - 1].attempt;
@@ -126,7 +126,7 @@ const drawLine = (pen, points, toX, toY, name, wide) => {
 const drawEvents = (pen, events, toX, height) => {
   for (const { kind, wallS } of events) {
     const x = toX({ wallS });
-    pen.fillStyle = pen.strokeStyle = colour(`event-${kind}`);
+    pen.fillStyle = pen.strokeStyle = color(`event-${kind}`);
     if (kind !== "checkpoint") pen.fillRect(x - 0.5, TOP - 2, 1, height - BELOW - TOP + 2); // they are many
     pen.beginPath();
     pen.moveTo(x - 5, 2);
@@ -145,7 +145,7 @@ const drawAxes = (pen, left, width, height, most, begin, end) => {
 /** Draw points and those of the events that lie between them; returns what Readout asks for. */
 export const drawSteps = (pen, width, height, points, events) => {
   if (!points.length) {
-    pen.fillStyle = colour("faint");
+    pen.fillStyle = color("faint");
     pen.fillText("No data yet.", 0, 20);
     return null;
   }
