@@ -81,3 +81,16 @@ def test_page_of_commands_has_each_once() -> None:
         for name in re.findall(r"`(\w+)`", row)
     ]
     assert sorted(shown) == sorted(command.name for command in COMMANDS)
+
+
+def test_number_of_alerts_is_that_of_the_rules() -> None:
+    rules = (ROOT / "deploy" / "prometheus" / "rules" / "alerts.yml").read_text(encoding="utf-8")
+    count = len(set(re.findall(r"^ +- alert: (\w+)", rules, re.MULTILINE)))
+    assert f"{count} alerts with runbooks" in README.read_text(encoding="utf-8")
+    assert f"{count} alerts" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_number_of_settings_is_that_of_the_files() -> None:
+    files = (ROOT / "configs").glob("*.toml")
+    count = sum(len(re.findall(r"^\w+ = ", file.read_text(encoding="utf-8"), re.MULTILINE)) for file in files)
+    assert f"{count} settings in `configs/`" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
