@@ -13,9 +13,9 @@
         attend(queries)
     rankscope.step()                       # end of a step; otherwise steps are detected
     rankscope.throughput()                 # steps, samples and tokens per second of this rank
-    rankscope.report()                     # on rank 0 what the collector has found: slowdown, goodput, MFU, findings
+    rankscope.status()                     # on rank 0 what the collector has found: slowdown, goodput, MFU, findings
     rankscope.capture(steps=3)             # a trace of the next steps of this rank, into capture_folder
-    rankscope.stop()                       # not needed: runs at the end of the process
+    rankscope.stop()                       # not needed: runs at the end of the process, or of `with rankscope.start():`
 
 `rankscope.agent.integrations` has callbacks for PyTorch Lightning and Transformers that make these calls, and logs for
 W&B, MLflow and TensorBoard.
@@ -35,12 +35,43 @@ if TYPE_CHECKING:
     from rankscope.agent.steps.throughput import Throughput
 
 __all__ = [
-    "batch", "capture", "evaluation", "model_flops", "phase", "report", "scope", "start", "step", "stop", "throughput",
+    "batch", "capture", "evaluation", "model_flops", "phase", "scope", "start", "status", "step", "stop", "throughput",
 ]  # fmt: skip
 
 
-def start() -> bool:
-    """Start to measure this process. Return whether it is measured; a second call changes nothing.
+def __getattr__(name: str) -> str:
+    """Return the version as `__version__`, which torch's import of this file does not need."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rankscope.measure import __version__  # noqa: PLC0415
+
+    return __version__
+
+
+class Started:
+    """What `start()` returns: true where the process is measured. As a context manager it ends that."""
+
+    def __init__(self, *, is_measured: bool) -> None:
+        self._is_measured = is_measured
+
+    def __bool__(self) -> bool:
+        """Return whether the process is measured."""
+        return self._is_measured
+
+    def __enter__(self) -> "Started":  # noqa: PYI034 - typing.Self is Python 3.11
+        """Return it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        """Stop measuring; an exception inside passes through."""
+        stop()
+
+
+def start() -> Started:
+    """Start to measure this process. What it returns is true where the process is measured; a second call changes
+    nothing. `with rankscope.start():` also stops at the end of the block.
 
     Where no launcher has set RANK, call it after init_process_group, which determines the rank. Called before, it
     measures the process as rank 0 of 1, and only warns when the group turns out to be larger.
@@ -50,7 +81,7 @@ def start() -> bool:
     """
     from rankscope.agent import launch  # noqa: PLC0415 - `python -m rankscope.agent` must stay cheap until torch is there
 
-    return launch.start()
+    return Started(is_measured=launch.start())
 
 
 def step(*, samples: int | None = None, tokens: int | None = None) -> None:
@@ -107,7 +138,7 @@ def throughput(last_steps: int | None = None) -> "Throughput | None":
     return None if launch.session is None else launch.session.calls.find_throughput(last_steps)
 
 
-def report() -> "RunReport":
+def status() -> "RunReport":
     """Return on rank 0 what the collector has found about the run so far, as a dict, from its last summary.
 
     The collector sends one about every 10 s. This reads the last one, in 10 us, with eight findings in 150 us, on any
@@ -145,6 +176,14 @@ def stop() -> None:
         launch.session.stop("stopped")
 
 
+def _to_name(name: object) -> str:
+    """Return the name of a phase, whatever the script gives: no call raises."""
+    try:
+        return str(name)
+    except Exception:  # noqa: BLE001 - objects of the user may fail in any way
+        return type(name).__name__
+
+
 class phase:  # noqa: N801 - a context manager used like a keyword, as contextlib.suppress is
     """Context manager that charges the time inside to a phase of the current step: `with phase("checkpoint"):`.
 
@@ -153,7 +192,7 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
     """
 
     def __init__(self, name: str) -> None:
-        self._name = str(name)
+        self._name = _to_name(name)
 
     def __enter__(self) -> "phase":  # noqa: PYI034 - typing.Self is Python 3.11
         """Begin the phase."""

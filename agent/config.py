@@ -12,6 +12,7 @@ from rankscope.measure.settings import (
     Setting,
     Settings,
     Value,
+    constant,
     find_endpoint_problem,
     read,
     read_leniently,
@@ -111,8 +112,8 @@ class AgentConfig(Settings):
     run: str = setting(
         "",
         Setting(
-            "Name of the run, which is the label `run` of its metrics. Empty: TORCHELASTIC_RUN_ID, else a name made of "
-            "the host and MASTER_PORT or the process id.",
+            "Name of the run, which is the label `run` of its metrics. Empty: TORCHELASTIC_RUN_ID, after the name of "
+            "the script where that is a UUID, else a name made of the host and MASTER_PORT or the process id.",
             length_max=128,
         ),
     )
@@ -164,7 +165,8 @@ class AgentConfig(Settings):
             largest=1024 * _MIB,
         ),
     )
-    resend_reports_max: int = setting(
+    # More than an hour of reports of a second; `resend_bytes_max` is usually reached before.
+    resend_reports_max: int = constant(
         4096,
         Setting(
             "Largest number of reports kept in memory until the collector acknowledges them. Above it, the oldest are "
@@ -192,7 +194,8 @@ class AgentConfig(Settings):
             largest=16 * 1024 * _MIB,
         ),
     )
-    ring_steps_max: int = setting(
+    # In reports of a second, steps of 0.12 ms fill it.
+    ring_steps_max: int = constant(
         8192,
         Setting(
             "Largest number of steps kept between two reports. Above it, the oldest are overwritten and counted.",
@@ -216,7 +219,8 @@ class AgentConfig(Settings):
         True,
         Setting("Measure each collective operation in short profiler windows (light windows)."),
     )
-    collective_window_s: float = setting(
+    # It has the collectives of some steps; light windows cost in proportion to their length.
+    collective_window_s: float = constant(
         2.0,
         Setting(
             "Approximate length of a collective window. With many collectives in a step it lasts fewer steps.",
@@ -271,7 +275,8 @@ class AgentConfig(Settings):
             "the training thread's source line 100 times a second."
         ),
     )
-    full_window_steps: int = setting(
+    # The shortest that has a whole step between two boundaries.
+    full_window_steps: int = constant(
         2,
         Setting("Length of a full window.", unit="steps", smallest=1, largest=16),
     )
@@ -287,7 +292,8 @@ class AgentConfig(Settings):
             "only when overhead_ratio_max allows it."
         ),
     )
-    flops_interval_s: float = setting(
+    # The batch changes seldom, and such a window costs twice the CPU time: every hour or two is enough.
+    flops_interval_s: float = constant(
         300.0,
         Setting(
             "When the FLOPs of a step are counted again: once in this time if the batch has had another size for 16 "
@@ -307,7 +313,8 @@ class AgentConfig(Settings):
             largest=10_000,
         ),
     )
-    window_events_max: int = setting(
+    # It bounds the CPU time and the memory of the analysis.
+    window_events_max: int = constant(
         200_000,
         Setting(
             "Largest number of profiler events of a window that is analyzed. A window with more is skipped and "
@@ -391,7 +398,8 @@ class AgentConfig(Settings):
             largest=1.0,
         ),
     )
-    sample_interval_s: float = setting(
+    # Temperature, power and memory change slowly; what is faster is in their counters.
+    sample_interval_s: float = constant(
         2.0,
         Setting("Time between two samples of the process and of its GPU.", unit="seconds", smallest=0.5, largest=600),
     )
@@ -410,7 +418,8 @@ class AgentConfig(Settings):
         ),
     )
     gpu: bool = setting(True, Setting("Sample the GPU through NVML or amdsmi, if there is one."))
-    node_samples: bool = setting(
+    # One rank of a node reads some files of /proc and /sys, and the budget counts what that costs.
+    node_samples: bool = constant(
         True,
         Setting(
             "Read the counters of the machine, in one rank per node (that with local rank 0): InfiniBand and RoCE "
@@ -424,17 +433,6 @@ class AgentConfig(Settings):
             "the given one is not available.",
             smallest=0,
             largest=65_535,
-        ),
-    )
-    embedded_summary: bool = setting(
-        True,
-        Setting("Print a summary of the run in one line at its end, if rank 0 has started the collector."),
-    )
-    throughput_summary: bool = setting(
-        False,
-        Setting(
-            "Print the throughput of rank 0 at its end: steps, samples and tokens per second, and the share of time "
-            "spent waiting for data. The summary of the collector contains it in any case.",
         ),
     )
     stall_s: float = setting(
@@ -469,14 +467,8 @@ class AgentConfig(Settings):
             choices=(AUTO, OFF),
         ),
     )
-    crash_stacks: bool = setting(
-        True,
-        Setting(
-            "On a fatal signal (SIGSEGV, SIGABRT) write the Python stacks for the sidecar. If the script has enabled "
-            "faulthandler itself, its settings are kept."
-        ),
-    )
-    error_budget: int = setting(
+    # One error may be an accident of the script; twenty of one part are a fault of the part.
+    error_budget: int = constant(
         20,
         Setting(
             "Number of exceptions after which a part of the agent is switched off.",
@@ -485,7 +477,8 @@ class AgentConfig(Settings):
             largest=1_000_000,
         ),
     )
-    phases_max: int = setting(
+    # More names say nothing on a page, and the collector keeps 27 of a run.
+    phases_max: int = constant(
         16,
         Setting(
             "Largest number of user-defined phases. Time inside further ones is charged to the phase `other`. "

@@ -87,7 +87,7 @@ class ConnectThread:
             return rendezvous.find() if rendezvous.is_possible else None
         one_machine = self._environment.get("LOCAL_WORLD_SIZE", "1") == str(identity.world_size)
         embedded = self._embedded = EmbeddedCollector.start(
-            one_machine=one_machine, metrics_port=config.embedded_metrics_port, summary=config.embedded_summary
+            one_machine=one_machine, metrics_port=config.embedded_metrics_port
         )
         page, metrics, change = embedded.page_url, embedded.metrics_url, embedded.describe_port_change()
         log_line(f"watching run {identity.run!r}: live page {page}, metrics {metrics}{change}")

@@ -43,7 +43,7 @@ class EmbeddedCollector:
         """Its address on this machine; other machines use another host with the same port and keys."""
 
     @classmethod
-    def start(cls, *, one_machine: bool, metrics_port: int, summary: bool) -> "EmbeddedCollector":
+    def start(cls, *, one_machine: bool, metrics_port: int) -> "EmbeddedCollector":
         """Start it and wait until it listens. Raise UnavailableError with its output otherwise.
 
         It makes keys and a token for this run, and writes them to its stdout, a pipe. Also on one machine: other users
@@ -56,8 +56,6 @@ class EmbeddedCollector:
             "--listen", f"tcp://{host}:0",
             "--http-listen", f"127.0.0.1:{metrics_port}",
         )  # fmt: skip
-        if not summary:
-            command.append("--no-summary")
         # In a new session, so that Ctrl-C in the terminal ends the ranks but not the collector, which still receives
         # their last reports.
         child = subprocess.Popen(  # noqa: S603 - the agent's own program

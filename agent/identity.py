@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Final
 from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
 from rankscope.measure.machine import read_machine_id
 
+UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 USER_VARIABLES: Final = ("SLURM_JOB_USER", "LOGNAME", "USER")
 """The owner of the Slurm job, else the login name. The user database is not asked: on a cluster that may be a request
 to a directory server, which training would wait for.
@@ -33,7 +35,8 @@ def read_identity(
 ) -> RankIdentity:
     """Return the identity of this rank process; without a launcher it is rank 0 of 1.
 
-    `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID). If that is unset or torchrun's
+    `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID), with the script's name before it
+    where that is a UUID. If it is unset or torchrun's
     default `none`, the name is made from MASTER_ADDR (from `node` where that is localhost) and MASTER_PORT, so that
     concurrent runs differ. `node` is the configured name of the machine; empty means its host name. The user is left
     out unless `with_user`.
@@ -64,6 +67,16 @@ def name_script(arguments: Sequence[str]) -> str:
     """
     name = os.path.basename(arguments[0]) if arguments else ""
     return "" if name.startswith("-") else _to_label(name)
+
+
+def name_run(script: str, uuid: str) -> str:
+    """Return the name of a run that has only a UUID: the script before its first eight digits, which all ranks have.
+
+    >>> name_run("train.py", "6f0a9c1b-52d4-4b0e-9d3c-0f6e2b7a1c55")
+    'train-6f0a9c1b'
+    """
+    stem = os.path.splitext(script)[0]
+    return f"{stem}-{uuid[:8]}" if stem else uuid
 
 
 def read_script() -> str:
@@ -116,6 +129,8 @@ def is_this_machine(host: str) -> bool:
 
 def _launcher_run(environment: Mapping[str, str], node: str) -> str:
     launcher = environment.get("TORCHELASTIC_RUN_ID", "")
+    if UUID.fullmatch(launcher):  # of `torchrun --standalone`, which nobody has chosen
+        return name_run(read_script(), launcher)
     if launcher and launcher != "none":
         return launcher
     if "MASTER_PORT" in environment:

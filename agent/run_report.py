@@ -1,4 +1,4 @@
-"""Build what `rankscope.agent.report()` returns: the collector's last summary, and why parts of it are missing. Pure.
+"""Build what `rankscope.agent.status()` returns: the collector's last summary, and why parts of it are missing. Pure.
 
 The collector sends a summary to rank 0 about every 10 s on the connection of its reports. Nothing is asked for, so
 nothing waits for an answer.

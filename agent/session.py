@@ -16,14 +16,13 @@ from typing import Final
 from rankscope.agent.agent_thread import AgentThread
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.connect_thread import ConnectThread
-from rankscope.agent.guard import Guard, is_of_script, log_line
+from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.identity import read_identity, read_script, reads_machine
 from rankscope.agent.reporting.builder import ScriptEnd, build_hello
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.shutdown.script_exit import ScriptExit
 from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
-from rankscope.agent.steps.throughput import describe_throughput
 from rankscope.agent.steps.torch_hooks import torch_version
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.user_calls import UserCalls
@@ -105,7 +104,6 @@ class Session:
             return
         finish(self._guard, self._training.stop)
         finish(self._guard, self.script_exit.remove)
-        finish(self._guard, self._log_throughput)
         finish(self._guard, self._connecting.stop, is_wait=True)
         end = self.script_exit.end if reason is None else ScriptEnd(reason)
         finish(self._guard, lambda: self._reporter.stop(end))
@@ -141,18 +139,6 @@ class Session:
             fault="" if self._fault is None else self._fault.spec.describe(),
             script=read_script(),
         )
-
-    def _log_throughput(self) -> None:
-        identity = self.identity
-        if not self._config.throughput_summary or identity.rank != 0:
-            return
-        try:
-            meter = self._training.throughput
-            text = describe_throughput(meter, rank=identity.rank, world_size=identity.world_size)
-            if text:
-                log_line(text)
-        except Exception as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
-            self._guard.record("stop", error)
 
 
 def finish(guard: Guard, part: Callable[[], object], *, is_wait: bool = False) -> None:

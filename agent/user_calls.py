@@ -93,7 +93,7 @@ class UserCalls:
         return None
 
     def read_report(self) -> RunReport:
-        """Implement `rankscope.agent.report()`, on any thread."""
+        """Implement `rankscope.agent.status()`, on any thread."""
         try:
             return self._read_report()
         except Exception as error:

@@ -88,7 +88,6 @@ class Watchdog:
                 identity,
                 os.environ,
                 frozen_after_ns=frozen_ns,
-                crash_stacks=config.crash_stacks,
                 ras_address="" if config.nccl_ras == OFF else find_ras_address(os.environ),
                 reads_inspector=config.nccl_inspector != OFF,
             )

@@ -19,9 +19,10 @@ from bench.machine import RESULTS, describe_run
 from rankscope.collector.publish.api import heat_map
 from rankscope.collector.publish.api.live_snapshot import build_live_snapshot
 from rankscope.collector.publish.api.machine_views import list_machines
-from rankscope.collector.publish.api.rank_views import BY_SLOWDOWN, list_ranks, show_rank
+from rankscope.collector.publish.api.rank_views import list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import RunTimeBreakdown
 from rankscope.collector.publish.routes import GZIP_LEVEL
+from rankscope.collector.runs.rank_orders import BY_SLOWDOWN
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import starting_chromium
 from tests.integration.live_pages import LivePage

@@ -8,7 +8,7 @@ from typing import ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
 from rankscope.measure.errors import SettingError
-from rankscope.measure.settings import Ordered, Setting, Settings, Value, find_address_problem, read, setting
+from rankscope.measure.settings import Ordered, Setting, Settings, Value, constant, find_address_problem, read, setting
 
 _MIB = 1024 * 1024
 
@@ -74,12 +74,6 @@ class CollectorConfig(Settings):
     FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_SERVE_CONFIG"
     FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ("RANKSCOPE_SERVE_CONFIG",)
     RULES: ClassVar[tuple[Ordered, ...]] = (
-        Ordered(
-            "slowdown_close_ratio",
-            "slowdown_ratio_min",
-            "a finding that closes at the ratio where it opens would flicker.",
-            strictly=True,
-        ),
         Ordered("detect_steps_min", "detect_steps", "a verdict cannot require more steps than it uses."),
         Ordered("detect_steps", "steps_kept", "a verdict cannot use steps that are not kept."),
     )
@@ -161,7 +155,8 @@ class CollectorConfig(Settings):
             find_problem=find_url_problem,
         ),
     )
-    tick_s: float = setting(
+    # A report comes once a second: a shorter tick sees nothing new, a longer one delays each finding.
+    tick_s: float = constant(
         1.0,
         Setting(
             "Time between two ticks: detection passes, liveness checks and new snapshots for metrics and API.",
@@ -190,7 +185,8 @@ class CollectorConfig(Settings):
             largest=100_000_000,
         ),
     )
-    message_bytes_max: int = setting(
+    # No larger frame can be decoded.
+    message_bytes_max: int = constant(
         8 * _MIB,
         Setting(
             "Largest message accepted from an agent. Larger ones are refused; one of twice the size closes its "
@@ -250,11 +246,13 @@ class CollectorConfig(Settings):
             largest=30 * 86_400,
         ),
     )
-    steps_kept: int = setting(
+    # Eight times `detect_steps`: what was before a change, and reports that come late.
+    steps_kept: int = constant(
         256,
         Setting("Steps of each rank that are kept for comparison.", unit="steps", smallest=32, largest=4096),
     )
-    clock_ping_s: float = setting(
+    # Often enough to follow the drift of clocks; the frames are small beside reports of a second.
+    clock_ping_s: float = constant(
         5.0,
         Setting(
             "Time between two clock measurements with one agent.",
@@ -263,11 +261,13 @@ class CollectorConfig(Settings):
             largest=3600,
         ),
     )
-    detect_steps: int = setting(
+    # Fewer make a verdict of noise, more delay it; the score (bench/results/score.md) is of this value.
+    detect_steps: int = constant(
         32,
         Setting("How many of the last steps a verdict uses.", unit="steps", smallest=8, largest=256),
     )
-    detect_steps_min: int = setting(
+    # Of fewer steps chance makes a change; the score is of this value.
+    detect_steps_min: int = constant(
         12,
         Setting(
             "Steps that all compared ranks must have before there is a verdict.",
@@ -285,11 +285,8 @@ class CollectorConfig(Settings):
             largest=10,
         ),
     )
-    slowdown_close_ratio: float = setting(
-        1.025,
-        Setting("Ratio at which an open finding closes (hysteresis).", unit="ratio", smallest=1.0, largest=10),
-    )
-    robust_z_min: float = setting(
+    # At 3 healthy ranks are named (docs/detection.md).
+    robust_z_min: float = constant(
         5.0,
         Setting(
             "Minimum z-score called slow: the excess over the peer ranks, divided by the noise: the largest of the "
@@ -299,11 +296,13 @@ class CollectorConfig(Settings):
             largest=100,
         ),
     )
-    persistence_ratio: float = setting(
+    # Slower in seven of ten steps is steady; what is slow in fewer is judged as intermittent.
+    persistence_ratio: float = constant(
         0.7,
         Setting("Share of the `detect_steps` steps that must be slow.", unit="ratio", smallest=0.5, largest=1.0),
     )
-    link_slowdown_ratio_min: float = setting(
+    # Healthy groups on other switches and rings differ by a tenth to a fifth.
+    link_slowdown_ratio_min: float = constant(
         1.25,
         Setting(
             "Smallest effect called a slow link: the transfer time of a process group over that of similar groups, or "
@@ -313,7 +312,8 @@ class CollectorConfig(Settings):
             largest=10,
         ),
     )
-    imbalance_ratio_min: float = setting(
+    # One layer above a mean of seven is 1.14.
+    imbalance_ratio_min: float = constant(
         1.15,
         Setting(
             "Smallest effect called an imbalance: the compute excluding waits of ranks that do other work than the "
@@ -324,7 +324,8 @@ class CollectorConfig(Settings):
             largest=10,
         ),
     )
-    uneven_work_ratio_min: float = setting(
+    # A jitter of 0.02 costs 8 ranks 0.03 of the step and 1,024 ranks 0.06.
+    uneven_work_ratio_min: float = constant(
         0.1,
         Setting(
             "Smallest share of the step lost to work that varies between steps, with another rank the slowest in each. "
@@ -334,7 +335,8 @@ class CollectorConfig(Settings):
             largest=1,
         ),
     )
-    findings_max: int = setting(
+    # Nobody reads more of one run.
+    findings_max: int = constant(
         256,
         Setting("Most findings kept for one run.", unit="findings", smallest=1, largest=100_000),
     )
@@ -364,7 +366,8 @@ class CollectorConfig(Settings):
             largest=1024 * 1024 * _MIB,
         ),
     )
-    history_interval_s: float = setting(
+    # A row a minute of all ranks: 330 MB a day for 16,384 ranks.
+    history_interval_s: float = constant(
         60.0,
         Setting(
             "Interval for which the steps of each rank are aggregated into one row of the history. Aggregates over all "
@@ -374,7 +377,8 @@ class CollectorConfig(Settings):
             largest=86_400,
         ),
     )
-    incidents_max: int = setting(
+    # More than anybody reads; the one that was resolved first goes first.
+    incidents_max: int = constant(
         1000,
         Setting(
             "Most incidents kept; beyond it the one that was resolved first is forgotten.",
@@ -392,7 +396,8 @@ class CollectorConfig(Settings):
             largest=30 * 86_400,
         ),
     )
-    incident_escalate_s: float = setting(
+    # What is open for a day was overlooked.
+    incident_escalate_s: float = constant(
         86_400.0,
         Setting(
             "An incident rises by one severity after this time, and by another at ten times it.",
@@ -401,7 +406,8 @@ class CollectorConfig(Settings):
             largest=365 * 86_400,
         ),
     )
-    incident_escalate_rank_s: float = setting(
+    # Ten hours of one rank: worth looking at before the day is over.
+    incident_escalate_rank_s: float = constant(
         36_000.0,
         Setting(
             "An incident rises by one severity when it has cost this much time of all ranks together, and by another "
@@ -411,7 +417,8 @@ class CollectorConfig(Settings):
             largest=1e12,
         ),
     )
-    incident_restart_grace_s: float = setting(
+    # Ranks connect again within a minute, and a finding takes some windows.
+    incident_restart_grace_s: float = constant(
         600.0,
         Setting(
             "How long a restarted collector keeps an open incident whose finding has not been found again.",
@@ -450,7 +457,8 @@ class CollectorConfig(Settings):
             find_problem=_find_command_problem,
         ),
     )
-    notify_command_s_max: float = setting(
+    # A command hands the event on; one that takes longer hangs.
+    notify_command_s_max: float = constant(
         30.0,
         Setting(
             "Longest time of one such command; then all processes of its group are killed.",
@@ -532,11 +540,13 @@ class CollectorConfig(Settings):
             "Empty: that of OTEL_EXPORTER_OTLP_CERTIFICATE, else those that the system trusts."
         ),
     )
-    capture_ranks_max: int = setting(
+    # A capture shows how ranks differ; with more ranks it fills the store and shows no more.
+    capture_ranks_max: int = constant(
         64,
         Setting("Most ranks of one capture that is ordered.", unit="ranks", smallest=1, largest=1024),
     )
-    capture_bytes_max: int = setting(
+    # 16 MiB for each of 64 ranks.
+    capture_bytes_max: int = constant(
         1024 * _MIB,
         Setting(
             "Most bytes of one capture that is ordered, compressed, all its ranks together; each rank may have its "
@@ -546,8 +556,9 @@ class CollectorConfig(Settings):
             largest=1024 * 1024 * _MIB,
         ),
     )
-    capture_pause_s_max: float = setting(
-        2.0,
+    # The agent, which knows its training, has the limit of this name that counts; this is the most that it allows.
+    capture_pause_s_max: float = constant(
+        600.0,
         Setting(
             "Longest time for which a capture may be expected to stop the training of a rank. One that is expected to "
             "take longer is refused by the rank, unless it is forced. The agent has a limit of this name too; the "
@@ -561,7 +572,7 @@ class CollectorConfig(Settings):
         False,
         Setting(
             "Order a capture of 3 steps when an incident opens that names a slow rank: of that rank, its healthiest "
-            "peer and a neighbour on its node. At most one for an incident, and 4 a day for a run. It needs a `store`."
+            "peer and a neighbor on its node. At most one for an incident, and 4 a day for a run. It needs a `store`."
         ),
     )
     capture_kept_s: float = setting(
@@ -582,7 +593,8 @@ class CollectorConfig(Settings):
             largest=1024 * 1024 * _MIB,
         ),
     )
-    linger_s: float = setting(
+    # The last reports of the other ranks come within seconds.
+    linger_s: float = constant(
         5.0,
         Setting(
             "How long a collector started by rank 0 waits for the other ranks after rank 0 is gone.",
@@ -591,6 +603,15 @@ class CollectorConfig(Settings):
             largest=600,
         ),
     )
+
+    @property
+    def slowdown_close_ratio(self) -> float:
+        """Ratio at which an open finding closes: half of the smallest effect that opens, so that none flickers.
+
+        >>> CollectorConfig(slowdown_ratio_min=1.05).slowdown_close_ratio
+        1.025
+        """
+        return (1.0 + self.slowdown_ratio_min) / 2.0
 
     def count_measured_min(self, world_size: int) -> int:
         """Return how many measured steps of so many ranks are kept at least, `detect_steps` or more.

@@ -38,7 +38,7 @@ SETTINGS: Final = {
     "RANKSCOPE_DEVICE_TIMES": "false",
     "RANKSCOPE_SIDECAR": "false",
     "RANKSCOPE_GPU": "false",
-    "RANKSCOPE_NODE_SAMPLES": "false",
+    "RANKSCOPE_CONSTANT_NODE_SAMPLES": "false",
 }
 KEPT: Final = "RANKSCOPE_DEBUG"
 

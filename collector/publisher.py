@@ -51,7 +51,7 @@ from rankscope.collector.reports.run_report import report_as_json
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.settings import find_settings
+from rankscope.measure.settings import find_constants, find_settings
 
 LOG = logging.getLogger("rankscope.collector")
 
@@ -255,7 +255,9 @@ class PublisherProcess:
     """A publisher in a child process."""
 
     def __init__(self, connection: Connection, config: CollectorConfig, listener: HttpListener) -> None:
-        values = {key: getattr(config, key) for key, _, _ in find_settings(type(config))}
+        values = {
+            key: getattr(config, key) for key, _, _ in (*find_settings(type(config)), *find_constants(type(config)))
+        }
         levels = (logging.getLogger(name).getEffectiveLevel() for name in ("", "rankscope"))
         fds = connection.fileno(), listener.socket.fileno()
         settings = msgspec.json.encode(_Settings(values, listener.host, listener.token, *fds, *levels))

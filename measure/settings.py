@@ -5,6 +5,9 @@ value comes from the last of these that has one, and the object remembers which 
 
     default  <-  TOML file  <-  environment  <-  overrides of the caller
 
+What no user can judge is no setting but a constant (`constant`), with the reason for its value. It stands in no file
+and no help; tests change it by the variable PREFIX + CONSTANT_ + its name, for which nothing is promised.
+
 Nothing here opens a file or reads the environment: the caller passes the text and the mapping. A value that cannot be
 used raises SettingError, which names the key, the value, where it came from, the limit and the cure.
 """
@@ -89,6 +92,12 @@ def setting(default: T, known: Setting) -> T:
     return field
 
 
+def constant(default: T, known: Setting) -> T:
+    """Return a field of a `Settings` subclass that is no setting, and is checked as one."""
+    field: T = dataclasses.field(default=default, metadata={"constant": known})
+    return field
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """Base of every configuration. Checked on construction; raises SettingError.
@@ -109,7 +118,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every value by itself, then the rules between them."""
-        for key, default, known in find_settings(type(self)):
+        for key, default, known in (*find_settings(type(self)), *find_constants(type(self))):
             raw = getattr(self, key)
             value, problem = _check(raw, default, known)
             if problem is not None:
@@ -220,10 +229,19 @@ def document(config_class: type[Settings]) -> str:
 
 def find_settings(config_class: type[Settings]) -> Iterator[tuple[str, Value, Setting]]:
     """Yield each setting of a configuration in the order of its definition: key, default and description."""
+    return _find_fields(config_class, "setting")
+
+
+def find_constants(config_class: type[Settings]) -> Iterator[tuple[str, Value, Setting]]:
+    """Yield each constant of a configuration as `find_settings` does."""
+    return _find_fields(config_class, "constant")
+
+
+def _find_fields(config_class: type[Settings], kind: str) -> Iterator[tuple[str, Value, Setting]]:
     for field in dataclasses.fields(config_class):
-        known: Setting | None = field.metadata.get("setting")
+        known: Setting | None = field.metadata.get(kind)
         if known is not None:
-            default: Any = field.default  # `setting` gave it one
+            default: Any = field.default  # `setting` or `constant` gave it one
             yield field.name, default, known
 
 
@@ -278,21 +296,24 @@ class _Given(NamedTuple):
     key: str
     source: str
     raw: object
+    is_constant: bool = False
 
 
 def _combine(config_class: type[S], layers: list[_Given], mistakes: list[Mistake]) -> S:
     known = {key: (default, setting) for key, default, setting in find_settings(config_class)}
     names = {key: key for key in known}
+    constants = {key: (default, setting) for key, default, setting in find_constants(config_class)}
     values: dict[str, Any] = {}
     sources = dict.fromkeys(known, FROM_DEFAULT)
-    wrong: dict[str, list[Mistake]] = {key: [] for key in known}
+    wrong: dict[str, list[Mistake]] = {key: [] for key in (*known, *constants)}
     for given in layers:
-        if given.key not in known:
+        if given.key not in known and not given.is_constant:
             text = f"{_shorten(given.key)} is no setting ({given.source}). {_suggest(given.key, names)}"
             mistakes.append(Mistake(_find_nearest(given.key, names), text, is_unknown=True))
     for given in reversed(layers):
-        if given.key in known and given.key not in values:
-            value, problem = _check(given.raw, *known[given.key])
+        described = (constants if given.is_constant else known).get(given.key)
+        if described is not None and given.key not in values:
+            value, problem = _check(given.raw, *described)
             if problem is None:
                 values[given.key] = value
                 sources[given.key] = given.source
@@ -322,12 +343,15 @@ def _find_variables(
     """Yield each variable that is a setting. One with our prefix that is none is added to `mistakes`."""
     prefix = config_class.PREFIX
     names = {key: f"{prefix}{key.upper()}" for key, _, _ in find_settings(config_class)}
+    constants = {f"{prefix}CONSTANT_{key.upper()}": key for key, _, _ in find_constants(config_class)}
     for name in sorted(environment):
         if not name.startswith(prefix) or _is_foreign(name, environment[name], config_class.FOREIGN_VARIABLES):
             continue
         key = name[len(prefix) :].lower()
         if names.get(key) == name:
             yield _Given(key, f"from {name}", _Text(environment[name]))
+        elif name in constants:
+            yield _Given(constants[name], f"from {name}", _Text(environment[name]), is_constant=True)
         else:
             text = f"{_shorten(name)} is set in the environment and is no setting. {_suggest(key, names)}"
             mistakes.append(Mistake(_find_nearest(key, names), text, is_unknown=True))

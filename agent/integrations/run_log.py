@@ -50,7 +50,7 @@ class RunLog:
     def __init__(
         self,
         write: Callable[[LogEntry, int | None], object],
-        read_report: Callable[[], RunReport] = rankscope.report,
+        read_report: Callable[[], RunReport] = rankscope.status,
         read_clock_s: Callable[[], float] = time.monotonic,
         *,
         logger: str = "",

@@ -170,7 +170,7 @@ def _write(options: Namespace, report: Report) -> None:
         log_line(f"preflight: left out {name!a} of the hosts to exclude, which is no host name")
     text = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
     writing: tuple[tuple[str, Callable[[str], None]], ...] = (
-        (options.json, lambda path: write_whole(path, text)),
+        (options.json_file, lambda path: write_whole(path, text)),
         (options.exclude_file, lambda path: write_whole(path, "".join(f"{host}\n" for host in hosts))),
     )
     for path, write in writing:

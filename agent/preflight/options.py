@@ -13,7 +13,7 @@ example:
   torchrun --nnodes 4 --nproc-per-node 8 ... -m rankscope.preflight --exclude-file exclude.txt"""
 EPILOG: Final = """\
 exit status, of every rank: 0 no node was named, 1 a node or a link was named, 2 wrong usage, 3 nothing could be
-compared, or a rank did not answer. torchrun itself ends with 1 for each of 1 to 3: --json has which."""
+compared, or a rank did not answer. torchrun itself ends with 1 for each of 1 to 3: --json-file has which."""
 BUDGET_S: Final = 50.0
 BUDGET_S_MIN: Final = 2.0
 BUDGET_S_MAX: Final = 3600.0
@@ -38,7 +38,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         "--wait-s", type=_wait, default=WAIT_S, metavar="S",
         help=f"how long to wait for a rank that does not answer [{WAIT_S:g}]",
     )  # fmt: skip
-    parser.add_argument("--json", default="", metavar="FILE", help="write everything measured and concluded to it")
+    parser.add_argument("--json-file", default="", metavar="FILE", help="write everything measured and concluded to it")
     parser.add_argument(
         "--exclude-file", default="", metavar="FILE", help="write the hosts of the named nodes to it, one a line"
     )

@@ -81,8 +81,8 @@ EXIT_STATUS: dict[Status, int] = {"none_named": 0, "named": 1, "not_judged": 3, 
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pre-flight concluded; `--json` writes it, with the values of every rank. `past` says of how many nodes
-    there were enough earlier pre-flights, and where; empty where none were asked for.
+    """What a pre-flight concluded; `--json-file` writes it, with the values of every rank. `past` says of how many
+    nodes there were enough earlier pre-flights, and where; empty where none were asked for.
     """
 
     format: int = 1

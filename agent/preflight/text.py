@@ -89,7 +89,7 @@ def render(report: Report, checks: Sequence[Check]) -> str:
         lines.append(f"left out for lack of time (--budget-s): {', '.join(report.left_out)}")
     lines += [f"note: {to_line(note)}" for note in report.notes[:NOTES_SHOWN_MAX]]
     if len(report.notes) > NOTES_SHOWN_MAX:
-        lines.append(f"and {len(report.notes) - NOTES_SHOWN_MAX} other notes (--json)")
+        lines.append(f"and {len(report.notes) - NOTES_SHOWN_MAX} other notes (--json-file)")
     if report.past:
         lines.append(f"past: {to_line(report.past)}")
     return "\n".join([*lines, f"verdict: {report.sentence}"])
@@ -111,7 +111,7 @@ def _build_table(report: Report, checks: Sequence[Check]) -> list[str]:
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     others = len(shown) - NODES_SHOWN_MAX
-    return [*lines, *([f"and {others} other nodes (--json)"] if others > 0 else [])]
+    return [*lines, *([f"and {others} other nodes (--json-file)"] if others > 0 else [])]
 
 
 def _count(number: int, what: str) -> str:

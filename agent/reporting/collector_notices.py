@@ -64,7 +64,7 @@ class CollectorNotices:
         url = f" --url {self._page}" if self._page else ""
         run = shlex.quote(to_line(self._run))
         # Not `report`, which needs a collector with a store.
-        where = f"`rankscope status --run {run}{url}` shows how the run went{self._describe_place()}"
+        where = f"`rankscope status {run}{url}` shows how the run went{self._describe_place()}"
         if not delivered.unacknowledged:
             return f"run {self._run!r}: all {delivered.reports} reports of rank 0 were delivered; {where}"
         return (

@@ -53,12 +53,10 @@ class SidecarLink:
         environment: Mapping[str, str],
         *,
         frozen_after_ns: int,
-        crash_stacks: bool = True,
         ras_address: str = "",
         reads_inspector: bool = False,
     ) -> None:
         self._environment = environment
-        self._crash_stacks = crash_stacks
         self._descriptor = Descriptor(
             identity=identity,
             start_ticks=read_start_ticks(identity.pid),
@@ -91,8 +89,7 @@ class SidecarLink:
             self._is_descriptor_written = False  # it may have been updated meanwhile
             self._write_descriptor()
         self._starter.start_if_needed(self.folder)
-        if self._crash_stacks:
-            self._catch_crashes()
+        self._catch_crashes()
         self._open_server()
 
     def update(self, **fields: object) -> None:

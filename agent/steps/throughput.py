@@ -17,11 +17,10 @@ from itertools import islice
 import msgspec
 
 from rankscope.measure.records import StepRecord
-from rankscope.measure.units import format_duration, ns_to_s, s_to_ns
+from rankscope.measure.units import ns_to_s, s_to_ns
 
 RANGE_STEPS_MAX = 1000
 """The longest range of last steps that can be requested: 1000 rows of four numbers are about 100 kB."""
-SUMMARY_RANGE_STEPS = 100
 PENDING_MAX = 256
 """Steps that are collected before they are added up, 0.3 ms at a time, on the thread that adds the last of them."""
 
@@ -176,37 +175,3 @@ class _Sums(msgspec.Struct):
             samples_per_s=self.samples.to_spread(),
             tokens_per_s=self.tokens.to_spread(),
         )
-
-
-def describe_throughput(meter: ThroughputMeter, *, rank: int, world_size: int) -> str:
-    """Return the summary that a rank prints at its end; empty before the first step that counts."""
-    run, latest = meter.find(), meter.find(SUMMARY_RANGE_STEPS)
-    if run is None or latest is None:
-        return ""
-    head = (
-        f"throughput of rank {rank} of {world_size}: {run.steps:,} steps in {run.duration_s:,.1f} s, "
-        f"without the first {meter.warmup_steps}"
-    )
-    rows = [
-        ("", "average", "largest", "smallest", f"last {latest.steps}"),
-        _describe_cost("reader_cost", run.reader_cost_s, latest.reader_cost_s),
-        _describe_cost("batch_cost", run.batch_cost_s, latest.batch_cost_s),
-        ("reader_ratio", f"{run.reader_ratio:.2%}", "", "", f"{latest.reader_ratio:.2%}"),
-        *_describe_speed("steps/s", run.steps_per_s, latest.steps_per_s),
-        *_describe_speed("samples/s", run.samples_per_s, latest.samples_per_s),
-        *_describe_speed("tokens/s", run.tokens_per_s, latest.tokens_per_s),
-    ]
-    lines = [f"  {name:<12}" + "".join(f"{cell:>14}" for cell in cells) for name, *cells in rows]
-    return "\n".join([head, *(line.rstrip() for line in lines)])
-
-
-def _describe_cost(name: str, run: Spread, latest: Spread) -> tuple[str, ...]:
-    shown = (run.average, run.largest, run.smallest, latest.average)
-    return name, *(format_duration(s_to_ns(value)) for value in shown)
-
-
-def _describe_speed(name: str, run: Spread | None, latest: Spread | None) -> list[tuple[str, ...]]:
-    if run is None:
-        return []
-    shown = (run.average, run.largest, run.smallest, None if latest is None else latest.average)
-    return [(name, *("" if value is None else f"{value:,.2f}" for value in shown))]

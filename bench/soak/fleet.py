@@ -194,9 +194,8 @@ class Fleet:
                 "--key-file", str(self.key_folder / "collector.key"),
                 "--allowed-keys", str(self.key_folder / "allowed"),
                 "--ranks-max", str(ranks_max),
-                "--history-interval-s", "10",
             ),
-            {},
+            {"RANKSCOPE_SERVE_CONSTANT_HISTORY_INTERVAL_S": "10"},
         )  # fmt: skip
 
     def _begin_node(self, run: int, node: int) -> ChildProcess:

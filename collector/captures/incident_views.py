@@ -15,6 +15,7 @@ from rankscope.collector.captures.capture import Capture
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.suggestions import find_runbook
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.runs.finding_facts import FindingFacts, read_facts
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
 
@@ -34,12 +35,13 @@ class IncidentView(Incident, frozen=True, kw_only=True):
 class FindingView(Finding, frozen=True, kw_only=True):
     """A finding, and the ids of the captures about its incident that are kept, newest first. `incident` is the id of
     its incident, None where there is none yet, or it is no longer kept. `runbook` is the name of the page about it in
-    docs/runbooks, empty where there is none.
+    docs/runbooks, empty where there is none. `facts` are who, since when and what it costs, in a few words.
     """
 
     captures: tuple[str, ...] = ()
     incident: int | None = None
     runbook: str = ""
+    facts: FindingFacts = FindingFacts(headline="")
 
 
 class RunView(RunSnapshot, frozen=True, kw_only=True, gc=False):
@@ -74,13 +76,17 @@ class CaptureLinks:
         """Return incidents with their captures, and the history of their nodes."""
         return link_incidents(incidents, self._read_captures(), self._read_histories())
 
-    def of_findings(self, run_id: str, findings: Iterable[Finding]) -> tuple[FindingView, ...]:
+    def of_findings(self, run: RunSnapshot, findings: Iterable[Finding]) -> tuple[FindingView, ...]:
         """Return findings of a run with their captures; one without an incident has none."""
+        run_id = run.run_id
         captures = _CaptureIndex(one for one in self._read_captures() if one.run_id == run_id)
         incidents = [one for one in self._read_incidents() if one.run_id == run_id]
         # Incidents are oldest first: of two that have a number, the later one is that of the finding.
         by_number = {number: one for one in incidents for number in one.findings}
-        return tuple(_view_finding(one, by_number, captures) for one in findings)
+        return tuple(
+            _view_finding(one, by_number, captures, read_facts(one, run.world_size, _find_node(run, one)))
+            for one in findings
+        )
 
 
 NO_LINKS: Final = CaptureLinks(tuple, tuple)
@@ -109,8 +115,8 @@ def view_run(run: RunSnapshot, links: CaptureLinks) -> RunView:
     return _view(
         RunView,
         run,
-        open_findings=links.of_findings(run.run_id, run.open_findings),
-        findings=links.of_findings(run.run_id, run.findings),
+        open_findings=links.of_findings(run, run.open_findings),
+        findings=links.of_findings(run, run.findings),
     )
 
 
@@ -149,13 +155,23 @@ class _CaptureIndex:
         return tuple(self._captures[place].id for place in sorted(places) if is_about(self._captures[place], incident))
 
 
-def _view_finding(finding: Finding, by_number: Mapping[int, Incident], captures: _CaptureIndex) -> FindingView:
+def _find_node(run: RunSnapshot, finding: Finding) -> str:
+    """Return the node of the only rank of a finding; empty where it is not known."""
+    if len(finding.ranks) != 1 or finding.nodes:
+        return ""
+    return next((one.identity.node for one in run.ranks if one.identity.rank == finding.rank), "")
+
+
+def _view_finding(
+    finding: Finding, by_number: Mapping[int, Incident], captures: _CaptureIndex, facts: FindingFacts
+) -> FindingView:
     incident = by_number.get(finding.number)
     return FindingView(
         **_read_fields(finding),
         captures=() if incident is None else captures.find(incident),
         incident=None if incident is None else incident.id,
         runbook=find_runbook(finding.kind, finding.nodes),
+        facts=facts,
     )
 
 

@@ -61,7 +61,7 @@ class TraceAnalysis:
         self._folder = folder
         self._child_s_max = child_s_max
         self._environment = {**environment, **_ONE_THREAD}
-        self._waiting = [("analyze", [*paths, *tables, "--html", page, "--json", table])]
+        self._waiting = [("analyze", [*paths, *tables, "--html", page, "--json-file", table])]
         if len(paths) > 1:
             self._waiting.append(("merge", [*paths, "-o", str(folder / "merged.json.gz")]))
         self._child: subprocess.Popen[bytes] | None = None

@@ -29,7 +29,7 @@ class Analyze:
     """Print tables and advice for profiler traces, and write them as JSON or as a page."""
 
     name = "analyze"
-    summary = "analyse profiler traces rank by rank, and compare the ranks"
+    summary = "analyze profiler traces rank by rank, and compare the ranks"
     example = (
         "rankscope analyze traces/ --html analysis.html      first: rankscope analyze traces/ --list\n"
         "rankscope analyze new/ --against old/               why a step takes longer or shorter"
@@ -38,7 +38,7 @@ class Analyze:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces, the selection and the outputs."""
         parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace, a folder, a glob or a URL")
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file as JSON")
+        parser.add_argument("--json-file", type=Path, metavar="FILE", help="write everything to this file as JSON")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
         parser.add_argument(
             "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
@@ -53,7 +53,7 @@ class Analyze:
             help="compare the time of a step with that of these traces, part by part",
         )
         parser.add_argument(
-            "--any-world", action="store_true", help="with --against: compare also runs of other numbers of ranks"
+            "--force", action="store_true", help="with --against: compare also runs of other numbers of ranks"
         )
         add_communication_kernels(parser)
         _add_more_tables(parser)
@@ -83,8 +83,8 @@ class Analyze:
 
         if options.top < 1:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
-        if options.any_world and options.against is None:
-            raise SettingError("--any-world is given without --against; there is nothing to compare")
+        if options.force and options.against is None:
+            raise SettingError("--force is given without --against; there is nothing to compare")
         check_template(options.source_url)
         if options.source_url is not None and options.html is None:
             raise SettingError("--source-url is given without --html; only the page has links")
@@ -97,7 +97,7 @@ class Analyze:
                 report = analyze(
                     options.paths,
                     against=options.against,
-                    any_world=options.any_world,
+                    any_world=options.force,
                     steps=steps,
                     rank=options.rank,
                     cycle=options.cycle,
@@ -121,8 +121,10 @@ class Analyze:
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE
-        if options.json is not None:
-            write_output(options.json, "--json", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        if options.json_file is not None:
+            write_output(
+                options.json_file, "--json-file", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+            )
         if options.html is not None:
             write_output(options.html, "--html", render_page(report, options.top, options.source_url).encode())
         if options.memory_flow is not None:
@@ -135,7 +137,11 @@ class Analyze:
 def _check_outputs(options: argparse.Namespace) -> None:
     """Raise SettingError where one file is named for two outputs, UnavailableError where one cannot be written."""
     given: dict[Path, str] = {}
-    for path, option in (options.json, "--json"), (options.html, "--html"), (options.memory_flow, "--memory-flow"):
+    for path, option in (
+        (options.json_file, "--json-file"),
+        (options.html, "--html"),
+        (options.memory_flow, "--memory-flow"),
+    ):
         if path is None:
             continue
         check_output(path, option)

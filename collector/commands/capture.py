@@ -43,7 +43,7 @@ class OrderCapture:
     name = "capture"
     summary = "capture a trace of the same steps of several ranks of a running training"
     example = """\
-rankscope capture bert                     the slowest rank, its healthiest peer and a neighbour
+rankscope capture bert                     the slowest rank, its healthiest peer and a neighbor
 rankscope capture bert --ranks 3,7 --steps 5 --wait
 rankscope capture bert --ranks all --stacks -o traces"""
 
@@ -53,7 +53,7 @@ rankscope capture bert --ranks all --stacks -o traces"""
         parser.add_argument(
             "--ranks",
             default=SLOWEST,
-            help=f"rank numbers such as 3,7, or {AROUND}3 (rank 3, its healthiest peer, and a neighbour on its node), "
+            help=f"rank numbers such as 3,7, or {AROUND}3 (rank 3, its healthiest peer, and a neighbor on its node), "
             f"{SLOWEST} (the same around the slowest rank) or {ALL} [{SLOWEST}]",
         )
         parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps to record [{STEPS}]")

@@ -1,21 +1,29 @@
-"""`rankscope compare`: compare two runs of a store, or steps of one, and say whether B was slower than A."""
+"""`rankscope compare`: compare two runs, or steps of one, and say whether B was slower than A."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlencode
 
 import msgspec
 
+from rankscope.collector.client import add_url, fetch, find_collector
 from rankscope.collector.commands.analyze import write_output
 from rankscope.collector.comparison.baseline import find_baseline
-from rankscope.collector.comparison.compared_runs import check_margin, compare_read, note_baseline
+from rankscope.collector.comparison.compared_runs import ANYWAY, check_margin, compare_read, note_baseline
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
-from rankscope.collector.comparison.run_side import RunSide, parse_selections, read_side
+from rankscope.collector.comparison.run_side import (
+    RunSide,
+    Selection,
+    parse_selections,
+    read_side,
+    write_selection,
+)
 from rankscope.collector.reports.run_comparison_text import render_comparison, render_comparison_page
 from rankscope.collector.reports.terminal_colors import choose_colors
-from rankscope.measure.errors import SettingError
+from rankscope.measure.errors import SettingError, UnavailableError
 
 LAST_GOOD: Final = "last-good"
 SIDES: Final = 2
@@ -29,18 +37,22 @@ class Compare:
     name = "compare"
     summary = "compare the step times of two runs, or of two parts of a run"
     example = """\
+rankscope compare bert@20261125T103005Z bert               of a running collector
 rankscope compare bert@20261125T103005Z bert --store runs.db
 rankscope compare bert@steps 0:5000 bert@steps 5000: --store runs.db
 rankscope compare bert --baseline last-good --fail-above 1.05 --store runs.db      exits 3 if slower
 rankscope compare bert --baseline last-good --store runs.db --html compared.html"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add the two sides, the store, the limits and the form."""
+        """Add the two sides, where they are read, the limits and the form."""
         parser.add_argument(
             "runs", nargs="+", metavar="RUN",
             help="A and B: a run's name (the latest of that name) or id, or RUN@steps FIRST:END for some of its steps",
         )  # fmt: skip
-        parser.add_argument("--store", type=Path, required=True, metavar="FILE", help="the store of the collector")
+        add_url(parser)
+        parser.add_argument(
+            "--store", type=Path, default=None, metavar="FILE", help="read this store instead of asking a collector"
+        )
         parser.add_argument(
             "--baseline", choices=[LAST_GOOD], help="name B only, and compare it with the last good run of its name"
         )
@@ -53,15 +65,18 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
             "--fail-above", type=float, default=None, metavar="RATIO",
             help=f"exit with {SLOWER} where a step of B took more than RATIO times as long, beyond its noise",
         )  # fmt: skip
-        parser.add_argument("--anyway", action="store_true", help="compare also where the work was not equal")
+        parser.add_argument("--force", action="store_true", help="compare also where the work was not equal")
         parser.add_argument("--json", action="store_true", help="print it as JSON")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
 
     def run(self, options: argparse.Namespace) -> int:
         """Print the comparison and return 0, or 3. Raises SettingError, and UnavailableError for unequal work."""
         _check_limits(options)
-        a, b, notes = _read_sides(options)
-        found = compare_read(a, b, margin=options.margin, compares_unequal=options.anyway, notes=notes)
+        if options.store is None:
+            found = _ask_collector(options)
+        else:
+            a, b, notes = _read_sides(options, options.store)
+            found = compare_read(a, b, margin=options.margin, compares_unequal=options.force, notes=notes)
         if options.html is not None:
             write_output(options.html, "--html", render_comparison_page(found).encode())
         if options.json:
@@ -92,16 +107,35 @@ def _check_limits(options: argparse.Namespace) -> None:
         )
 
 
-def _read_sides(options: argparse.Namespace) -> tuple[RunSide, RunSide, tuple[str, ...]]:
-    """Return A, B, and notes on how A was chosen, none where it was named."""
+def _ask_collector(options: argparse.Namespace) -> RunComparison:
+    """Return the comparison that a collector makes of runs in its store."""
+    if options.baseline is not None:
+        raise SettingError("--baseline looks for a run in the store itself: name it with --store.")
+    a, b = (write_selection(one) for one in _name_both(options))
+    asked = {"a": a, "b": b, "margin": str(options.margin), **({"anyway": "yes"} if options.force else {})}
+    url, credentials = find_collector(options)
+    try:
+        return fetch(f"{url}/api/v1/compare?{urlencode(asked)}", RunComparison, credentials)
+    except UnavailableError as error:
+        raise UnavailableError(str(error).replace("anyway=yes", ANYWAY)) from error
+
+
+def _name_both(options: argparse.Namespace) -> tuple[Selection, Selection]:
     selections = parse_selections(options.runs)
+    if len(selections) != SIDES:
+        named = f"{len(selections)} run{'s' * (len(selections) != 1)}"
+        raise SettingError(f"{named} named; compare needs two, A and B, or B and --baseline {LAST_GOOD}.")
+    a, b = selections
+    return a, b
+
+
+def _read_sides(options: argparse.Namespace, store: Path) -> tuple[RunSide, RunSide, tuple[str, ...]]:
+    """Return A, B, and notes on how A was chosen, none where it was named."""
     if options.baseline is None:
-        if len(selections) != SIDES:
-            named = f"{len(selections)} run{'s' * (len(selections) != 1)}"
-            raise SettingError(f"{named} named; compare needs two, A and B, or B and --baseline {LAST_GOOD}.")
-        a, b = selections
-        return read_side(options.store, a), read_side(options.store, b), ()
+        a, b = _name_both(options)
+        return read_side(store, a), read_side(store, b), ()
+    selections = parse_selections(options.runs)
     if len(selections) != 1:
         raise SettingError(f"{len(selections)} runs named; with --baseline name B only.")
-    baseline = find_baseline(options.store, selections[0].run)
-    return baseline.side, read_side(options.store, selections[0]), note_baseline(baseline)
+    baseline = find_baseline(store, selections[0].run)
+    return baseline.side, read_side(store, selections[0]), note_baseline(baseline)

@@ -1,36 +1,49 @@
 """`rankscope demo`: train a small model on a few ranks, make one slow, and find it."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from rankscope.measure.errors import SettingError
+
+RANKS: Final = 4
+RANKS_OF_FEW_CORES: Final = 2
+"""Ranks that share a core wait for it, and the machine is what is found."""
 
 
 class Demo:
     """Train a small model on this machine beside a collector, with one rank slow on purpose."""
 
     name = "demo"
-    summary = "train a small model on four ranks, make one slow, and find it"
-    example = "rankscope demo --fault data --slow-rank 1"
+    summary = "train a small model on this machine, make one rank slow, and find it"
+    example = "rankscope demo --fault host --slow-rank 0"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the size of the training and its fault."""
-        parser.add_argument("--ranks", type=int, default=4, help="number of ranks [4]")
+        parser.add_argument("--ranks", type=int, default=None, help="number of ranks [4, or 2 on fewer than 4 cores]")
         parser.add_argument("--steps", type=int, default=160, help="number of steps to train [160]")
         parser.add_argument(
-            "--fault", default="host", choices=("none", "compute", "data", "host"), help="what slows the rank [host]"
+            "--fault", default="data", choices=("none", "compute", "data", "host"), help="what slows the rank [data]"
         )
-        parser.add_argument("--slow-rank", type=int, default=2, help="the rank that becomes slow [2]")
+        parser.add_argument("--slow-rank", type=int, default=None, help="the rank that becomes slow [the last]")
         parser.add_argument(
             "--slow-from", type=int, default=60, metavar="STEP", help="its first slow step, from 0 [60]"
         )
-        parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the result to this file")
+        parser.add_argument(
+            "--json-file", type=Path, default=None, metavar="FILE", help="write the result to this file"
+        )
 
     def run(self, options: argparse.Namespace) -> int:
         """Run the demo and return 0 when it trained to its end. Raises SettingError for a number out of range."""
-        from rankscope.collector.demo.run import DemoOptions, run_demo  # noqa: PLC0415 - no other command needs it
+        from rankscope.collector.demo.run import run_demo  # noqa: PLC0415 - no other command needs it
+        from rankscope.collector.demo.screen import DemoOptions  # noqa: PLC0415
 
+        if options.ranks is None:
+            options.ranks = RANKS if len(os.sched_getaffinity(0)) >= RANKS else RANKS_OF_FEW_CORES
+        if options.slow_rank is None:
+            options.slow_rank = max(0, options.ranks - 1)
         for name, value, smallest, largest in (
             ("--ranks", options.ranks, 1, 64),
             ("--steps", options.steps, 1, 1_000_000),
@@ -47,7 +60,7 @@ class Demo:
                 fault=options.fault,
                 slow_rank=options.slow_rank,
                 slow_from=options.slow_from,
-                json_path=options.json,
+                json_path=options.json_file,
             ),
             sys.stdout,
         )

@@ -15,6 +15,7 @@ from rankscope.collector.captures.capture import Capture, find_captures_folder
 from rankscope.collector.captures.incident_views import IncidentView, link_incidents
 from rankscope.collector.captures.store import read_kept
 from rankscope.collector.client import ANONYMOUS, Credentials, add_url, fetch, find_collector
+from rankscope.collector.commands.command import add_run, read_run
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.kept_nodes import read_histories
 from rankscope.collector.incidents.store import read_store
@@ -43,12 +44,12 @@ class Incidents:
     summary = "list incidents, the open ones first"
     example = """\
 rankscope incidents --open                 those that are open now
-rankscope incidents --run bert --store runs.db --json"""
+rankscope incidents bert --store runs.db --json"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the address or the store, and the filters."""
         add_url(parser)
-        parser.add_argument("--run", default=None, help="only those of this run")
+        add_run(parser, "only those of this run")
         parser.add_argument("--open", action="store_true", help="only those that are open")
         parser.add_argument(
             "--json", action="store_true", help="print them as JSON, with their evidence and all changes"
@@ -72,7 +73,7 @@ rankscope incidents --run bert --store runs.db --json"""
 
 def _ask_collector(options: argparse.Namespace) -> _Found:
     url, credentials = find_collector(options)
-    found = fetch_incidents(url, credentials, run=options.run, only_open=options.open)
+    found = fetch_incidents(url, credentials, run=read_run(options), only_open=options.open)
     captures: Sequence[Capture] = ()
     if not options.json and any(one.captures for one in found):
         captures = fetch(f"{url}{CAPTURES_PATH}", CaptureList, credentials).captures
@@ -80,7 +81,7 @@ def _ask_collector(options: argparse.Namespace) -> _Found:
 
 
 def _read_folder(options: argparse.Namespace) -> _Found:
-    found = _filter(read_store(options.store).incidents, run=options.run, only_open=options.open)
+    found = _filter(read_store(options.store).incidents, run=read_run(options), only_open=options.open)
     folder = find_captures_folder(options.store)
     captures = [one.capture for one in reversed(read_kept(folder, _say_unreadable))]
     linked = link_incidents(found, captures, read_histories(options.store))

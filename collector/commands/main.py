@@ -6,7 +6,7 @@ import errno
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankscope.collector.commands.analyze import Analyze
@@ -33,11 +33,14 @@ from rankscope.collector.commands.view import View
 from rankscope.measure import __version__
 from rankscope.measure.errors import RankscopeError, SettingError
 
-COMMANDS: Final[Sequence[Command]] = (
-    Serve(), RelayReports(), Top(), Status(), Incidents(), OrderCapture(), Nodes(), Notify(), Keys(), Report(),
-    Compare(), Analyze(), Profile(), Memory(), Merge(), View(), Doctor(), Files(), Demo(), Selftest(),
-)  # fmt: skip
-"""All commands, in the order of `rankscope --help`."""
+GROUPS: Final[Mapping[str, Sequence[Command]]] = {
+    "watch": (Top(), Status(), Incidents(), Report(), Nodes()),
+    "investigate": (OrderCapture(), Compare(), Analyze(), Merge(), View(), Profile(), Memory()),
+    "run": (Serve(), RelayReports(), Keys(), Files()),
+    "check": (Demo(), Doctor(), Selftest(), Notify()),
+}
+"""All commands, in the order of `rankscope --help`, by what they are for."""
+COMMANDS: Final[Sequence[Command]] = tuple(command for commands in GROUPS.values() for command in commands)
 USAGE_ERROR: Final = 2
 DESCRIPTION: Final = """\
 Watch a distributed PyTorch training rank by rank: who is slow, since when, and why.
@@ -45,9 +48,7 @@ Watch a distributed PyTorch training rank by rank: who is slow, since when, and 
 example:
   RANKSCOPE=1 torchrun --nproc-per-node 8 train.py      # train with the agent in every rank
   rankscope top                                         # watch the ranks from another terminal"""
-ISSUES_URL: Final = "https://rankscope.example.com"
-"""The project's address in pyproject.toml."""
-EPILOG: Final = f"Report a problem at {ISSUES_URL}, with what `rankscope doctor` prints."
+EPILOG: Final = "A report of a problem needs what `rankscope doctor` prints."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _check_command(given)
-        return _run(build_parser().parse_args(given))
+        return _run(build_parser().parse_args(given or ["--help"]))
     except SettingError as error:
         print(f"rankscope: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -102,15 +103,17 @@ def _check_command(given: Sequence[str]) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog="rankscope", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="rankscope",
+        description=f"{DESCRIPTION}\n\n{list_commands()}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     _add_verbose(parser, "verbose")
-    parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND", help="one of these; COMMAND --help says more")
     for command in COMMANDS:
         one = parsers.add_parser(
             command.name,
-            help=command.summary,
             description=describe(command),
             epilog=EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -119,6 +122,14 @@ def build_parser() -> argparse.ArgumentParser:
         _add_verbose(one, "verbose_after")
         command.prepare_parser(one)
     return parser
+
+
+def list_commands() -> str:
+    """Return a line for each command, under the titles of GROUPS."""
+    lines = []
+    for title, commands in GROUPS.items():
+        lines += [f"{title}:", *(f"  {command.name:<11} {command.summary}" for command in commands), ""]
+    return "\n".join(lines).rstrip()
 
 
 def _add_verbose(parser: argparse.ArgumentParser, name: str) -> None:

@@ -1,4 +1,4 @@
-"""`rankscope notify`: send a test event to the receivers of a collector's settings."""
+"""`rankscope notify`: send a test event to the receivers of a collector's settings, and an alert to an Alertmanager."""
 
 import argparse
 import logging
@@ -8,10 +8,11 @@ import time
 from typing import Final
 
 from rankscope.collector.commands.command import add_settings, read_overrides
-from rankscope.collector.commands.serve import SERVE_GROUPS
+from rankscope.collector.commands.serve import FIRST_SETTINGS, SERVE_GROUPS
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.incidents.incident import OPENED, Change, Incident
 from rankscope.collector.log_lines import start_logging
+from rankscope.collector.notifications.alertmanager import send_to_alertmanager
 from rankscope.collector.notifications.channel import DELIVERED, Deliver, Delivery
 from rankscope.collector.notifications.event import TEST, IncidentEvent, Nodes, build_event
 from rankscope.collector.notifications.notifier import Receivers, read_receivers
@@ -25,19 +26,23 @@ SENTENCE: Final = "This is a test of the notifications, and no incident."
 
 
 class Notify:
-    """Send an event of the kind `test` to each receiver, once, and print what became of it."""
+    """Send an event of the kind `test` to each receiver, once, an alert to an Alertmanager, and print what became of
+    both.
+    """
 
     name = "notify"
-    summary = "send a test event to the webhook, command, hooks and OTLP receiver of a collector's settings"
+    summary = "send a test to those who are notified of incidents: webhook, command, hooks, OTLP, Alertmanager"
     example = """\
 rankscope notify --config /etc/rankscope/collector.toml      with the settings of `rankscope serve`
-rankscope notify --notify-command /usr/local/bin/page"""
+rankscope notify --notify-command /usr/local/bin/page
+rankscope notify --alertmanager http://alertmanager:9093"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of `serve`."""
         parser.usage = "rankscope notify [--config FILE] [--OPTION VALUE ...]"
         parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
-        add_settings(parser, CollectorConfig, SERVE_GROUPS)
+        parser.add_argument("--alertmanager", default="", metavar="URL", help="send an alert to this Alertmanager, too")
+        add_settings(parser, CollectorConfig, SERVE_GROUPS, FIRST_SETTINGS)
 
     def run(self, options: argparse.Namespace) -> int:
         """Return 0 if every receiver has got it. Raises SettingError for settings that `serve` would refuse."""
@@ -45,16 +50,21 @@ rankscope notify --notify-command /usr/local/bin/page"""
         overrides = read_overrides(options, CollectorConfig)
         config = read_config(os.environ, file_name=options.config, overrides=overrides)
         receivers = read_all_receivers(config)
-        if not receivers:
+        if not receivers and not options.alertmanager:
             raise SettingError(
                 "no receiver of notifications is set: give notify_webhook_url, notify_command, notify_hooks or otlp, "
-                "for example in the file that --config names."
+                "for example in the file that --config names, or an Alertmanager by --alertmanager URL."
             )
         event = build_test_event(time.time())
         deliveries = {name: _deliver(receiver, event) for name, receiver in receivers.items()}
         for name, delivery in deliveries.items():
             print(f"{name}: {delivery.problem or DELIVERED}")
-        return 0 if all(delivery.outcome == DELIVERED for delivery in deliveries.values()) else 1
+        are_right = [delivery.outcome == DELIVERED for delivery in deliveries.values()]
+        if options.alertmanager:
+            alert = send_to_alertmanager(options.alertmanager, time.time())
+            print(f"alertmanager: {alert.text}")
+            are_right.append(alert.is_accepted)
+        return 0 if all(are_right) else 1
 
 
 def read_all_receivers(config: CollectorConfig) -> Receivers:

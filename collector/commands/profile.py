@@ -49,7 +49,7 @@ class Profile:
             help="the device's highest TFLOP/s, for all types [by its data sheet, for each type]",
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole analysis to this file as JSON")
+        parser.add_argument("--json-file", type=Path, metavar="FILE", help="write the analysis to this file as JSON")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write the whole analysis to this file as a page")
         parser.add_argument(
             "-o", "--output", type=Path, metavar="FOLDER", help="keep the traces in this folder, new or empty"
@@ -143,8 +143,10 @@ def _print_profile(traces: Path, options: argparse.Namespace) -> int:
     if report.ranks:
         sections = build_flops_sections(report.ranks, options.top, options.top)
         print("\n\n".join([headline(report), *("\n".join(render_section(one, WIDTH)) for one in sections)]))
-    if options.json is not None:
-        write_output(options.json, "--json", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    if options.json_file is not None:
+        write_output(
+            options.json_file, "--json-file", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+        )
     if options.html is not None:
         write_output(options.html, "--html", render_page(report, options.top).encode())
     return ALL_GOOD if print_errors(report) == ALL_GOOD else 1

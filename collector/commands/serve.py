@@ -40,19 +40,15 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "access (docs/keys.md)": (
         "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
     ),
-    "storage (docs/history.md)": ("store", "history_kept_s", "history_bytes_max", "history_interval_s"),
-    "metrics (docs/metrics.md)": ("tick_s", "metrics_ranks_max", "series_max"),
+    "storage (docs/history.md)": ("store", "history_kept_s", "history_bytes_max"),
+    "metrics (docs/metrics.md)": ("metrics_ranks_max", "series_max"),
     "detection (docs/detection.md)": (
-        "detect_steps", "detect_steps_min", "steps_kept", "slowdown_ratio_min", "slowdown_close_ratio", "robust_z_min",
-        "persistence_ratio", "link_slowdown_ratio_min", "imbalance_ratio_min", "uneven_work_ratio_min",
+        "slowdown_ratio_min",
     ),
-    "incidents (docs/incidents.md)": (
-        "incidents_max", "incident_reopen_s", "incident_escalate_s", "incident_escalate_rank_s",
-        "incident_restart_grace_s",
-    ),
+    "incidents (docs/incidents.md)": ("incident_reopen_s",),
     "notifications (docs/notifications.md)": (
         "notify_webhook_url", "notify_webhook_secret_file", "notify_webhook_ca_file", "notify_command",
-        "notify_command_s_max", "notify_hooks", "notify_severity_min", "notify_interval_s",
+        "notify_hooks", "notify_severity_min", "notify_interval_s",
     ),
     "OpenTelemetry (docs/opentelemetry.md)": (
         "otlp", "otlp_endpoint", "otlp_protocol", "otlp_interval_s", "otlp_all_ranks", "otlp_incidents",
@@ -61,6 +57,16 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "limits and intervals": (),
 }  # fmt: skip
 """Titles in the help of `serve`, each with the keys of its settings. The last one has all other settings."""
+
+
+FIRST_SETTINGS: Final = frozenset(
+    {
+        "listen", "http_listen", "key_file", "allowed_keys", "http_token_file", "http_certificate_file",
+        "http_key_file", "store", "slowdown_ratio_min", "notify_webhook_url", "notify_command", "otlp", "otlp_endpoint",
+        "grafana_url", "runbooks_url", "ranks_max",
+    }
+)  # fmt: skip
+"""What most collectors set: `--help` has these."""
 
 
 class Serve:
@@ -79,7 +85,7 @@ rankscope serve -v                                         also log joins, ends,
         """Add `--config`, an option for each setting, and the hidden ones for programs that start a collector."""
         parser.usage = "rankscope serve [--config FILE] [-v] [--OPTION VALUE ...]"
         parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
-        add_settings(parser, CollectorConfig, SERVE_GROUPS)
+        add_settings(parser, CollectorConfig, SERVE_GROUPS, FIRST_SETTINGS)
         _add_internals(parser)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -111,8 +117,7 @@ rankscope serve -v                                         also log joins, ends,
             return 0
         lifetime = Lifetime(options.parent_pid or os.getppid(), config.linger_s, clock)
         service.run(lambda snapshot: service.stop() if lifetime.is_over(snapshot) else None)
-        if not options.no_summary:
-            _print_summaries(service.snapshot)
+        _print_summaries(service.snapshot)
         return 0
 
 
@@ -126,8 +131,6 @@ def _add_internals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parent-pid", type=int, default=None, help=hidden)
     # Make keys and a token for the run, and announce those of its ranks and readers.
     parser.add_argument("--fresh-keys", action="store_true", help=hidden)
-    # Print no summary when the run is over.
-    parser.add_argument("--no-summary", action="store_true", help=hidden)
 
 
 def _make_service(

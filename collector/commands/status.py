@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from rankscope.collector.client import Collector, add_url, fetch, fetch_runs, find_collector
+from rankscope.collector.commands.command import add_run, read_run
 from rankscope.collector.commands.incidents import fetch_incidents, to_plain
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api.rank_views import RankAnswer
@@ -40,16 +41,14 @@ class Status:
     summary = "print the runs of a collector, each with its verdict and its worst ranks"
     example = """\
 rankscope status                           all runs, each with its verdict and its worst ranks
-rankscope status --run bert --all          every rank of one run
-rankscope status --run bert --rank 17      one rank compared with its peer ranks
+rankscope status bert --all          every rank of one run
+rankscope status bert --rank 17      one rank compared with its peer ranks
 RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope status"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the address, the run, and the form."""
         add_url(parser)
-        parser.add_argument(
-            "--run", default=None, metavar="RUN", help="show only this run: an id, or a name for its latest run"
-        )
+        add_run(parser, "show only this run: an id, or a name for its latest run")
         form = parser.add_mutually_exclusive_group()
         form.add_argument(
             "--rank", type=int, default=None, metavar="N", help="show one rank compared with its peer ranks"
@@ -60,7 +59,7 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
     def run(self, options: argparse.Namespace) -> int:
         """Print the status and return 0. Raises SettingError, and UnavailableError without a collector or the run."""
         collector = find_collector(options)
-        ids = _choose_runs(fetch_runs(*collector), options.run)
+        ids = _choose_runs(fetch_runs(*collector), read_run(options))
         if options.rank is not None:
             return _show_rank(collector, ids, options.rank)
         incidents = [one for one in fetch_incidents(*collector, only_open=True) if one.run_id in ids]
@@ -68,7 +67,7 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
             _print_json(collector, ids, incidents)
             return 0
         colors = choose_colors(sys.stdout, os.environ)
-        for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=options.run is not None):
+        for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=read_run(options) is not None):
             print(text, end="\n\n")
         if not ids:
             print("no run has reported to this collector")

@@ -6,6 +6,7 @@ import sys
 from typing import Final
 
 from rankscope.collector.client import add_url, find_collector
+from rankscope.collector.commands.command import add_run, read_run
 from rankscope.collector.top.board import Board
 from rankscope.collector.top.loop import Poller, print_once, watch
 from rankscope.measure.errors import SettingError
@@ -20,12 +21,12 @@ class Top:
 
     name = "top"
     summary = "watch a run's ranks live in the terminal"
-    example = "rankscope top --run bert --url http://collector-host:18491"
+    example = "rankscope top bert --url http://collector-host:18491"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the address, the run and the interval."""
         add_url(parser)
-        parser.add_argument("--run", default="", help="the run to show first; n and p switch to the others [the first]")
+        add_run(parser, "the run to show first; n and p switch to the others [the first]")
         parser.add_argument(
             "--interval",
             type=float,
@@ -52,8 +53,8 @@ class Top:
                 "top needs a terminal that can move its cursor, and TERM says that this one cannot; `--once` prints "
                 "all ranks once"
             )
-        poller = Poller(url, credentials, options.run, options.interval)
-        board = Board(run=options.run, is_by_node=options.nodes)
+        poller = Poller(url, credentials, (read_run(options) or ""), options.interval)
+        board = Board(run=(read_run(options) or ""), is_by_node=options.nodes)
         poller.start()
         try:
             if options.once:

@@ -13,7 +13,7 @@ from rankscope.collector.comparison.verdict import describe_comparison
 from rankscope.measure.errors import SettingError, UnavailableError
 
 MARGIN_MAX: Final = 0.5
-ANYWAY: Final = "--anyway"
+ANYWAY: Final = "--force"
 """What compares unequal work; the API says it in its own way."""
 
 

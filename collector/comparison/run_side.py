@@ -98,6 +98,18 @@ def parse_selections(words: Sequence[str]) -> list[Selection]:
     return found
 
 
+def write_selection(selection: Selection) -> str:
+    """Return the text that `parse_selection` reads as this.
+
+    >>> write_selection(Selection("bert")), write_selection(Selection("bert", True, 5))
+    ('bert', 'bert@steps 5:')
+    """
+    if not selection.is_range:
+        return selection.run
+    end = "" if selection.end_step is None else selection.end_step
+    return f"{selection.run}{_STEPS} {selection.first_step}:{end}"
+
+
 def parse_selection(text: str) -> Selection:
     """Return the run that a text names: what is before the last `@steps` with a range, or all of it. Raises
     SettingError.

@@ -23,6 +23,11 @@ from rankscope.measure.key_files import PRIVATE_FILE, ClientKeys, format_key_fil
 
 HTTP_TIMEOUT_S: Final = 10.0
 PROCESS_END_S_MAX: Final = 20.0
+COLLECTOR_ENVIRONMENT: Final = {
+    # Such a training lasts a minute: what is found is shown half a second earlier.
+    "RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.5",
+    "RANKSCOPE_SERVE_CONSTANT_CLOCK_PING_S": "1",
+}
 
 
 class RunningCollector(NamedTuple):
@@ -71,10 +76,10 @@ def running_collector() -> Iterator[RunningCollector]:
     command = build_child_command(
         sys.executable, "rankscope.collector", "serve", "--announce", "--fresh-keys",
         "--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-        "--tick-s", "0.5", "--clock-ping-s", "1",
     )  # fmt: skip
     # Settings of a standing collector are not for this one.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE_SERVE_")}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE_SERVE_")}
+    environment = {**others, **COLLECTOR_ENVIRONMENT}
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-keys-") as folder,
         subprocess.Popen(  # noqa: S603 - our own program

@@ -58,7 +58,7 @@ def render_times(step_ns: float | None, phases_ns: Mapping[str, float], self_ns:
 
 
 def color_of(state: str) -> tuple[str, ...]:
-    """Return the colours of a rank's state: none for a good end, red for a bad one."""
+    """Return the colors of a rank's state: none for a good end, red for a bad one."""
     return STATE_COLORS.get(state, () if state in ENDED_WELL else (RED,))
 
 

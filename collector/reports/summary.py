@@ -125,8 +125,8 @@ def _describe_speed(run: RunSnapshot) -> list[str]:
     if summed and run.world_size > 1:
         parts.append(f"{summed} for the run if each rank reads its own batches")
     flops = describe_run_flops(find_run_flops(run.ranks))
-    if flops:
-        parts.append(f"{flops} in the last minute of steps" if not flops.startswith("no ") else flops)
+    if flops and not flops.startswith("no "):  # `rankscope status` says why there is none
+        parts.append(f"{flops} in the last minute of steps")
     return ["speed: " + "; ".join(parts)]
 
 

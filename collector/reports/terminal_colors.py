@@ -22,7 +22,7 @@ class Colors(NamedTuple):
     are_on: bool = False
 
     def paint(self, text: str, *codes: str) -> str:
-        """Return the text in these colours (ECMA-48, SGR).
+        """Return the text in these colors (ECMA-48, SGR).
 
         >>> Colors().paint("slow", RED), len(Colors(are_on=True).paint("slow", BOLD, RED))
         ('slow', 15)
@@ -34,6 +34,6 @@ PLAIN: Final = Colors()
 
 
 def choose_colors(stream: TextIO, environment: Mapping[str, str]) -> Colors:
-    """Return colours for a terminal; none for a file or a pipe, with NO_COLOR (no-color.org), or with TERM=dumb."""
+    """Return colors for a terminal; none for a file or a pipe, with NO_COLOR (no-color.org), or with TERM=dumb."""
     wanted = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
     return Colors(are_on=wanted and stream.isatty())

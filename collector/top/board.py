@@ -20,16 +20,20 @@ _Value = Callable[[RankLine], float | None]
 ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "s": ("slowdown", lambda rank: rank.slowdown_ratio),
     "t": ("step time", lambda rank: rank.step_ns_median),
-    "o": ("self time", lambda rank: rank.self_ns_median),
+    "o": ("own time", lambda rank: rank.self_ns_median),
     "w": ("caused wait", lambda rank: rank.wait_caused_ns_median),
     "d": ("data", lambda rank: rank.phases_ns_median.get("data")),
+    "a": ("forward", lambda rank: rank.phases_ns_median.get("forward")),
+    "b": ("backward", lambda rank: rank.phases_ns_median.get("backward")),
     "e": ("exposed communication", lambda rank: rank.ratios.get("exposed_communication")),
     "i": ("idle device", lambda rank: rank.ratios.get("idle")),
     "m": ("MFU", lambda rank: rank.mfu_ratio),
-    "u": ("GPU utilisation", lambda rank: None if rank.gpu is None else rank.gpu.utilization_ratio),
+    "u": ("GPU utilization", lambda rank: None if rank.gpu is None else rank.gpu.utilization_ratio),
     "r": ("rank", None),
 }
-"""Sort keys, with the name and the value of each: largest first, by rank the smallest; unknown values last."""
+"""Sort keys, with the name and the value of each order of `runs/rank_orders.py`: largest first, by rank the smallest;
+unknown values last.
+"""
 
 
 class NodeLine(NamedTuple):
@@ -91,7 +95,7 @@ class Board(NamedTuple):
 
 def group_by_node(ranks: Sequence[RankLine]) -> list[NodeLine]:
     """Return a line for each node of these ranks. Of the node `worst` has the slowest rank's number, slowdown, bars and
-    reason, the largest step and self time, and of the GPUs the mean utilisation, the fullest memory, the power of all,
+    reason, the largest step and self time, and of the GPUs the mean utilization, the fullest memory, the power of all,
     the highest temperature and the lowest clock; unknown ones are left out.
     """
     nodes: dict[str, list[RankLine]] = {}

@@ -29,8 +29,11 @@ FINDINGS_SHOWN_MAX: Final = (3, 8)
 CURVE_WIDTH_MAX: Final = 60
 CURVE_POINTS_MIN: Final = 2
 HELP: Final = (
-    ("s t o w", "sort by slowdown, step time, self time (compute excluding waits), caused wait"),
-    ("d e i m u r", "sort by data, exposed communication, idle device, MFU, GPU utilisation, rank"),
+    ("s t o w", "sort by slowdown, step time, own time (the step without waiting for others), caused wait"),
+    (
+        "d a b e i m u r",
+        "sort by data, forward, backward, exposed communication, idle device, MFU, GPU utilization, rank",
+    ),
     ("", "the same key again reverses the order"),
     ("v", "a line for each node instead of each rank: its slowest rank, its ranks or those that are not up"),
     ("g", "numbers of the GPUs in place of the bars, on terminals without room for both"),
@@ -44,7 +47,7 @@ HELP: Final = (
     ("", "device: # compute, ~ exposed communication, . idle, blank copies"),
     (
         "",
-        "GPU, of a node: mean utilisation, fullest memory, power of all, highest temperature, lowest clock",
+        "GPU, of a node: mean utilization, fullest memory, power of all, highest temperature, lowest clock",
     ),
 )
 HELP_KEYS_WIDTH: Final = 26

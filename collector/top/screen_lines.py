@@ -1,4 +1,4 @@
-"""Lines of a screen: text with colours, measured, cut and wrapped by the columns that characters take."""
+"""Lines of a screen: text with colors, measured, cut and wrapped by the columns that characters take."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ ZERO_WIDTH: Final = frozenset({"Mn", "Me", "Cf"})
 
 
 class Span(NamedTuple):
-    """A piece of text with its colours (ECMA-48, SGR)."""
+    """A piece of text with its colors (ECMA-48, SGR)."""
 
     text: str
     codes: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ Line: TypeAlias = tuple[Span, ...]
 
 
 def make_line(*parts: str | Span) -> Line:
-    """Return a line of spans and of text without colours."""
+    """Return a line of spans and of text without colors."""
     return tuple(part if isinstance(part, Span) else Span(part) for part in parts)
 
 

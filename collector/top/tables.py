@@ -38,8 +38,8 @@ class Column(NamedTuple):
 def draw_table(board: Board, view: RunView, rows: Sequence[Row], width: int) -> list[Line]:
     """Return the head and a line for each row, which are ranks, or nodes."""
     columns = choose_columns(board, view, rows, width)
-    heads = {"rank": "rank", "step time": "step ms", "self time": "self ms", "slowdown": "slow", "data": "phases",
-             "MFU": "MFU", "GPU utilisation": "util", "caused wait": "wait ms"}  # fmt: skip
+    heads = {"rank": "rank", "step time": "step ms", "own time": "own ms", "slowdown": "slow", "data": "phases",
+             "MFU": "MFU", "GPU utilization": "util", "caused wait": "wait ms"}  # fmt: skip
     marked, arrow = heads.get(ORDERS[board.order][0]), "↑" if board.is_reversed else "↓"
     titles = [(f"{one.head}{arrow if one.head == marked else ''}", one) for one in columns]
     head = " ".join("".join(span.text for span in pad(make_line(text), one.width, is_right=one.is_right))
@@ -66,7 +66,7 @@ def choose_columns(board: Board, view: RunView, rows: Sequence[Row], width: int)
     if gpus and (board.shows_gpus or room - _span_of(gpus) >= BARS_WIDTH_GOOD):
         chosen += gpus
         if room < _span_of(gpus):
-            first = [column for column in first if column.head != "self ms"]
+            first = [column for column in first if column.head != "own ms"]
     room = width - _span_of([*first, *chosen, *last])
     if room - _span_of(_more_columns()) >= BARS_WIDTH_GOOD:
         chosen += _more_columns()
@@ -103,7 +103,7 @@ def _name_columns(node: Column, *, is_by_node: bool) -> list[Column]:
 def _time_columns() -> list[Column]:
     return [
         Column("step ms", 8, lambda row: make_line(_ms(_worst(row).step_ns_median))),
-        Column("self ms", 8, lambda row: make_line(_ms(_worst(row).self_ns_median))),
+        Column("own ms", 8, lambda row: make_line(_ms(_worst(row).self_ns_median))),
         Column("slow", 6, lambda row: _draw_slowdown(_worst(row).slowdown_ratio)),
     ]
 
@@ -161,7 +161,7 @@ def _draw_slowdown(ratio: float | None) -> Line:
 
 
 def codes_of(ratio: float) -> tuple[str, ...]:
-    """Return the colours of a slowdown."""
+    """Return the colors of a slowdown."""
     if ratio >= VERY_SLOW_RATIO:
         return BOLD, RED
     return (YELLOW,) if ratio >= SLOW_RATIO else ()

@@ -64,7 +64,7 @@ def _find_refusal(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis],
         return f"{cpu} are of a CPU, {device} of a device: different things take their time"
     if _have_other_worlds(found, others) and not any_world:
         sizes = " and ".join(f"{size:,}" for size in sorted(_find_worlds(found, others)))
-        return f"the runs have {sizes} ranks, which share the work out differently; --any-world compares them"
+        return f"the runs have {sizes} ranks, which share the work out differently; --force compares them"
     return None
 
 

@@ -20,7 +20,8 @@ def add_parts(page: Path, text: str) -> str:
     """Return the text of a page as the site has it."""
     text = LINK.sub(lambda link: find_target(page, link[1]), text)
     text = REFERENCE.sub(lambda module: render_reference(module[1]), text)
-    return text + render_navigation(page) if page.name == FIRST.name else text
+    has_pages = page.name == FIRST.name or page.with_suffix("").is_dir()
+    return text + render_navigation(page) if has_pages else text
 
 
 def find_target(page: Path, target: str) -> str:
@@ -46,10 +47,13 @@ def mark_examples(lines: list[str]) -> list[str]:
 
 
 def render_navigation(page: Path) -> str:
-    """Return the list of contents of the first page of a folder: the order of its links, then what lies there."""
+    """Return the list of contents of the first page of a folder: the order of its links, then what lies there. That
+    page lies in the folder, or beside it with its name.
+    """
     linked = [name for name in re.findall(r"\]\(([\w./-]+)\)", page.read_text(encoding="utf-8")) if ".." not in name]
     pages = [name if name.endswith(".md") else f"{name.rstrip('/')}/README.md" for name in linked]
-    beside = sorted(path.name for path in page.parent.glob("*.md") if path != page) if page != FIRST else []
+    is_inside = page.name == FIRST.name and page != FIRST
+    beside = sorted(path.name for path in page.parent.glob("*.md") if path != page) if is_inside else []
     names = [
         name for name in dict.fromkeys([*pages, *beside]) if (page.parent / name).is_file() and name.endswith(".md")
     ]

@@ -28,6 +28,7 @@ from rankscope.collector.publish.api import (
     routes_api,
 )
 from rankscope.collector.reports.run_report import RunReport
+from rankscope.collector.runs import rank_orders
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.measure import __version__
 from tests.contract.schema_text import settle
@@ -196,7 +197,10 @@ def _in_path(name: str, description: str) -> Json:
 
 def _paths_of_a_run() -> Json:
     number = {"type": "integer"}
-    order = _query("order", {"type": "string", "enum": list(rank_views.ORDERS)}, "The slowest first, or by rank.")
+    order = _query(
+        "order", {"type": "string", "enum": list(rank_orders.ORDERS)}, "The largest first; by rank the lowest number."
+    )
+    is_reversed = _query("reversed", {"type": "string", "enum": ["no", "yes"]}, "Turn the order round.")
     offset = _query("offset", {**number, "minimum": 0, "maximum": routes_api.NUMBER_MAX}, "Leave out so many.")
     limit = _query("limit", {**number, "minimum": 1, "maximum": routes_api.RANKS_MAX}, "At most so many.")
     points = _query(
@@ -217,7 +221,7 @@ def _paths_of_a_run() -> Json:
             "showStatus", "The run in a few facts, and its worst ranks.", _json(StatusView), [RUN, worst], 400, 404
         ),
         f"{of}/ranks": _operation(
-            "listRanks", "Its ranks.", _json(rank_views.RankList), [RUN, order, offset, limit], 400, 404
+            "listRanks", "Its ranks.", _json(rank_views.RankList), [RUN, order, is_reversed, offset, limit], 400, 404
         ),
         f"{of}/ranks/{{rank}}": _operation(
             "showRank", "One rank beside those that do the same work.", _json(rank_views.RankAnswer), [RUN, RANK],

@@ -33,7 +33,10 @@ HTTP_PORT = 18491
 SEVERITIES = {"critical", "warning", "info"}
 LEVELS = {"run", "node", "rank", "gpu", "collector"}
 ROLES = {"cause", "symptom"}
-RUNBOOK = "https://rankscope.example.com/docs/runbooks/{}.md"
+RUNBOOK = (
+    "{{{{ with $externalLabels.rankscope_runbooks }}}}{{{{ . }}}}{{{{ else }}}}http://127.0.0.1:18491/live/runbooks"
+    "{{{{ end }}}}/{}.md"
+)
 COST_MAX = 5
 """Rules that read every rank or GPU at each evaluation; all others read recorded series, or few series."""
 

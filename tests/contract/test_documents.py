@@ -16,8 +16,8 @@ PAGES = sorted(
 )
 DECISION_PARTS = ("**Decision.**", "**Instead of.**", "**Cost accepted.**", "**Measurement.**", "**Look again when**")
 README_ORDER = (
-    "Install, and one line", "What is found", "What is supported, and what has been tried", "Into your stack",
-    "Documentation",
+    "Install, and one line", "What is found", "How it works", "Into your stack",
+    "What is supported, and what has been tried", "Questions", "Versions and what comes next", "Documentation",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import DEBUG_VARIABLE
 from rankscope.collector.client_config import ClientConfig
-from rankscope.collector.commands.main import main
+from rankscope.collector.commands.main import COMMANDS, main
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.publish.metrics.catalog import CATALOG
 from rankscope.measure.settings import find_settings
@@ -36,7 +36,14 @@ def test_every_setting_a_document_names_exists(path: Path) -> None:
     keys = {f"RANKSCOPE_{key.upper()}" for key, _, _ in find_settings(AgentConfig)}
     keys |= {f"RANKSCOPE_SERVE_{key.upper()}" for key, _, _ in find_settings(CollectorConfig)}
     keys |= {f"RANKSCOPE_{key.upper()}" for key, _, _ in find_settings(ClientConfig)}
-    keys |= {"RANKSCOPE_CONFIG", "RANKSCOPE_SERVE_CONFIG", "RANKSCOPE_CLIENT_CONFIG", DEBUG_VARIABLE}
+    keys |= {
+        "RANKSCOPE_CONSTANT_NAME",
+        "RANKSCOPE_SERVE_CONSTANT_NAME",
+        "RANKSCOPE_CONFIG",
+        "RANKSCOPE_SERVE_CONFIG",
+        "RANKSCOPE_CLIENT_CONFIG",
+        DEBUG_VARIABLE,
+    }
     named = set(re.findall(r"\bRANKSCOPE_[A-Z_]+\b", path.read_text(encoding="utf-8")))
     assert named - keys == set()
 
@@ -63,3 +70,27 @@ def test_every_command_the_readme_shows_is_one() -> None:
         with pytest.raises(SystemExit) as end:
             main([command, "--help"])
         assert end.value.code == 0
+
+
+def test_page_of_commands_has_each_once() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    table = text.partition("## What is the same")[0]
+    shown = [
+        name
+        for row in re.findall(r"^\| [^|]*\| (`[^|]*`) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(shown) == sorted(command.name for command in COMMANDS)
+
+
+def test_number_of_alerts_is_that_of_the_rules() -> None:
+    rules = (ROOT / "deploy" / "prometheus" / "rules" / "alerts.yml").read_text(encoding="utf-8")
+    count = len(set(re.findall(r"^ +- alert: (\w+)", rules, re.MULTILINE)))
+    assert f"{count} alerts with runbooks" in README.read_text(encoding="utf-8")
+    assert f"{count} alerts" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_number_of_settings_is_that_of_the_files() -> None:
+    files = (ROOT / "configs").glob("*.toml")
+    count = sum(len(re.findall(r"^\w+ = ", file.read_text(encoding="utf-8"), re.MULTILINE)) for file in files)
+    assert f"{count} settings in `configs/`" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -48,19 +48,19 @@ def find_named_causes(path: str) -> set[str]:
     return {name for name in words if not name.endswith("_ns")}  # those are numbers of the evidence
 
 
-STRAGGLER_CAUSES = read_table("definitions.md", "cause | evidence")
+STRAGGLER_CAUSES = read_table("definitions/05-why.md", "cause | evidence")
 CHANGE_CAUSES = find_named_causes("collector/detect/stragglers/regression_cause.py") | {
     "host_cpu",
     "cpu_pressure",
     "unseen_wait",
 }
-RULES = read_table("definitions.md", "kind, which is the cause | when")
+RULES = read_table("definitions/05-why.md", "kind, which is the cause | when")
 OF_RUNS = {FAILURE, NOTHING_HEARD}
 """Kinds that are no finding of detection: how a run ended, and that nobody is heard."""
 PAIRS = [
     *(("straggler", cause) for cause in STRAGGLER_CAUSES),
     *((kind, cause) for kind in ("run_slowdown", "stage_slowdown") for cause in sorted(CHANGE_CAUSES)),
-    *(("hang", cause) for cause in read_table("definitions.md", "cause | what holds | whom it names")),
+    *(("hang", cause) for cause in read_table("definitions/06-hangs.md", "cause | what holds | whom it names")),
     *(("out_of_memory", cause) for cause in read_table("detection.md", "cause | what holds | what helps")),
     *((kind, kind) for kind in (*RULES, "periodic_work", "slow_gpu_model", "slow_link", "slower_than_earlier_runs")),
     (UNMATCHED, UNMATCHED),

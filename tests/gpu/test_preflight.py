@@ -17,7 +17,7 @@ DEADLINE_S = 180.0
 
 def test_every_check_of_a_gpu_has_values(tmp_path: Path) -> None:
     path = tmp_path / "preflight.json"
-    given = ["--budget-s", "20", "--json", str(path), "--disk-folder", str(tmp_path)]
+    given = ["--budget-s", "20", "--json-file", str(path), "--disk-folder", str(tmp_path)]
     environment = {**ALONE, "MASTER_PORT": str(find_fixed_port())}
     ended = run(python("-m", "rankscope.preflight", *given), environment, deadline_s=DEADLINE_S)
     assert ended.exit_code == 3, ended.stderr  # one rank, and no history

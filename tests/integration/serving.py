@@ -205,7 +205,8 @@ def serving(
     `launcher` is a command that becomes the collector, in front of its own.
     """
     addresses = ("--listen", listen, "--http-listen", http_listen)
-    served = Served((*addresses, "--tick-s", "0.1", "--clock-ping-s", "0.5", *arguments), environment or {}, launcher)
+    quick = {"RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.1", "RANKSCOPE_SERVE_CONSTANT_CLOCK_PING_S": "0.5"}
+    served = Served((*addresses, *arguments), {**quick, **(environment or {})}, launcher)
     try:
         yield served
     finally:

@@ -137,7 +137,7 @@ def test_two_files_of_one_rank_are_an_error(tmp_path: Path) -> None:
         ([str(GLOO), "--steps", "3"], "it is FIRST:END"),
         ([str(GLOO), "--steps", "5:3"], "the end must come after the first"),
         ([str(GLOO), "--top", "0"], "it must be 1 or more"),
-        ([str(GLOO), "--any-world"], "without --against"),
+        ([str(GLOO), "--force"], "without --against"),
         ([str(GLOO), "--rank", "7"], "no trace of rank 7"),
         ([str(GLOO), "--cycle", "2"], "--cycle is 2; each rank has one cycle here"),
         ([str(GLOO), "--rank-from", "("], "--rank-from is '(', which is not a valid regular expression"),
@@ -195,11 +195,11 @@ def test_output_that_would_cost_a_trace_or_another_output_is_refused(tmp_path: P
     trace = tmp_path / "rank0.json.gz"
     ended = rankscope("analyze", trace, "--json", trace)
     assert ended.returncode == 1
-    assert "(from --json) is a trace, which would be lost: name another file" in ended.stderr
+    assert "(from --json-file) is a trace, which would be lost: name another file" in ended.stderr
     assert trace.read_bytes() == WHOLE
     ended = rankscope("analyze", trace, "--json", tmp_path / "out", "--html", tmp_path / "out")
     assert ended.returncode == 2
-    assert "--json and --html are both" in ended.stderr
+    assert "--json-file and --html are both" in ended.stderr
 
 
 # -- a bucket ---------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_rank_is_captured_from_its_section_by_keyboard(page: LivePage, world: Li
     page.run("document.getElementById('capture-rank').focus()")
     ActionChains(page.browser).send_keys(Keys.ENTER).perform()
     assert page.run("return document.activeElement.id") == "order-token"
-    assert "on rank 3 and, for comparison, its healthiest peer and a neighbour on its node" in page.text("#order-what")
+    assert "on rank 3 and, for comparison, its healthiest peer and a neighbor on its node" in page.text("#order-what")
     ActionChains(page.browser).send_keys(Keys.ESCAPE).perform()
     assert page.run("return [document.activeElement.id, document.getElementById('order').open]") == [
         "capture-rank", False,

@@ -298,7 +298,7 @@ def test_a_job_is_watched_by_the_oldest_versions_that_are_asked_for(built: list[
     lend_torch(programs)
     result = tmp_path / "result.json"
     command = ("demo", "--ranks", "2", "--steps", "84", "--fault", "compute", "--slow-rank", "1", "--slow-from", "40")
-    done = run(programs / "rankscope", *command, "--json", result, env=clean_environment(), cwd=tmp_path)
+    done = run(programs / "rankscope", *command, "--json-file", result, env=clean_environment(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(result.read_text())
     assert [rank["steps"] for rank in told["ranks"]] == [84, 84]

@@ -84,8 +84,8 @@ def embedded(
     settings = {
         "RANKSCOPE": "1",
         "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-        "RANKSCOPE_SERVE_TICK_S": "0.1",
-        "RANKSCOPE_SERVE_LINGER_S": str(LINGER_S),
+        "RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.1",
+        "RANKSCOPE_SERVE_CONSTANT_LINGER_S": str(LINGER_S),
         **(environment or {}),
     }
     command = torchrun(2, "paced.py", *arguments, options=["--max-restarts", str(restarts)])
@@ -258,11 +258,11 @@ def test_a_port_that_is_in_use_is_replaced_by_a_free_one_and_rank_0_says_so(tmp_
 
 
 def test_a_collector_that_cannot_start_does_not_disturb_training(tmp_path: Path) -> None:
-    with embedded(tmp_path, "--steps", "10", environment={"RANKSCOPE_SERVE_TICK_S": "never"}) as job:
+    with embedded(tmp_path, "--steps", "10", environment={"RANKSCOPE_SERVE_CONSTANT_TICK_S": "never"}) as job:
         ended = job.job.wait(DEADLINE_S)
         stderr = job.read_stderr()
     assert (ended.exit_code, ended.left) == (0, ())
     assert sorted(ended.stdout.split("\n")) == ["", *(f"rank {rank} has trained 10 steps" for rank in (0, 1))]
     assert "rankscope: the embedded collector did not start" in stderr
-    assert "RANKSCOPE_SERVE_TICK_S" in stderr
+    assert "RANKSCOPE_SERVE_CONSTANT_TICK_S" in stderr
     assert "training continues without it" in stderr

@@ -63,8 +63,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
     stop, stderr, port = folder / "stop", folder / "stderr", find_fixed_port()
     stderr.touch()
     settings = {
-        "RANKSCOPE": "1", "RANKSCOPE_RUN": RUN, "RANKSCOPE_REPORT_INTERVAL_S": "0.2", "RANKSCOPE_SERVE_TICK_S": "0.1",
-        "RANKSCOPE_SERVE_LINGER_S": "1",
+        "RANKSCOPE": "1", "RANKSCOPE_RUN": RUN, "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
+        "RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.1", "RANKSCOPE_SERVE_CONSTANT_LINGER_S": "1",
     }  # fmt: skip
     with contextlib.ExitStack() as ends:
         first, second = (

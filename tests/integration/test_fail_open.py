@@ -17,7 +17,7 @@ CLOSED_STDERR = ("sh", "-c", 'exec "$@" 2>&-', "sh")
 
 def test_torch_that_breaks_under_the_agent_is_counted_and_costs_no_step() -> None:
     with listening() as collector:
-        given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_ERROR_BUDGET": "3"}
+        given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_CONSTANT_ERROR_BUDGET": "3"}
         ended = run(Forked((*AGENT, "sabotage.py")), given)
     (life,) = collector.lives
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ())
@@ -72,13 +72,13 @@ def test_collector_that_dies_in_the_middle_is_not_noticed_by_training() -> None:
 
 
 def test_full_disk_behind_stderr_does_not_hurt() -> None:
-    given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1", "RANKSCOPE_ERROR_BUDGET": "1"}
+    given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1", "RANKSCOPE_CONSTANT_ERROR_BUDGET": "1"}
     ended = run(Forked((*AGENT, "sabotage.py")), given, stderr_path="/dev/full")
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ())
 
 
 def test_closed_stderr_does_not_hurt_and_nothing_lands_on_stdout() -> None:
-    given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1", "RANKSCOPE_ERROR_BUDGET": "1"}
+    given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1", "RANKSCOPE_CONSTANT_ERROR_BUDGET": "1"}
     ended = run([*CLOSED_STDERR, *python(*AGENT, "sabotage.py")], given)
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ())
 

@@ -33,7 +33,7 @@ TRAINING_RUN = "kept-training"
 TRAINING = {
     "RANKSCOPE_RUN": TRAINING_RUN,
     "RANKSCOPE_REPORT_INTERVAL_S": "0.1",
-    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.1",
+    "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.1",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.5",
 }
 TRAINING_COUNTERS = frozenset({"rankscope_collective_wait_seconds_total", "rankscope_lost_gpu_seconds_total"})
@@ -102,7 +102,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     seen = Seen(path=tmp_path_factory.mktemp("history") / "store.db")
     store, story = str(seen.path), Story(RANKS)
     for life in range(LIVES):
-        with serving("--store", store, "--history-interval-s", "1") as served:
+        with serving("--store", store, environment={"RANKSCOPE_SERVE_CONSTANT_HISTORY_INTERVAL_S": "1"}) as served:
             seen.at_start.append(served.read_run("story"))
             with telling(story, served.endpoint, again=life > 0):
                 for _ in range(4):

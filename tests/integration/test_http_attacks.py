@@ -135,7 +135,9 @@ def store(tmp_path: Path) -> Path:
 
 def test_answers_that_nobody_reads_hold_bounded_memory_and_scrapes_go_on(store: Path) -> None:
     """A run of 8 MB as JSON: 32 unread answers of it would be 240 MB, and more of them with each new snapshot."""
-    with serving("--store", str(store), "--run-kept-s", "86400", "--tick-s", "1") as served:
+    with serving(
+        "--store", str(store), "--run-kept-s", "86400", environment={"RANKSCOPE_SERVE_CONSTANT_TICK_S": "1"}
+    ) as served:
         served.wait_for_run("large", lambda run: len(run.ranks) == RANKS)
         before = read_resident_bytes(served)
         seen = [""]

@@ -8,7 +8,12 @@ from tests.integration.torchrun import AGENT, ALONE, OFTEN, Forked, run
 
 def test_script_gets_each_exception_of_its_handlers_once_and_no_session_is_left() -> None:
     with listening() as collector:
-        given = {**ALONE, **OFTEN, "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.02", "RANKSCOPE_COLLECTOR": collector.endpoint}
+        given = {
+            **ALONE,
+            **OFTEN,
+            "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.02",
+            "RANKSCOPE_COLLECTOR": collector.endpoint,
+        }
         ended = run(Forked((*AGENT, "interrupted.py")), given)
     assert (ended.exit_code, ended.stdout) == (0, "twice: 0, missing: []\n"), ended.stderr
     assert "Exception ignored in atexit" not in ended.stderr

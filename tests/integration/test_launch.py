@@ -157,16 +157,6 @@ def test_all_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> N
     assert life.ending == ("stopped", "", None)
 
 
-@pytest.mark.parametrize(("rank", "blocks"), [("0", 1), ("1", 0)])
-def test_rank_0_prints_the_throughput_at_its_end_when_asked_to(rank: str, blocks: int) -> None:
-    asked = {**ALONE, "RANK": rank, "RANKSCOPE_THROUGHPUT_SUMMARY": "1", "RANKSCOPE_WARMUP_STEPS": "1"}
-    with listening() as collector:
-        ended = watch(collector, Forked(("own_calls.py",)), **asked)
-    assert ended.exit_code == 0
-    assert ended.stderr.count(f"rankscope: throughput of rank {rank} of 1: 4 steps in ") == blocks
-    assert len(re.findall(r"^  samples/s( +[\d,.]+){4}$", ended.stderr, re.MULTILINE)) == blocks
-
-
 def test_switch_without_a_rank_does_nothing() -> None:
     with listening() as collector:
         ended = watch(collector, python("ends.py", "return"), RANKSCOPE="1")

@@ -112,7 +112,7 @@ def test_slow_rank_is_seen_among_16384(page: LivePage, world: LiveWorld) -> None
     # A line of the picture stands for 41 ranks: only the one in which the slow rank is can be hot.
     hot = [line for line, colour in enumerate(page.pixels("#heat", width / 2)[:lines]) if heat_of(colour) > HOT]
     assert hot == [SLOW_RANK * lines // RANKS]
-    assert page.wait_for_rows("#slowest", 10)[0][0] == str(SLOW_RANK)
+    assert page.wait_for_rows("#ranks", 10)[0][0] == str(SLOW_RANK)
 
 
 def test_ranks_that_are_asked_for_fill_the_picture(page: LivePage, world: LiveWorld) -> None:
@@ -147,6 +147,42 @@ def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> N
     assert page.text("#announcement") == ""
 
 
+def test_first_screen_says_who_since_when_at_what_cost_and_what_to_do(page: LivePage) -> None:
+    page.wait_for_text("#health", "1 warning")
+    card = page.wait_for_text("#open-findings > li", "Rank 2 (node-a): 1.9x slower than its peers")
+    assert "run 1.9x slower, 1.8 of 4 ranks wasted" in card  # 4 * (1 - 1 / 1.86)
+    terms = "return [...document.querySelectorAll('#open-findings .facts dt')].map((one) => one.textContent)"
+    assert page.run(terms) == ["Since", "Cost", "Cause"]
+    assert page.text("#open-findings .do").startswith("Do ")
+    assert page.run("return document.querySelector('#open-findings > li').getBoundingClientRect().bottom") < 800
+
+
+def test_healthy_run_says_so_and_one_without_a_verdict_why(page: LivePage, world: LiveWorld) -> None:
+    healthy = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=())
+    world.show(healthy)
+    page.wait_for_text("#health", "healthy: no rank is slow")
+    world.show(msgspec.structs.replace(healthy, abstained="too few steps"))
+    page.wait_for_text("#health", "no verdict yet")
+    page.wait_for_text("#no-findings", "No verdict yet: too few steps.")
+
+
+def test_ranks_are_sorted_by_the_head_that_is_pressed(page: LivePage) -> None:
+    def order() -> list[str]:
+        return [row[0] for row in page.rows("#ranks")]
+
+    page.wait_for_rows("#ranks", 4)
+    assert order()[0] == "2", "the slowest first"
+    head = "#ranks th[data-order=rank] button"
+    page.click(head)
+    wait_until(page.browser, lambda: order() == ["0", "1", "2", "3"])
+    page.click(head)
+    wait_until(page.browser, lambda: order() == ["3", "2", "1", "0"])
+    assert find(page.browser, "#ranks th[data-order=rank]").get_attribute("aria-sort") == "descending"
+    page.click("#ranks th[data-order=own] button")
+    wait_until(page.browser, lambda: order()[0] == "2")
+    assert page.count("#ranks th[aria-sort]") == 1
+
+
 def test_new_finding_is_announced_and_one_that_has_ended_is_kept(page: LivePage, world: LiveWorld) -> None:
     def show(*open_findings: int) -> None:
         findings = tuple(finding_of(number, f"Finding number {number}.") for number in (1, 2))
@@ -175,7 +211,7 @@ def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, w
     said = page.wait_for_text("#run-end", "The run crashed at 1970-01-01 00:00:59 UTC.")
     assert "The first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run)" in said
     assert page.shown("#run-end")
-    assert page.text("#run-end-do") == f"do: {suggest('run_failure', 'crashed')}"
+    assert page.text("#run-end-do") == f"Do: {suggest('run_failure', 'crashed')}"
     assert page.text("#no-findings") == "No open findings: the run is over. Incidents are listed below."
     assert page.rows("#runs") == [["story", "0 of 1", "-", "-", "0", "crashed at 1970-01-01 00:00:59 UTC", "-", "-"]]
     assert "steps a second" not in page.text("#figures")
@@ -185,18 +221,18 @@ def test_run_that_is_over_and_had_a_verdict_has_no_reason_for_none(page: LivePag
     end, why = RunEnd(reason="crashed", ended_wall_s=59.0), "too few steps are known"
     over = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), end=end, abstained=why)
     world.show(over)
-    page.wait_for_text("#figures", why)
+    page.wait_for_text("#notes", why)
     world.show(msgspec.structs.replace(over, findings=(finding_of(1, "Rank 2 is slow."),)))
-    wait_until(page.browser, lambda: why not in page.text("#figures"))
+    wait_until(page.browser, lambda: why not in page.run("return document.getElementById('notes').textContent"))
 
 
 def test_windows_that_ended_are_named_with_their_cost(page: LivePage, world: LiveWorld) -> None:
-    assert "full windows" not in page.text("#figures")
+    assert not page.shown("#notes-shown")
     why = "full windows ended after step 9 because steps took 29 % longer than before the first window"
     cost = AgentCost(attached_ratio=0.29, detached_ratio=0.004, window_effect="ended")
     rank = rank_of(0, run="story", world_size=1, cost=cost, ratio_basis=RatioBasis(absent=why))
     world.show(RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(rank,)))
-    said = page.wait_for_text("#figures", "cost of full windows")
+    said = page.wait_for_text("#notes", "cost of full windows")
     assert f"no ratios: {why}" in said
     assert (
         "full windows ended on 1 of 1 ranks: between windows, steps took 29 % longer than before the first window"
@@ -254,7 +290,7 @@ def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWor
 def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> None:
     page.open("#run=story&rank=2")
     rows = {row[0]: row[1:] for row in page.wait_for_rows("#beside", 3)}
-    assert rows["compute excluding waits, ms"] == ["65.00", "35.00", "1.86"]
+    assert rows["own time, ms"] == ["65.00", "35.00", "1.86"]
     assert rows["phase data, ms"] == ["32.00", "2.00", "16.00"]
     assert "compared with 3 peer ranks" in page.text("#rank-said")
     width, height = page.size("#peers")
@@ -340,7 +376,7 @@ def test_past_by_the_minute_comes_from_the_store(browser: webdriver.Chrome, stor
 def test_run_without_a_step_says_that_nothing_is_known_yet(page: LivePage, world: LiveWorld) -> None:
     world.show(RunSnapshot(run="new", world_size=2, restart_count=0, ranks=(), abstained="no rank has reported yet"))
     page.open("#run=new")
-    page.wait_for_text("#figures", "no rank has reported yet")
+    page.wait_for_text("#notes", "no rank has reported yet")
     page.wait_for_label("#heat", "no data yet")
     page.wait_for_text("#heat-readout", "no step of run 'new' has been compared yet")
 

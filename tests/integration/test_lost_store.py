@@ -18,7 +18,7 @@ from tests.integration.serving import Served, find_fixed_port, serving, wait_for
 
 RANKS = 2
 RUN = "lost-store"
-STEPS_KEPT = ("--steps-kept", "4096")
+STEPS_KEPT = {"RANKSCOPE_SERVE_CONSTANT_STEPS_KEPT": "4096"}
 """These ranks do not wait for each other: on a busy machine one is hundreds of steps ahead, and what the other sends
 again would come too late to be compared, and be counted as late instead of published."""
 
@@ -34,7 +34,10 @@ def writing(store: Path) -> Iterator[tuple[Served, Crew]]:
     """A collector whose store has a live run."""
     store.parent.mkdir(exist_ok=True)
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
-    with serving("--store", str(store), *STEPS_KEPT, listen=address) as served, crew_of(RUN, RANKS, address) as crew:
+    with (
+        serving("--store", str(store), listen=address, environment=STEPS_KEPT) as served,
+        crew_of(RUN, RANKS, address) as crew,
+    ):
         wait_for_accounts(served, RUN, made_by(crew))
         wait_for(lambda: read_stored(store) or None, lambda: "nothing is in the store")
         yield served, crew
@@ -116,7 +119,7 @@ def test_lost_store_is_said_and_begun_anew_and_no_counter_goes_back(
         assert said.format(store=store) in served.read_stderr()
         address = served.endpoint
         served.kill()
-        with serving("--store", str(store), *STEPS_KEPT, listen=address) as again:
+        with serving("--store", str(store), listen=address, environment=STEPS_KEPT) as again:
             kept = wait_for_accounts(again, RUN, {rank: account.made for rank, account in shown.items()})
             # What was acknowledged in the last moment may not have been stored. A collector that does not know the
             # run counts everything before as published elsewhere, and that is at least what was shown.

@@ -23,7 +23,7 @@ with_quotas = pytest.mark.skipif(bool(why_none()), reason=why_none())
 def preflight(folder: Path, cores: Sequence[float], *options: str, dying: str = "-") -> tuple[Ended, Any]:
     """Run it, and return how it ended with its JSON; None without."""
     path = folder / "preflight.json"
-    given = ["--budget-s", "20", "--json", str(path), "--disk-folder", str(folder), *options]
+    given = ["--budget-s", "20", "--json-file", str(path), "--disk-folder", str(folder), *options]
     with cpu_quotas(cores) as groups:
         places = ",".join(map(str, groups)) or "-"
         ended = run(forked_ranks(NODES, "preflight_nodes.py", places, dying, *given))
@@ -72,7 +72,7 @@ def test_dead_rank_ends_the_others_with_a_sentence(tmp_path: Path) -> None:
 def test_ranks_of_one_node_under_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "preflight.json"
     no_folder = str(tmp_path / "nowhere")
-    given = ["--budget-s", "5", "--json", str(path), "--disk-folder", no_folder]
+    given = ["--budget-s", "5", "--json-file", str(path), "--disk-folder", no_folder]
     ended = run(torchrun(2, "-m", "rankscope.preflight", *given), {"RANKSCOPE": "1"})
     assert (ended.exit_code, ended.left) == (1, ())  # torchrun's own, of ranks that ended with 3
     report = json.loads(path.read_text())

@@ -143,7 +143,7 @@ def test_node_alone_is_judged_by_its_past_and_kept(keys: Path, address: Collecto
     for _ in range(3):
         keep(address, "node-0", 1e9, check=FLOAT32)  # of a matrix product: no CPU reaches it
     path = tmp_path / "preflight.json"
-    options = ("--budget-s", "5", "--json", str(path), "--disk-folder", str(tmp_path))
+    options = ("--budget-s", "5", "--json-file", str(path), "--disk-folder", str(tmp_path))
     ended = run(forked_ranks(1, "preflight_nodes.py", "-", "-", *options), settings_of(address, keys))
     report = json.loads(path.read_text())
     assert ended.exit_code == 1, ended.stderr

@@ -33,26 +33,26 @@ def rankscope(*arguments: str, **environment: str) -> Ended:
 
 
 def test_a_value_outside_its_limits_is_named_with_limit_and_source() -> None:
-    ended = rankscope("serve", "--tick-s", "60")
+    ended = rankscope("serve", "--rank-silent-s", "1")
     assert ended.exit_code == 2
-    problem = "tick_s is 60.0 (from the command line); the largest allowed is 10."
-    assert ended.stderr == f"rankscope: {problem} Give a value from 0.05 to 10.\n"
+    problem = "rank_silent_s is 1.0 (from the command line); the smallest allowed is 2."
+    assert ended.stderr == f"rankscope: {problem} Give a value from 2 to 3_600.\n"
 
 
 def test_a_variable_that_cannot_be_used_is_named() -> None:
-    ended = rankscope("serve", RANKSCOPE_SERVE_DETECT_STEPS="a few")
+    ended = rankscope("serve", RANKSCOPE_SERVE_CONSTANT_DETECT_STEPS="a few")
     assert ended.exit_code == 2
     assert ended.stderr.startswith(
-        "rankscope: detect_steps is 'a few' (from RANKSCOPE_SERVE_DETECT_STEPS); it must be "
+        "rankscope: detect_steps is 'a few' (from RANKSCOPE_SERVE_CONSTANT_DETECT_STEPS); it must be "
     )
 
 
 def test_a_key_that_is_no_setting_is_named_with_its_file_and_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "collector.toml"
-    path.write_text("tick = 1.0\n")
+    path.write_text("silent_s = 20.0\n")
     ended = rankscope("serve", "--config", str(path))
     assert ended.exit_code == 2
-    assert ended.stderr.startswith(f"rankscope: tick is no setting (from {path}). The nearest is tick_s")
+    assert ended.stderr.startswith(f"rankscope: silent_s is no setting (from {path}). The nearest is rank_silent_s")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -86,11 +86,11 @@ def test_it_starts_where_torch_cannot_be_imported() -> None:
         "import sys; sys.modules['torch'] = None; "
         "from rankscope.collector import service, embedded; from rankscope.collector.demo import run; "
         "from rankscope.collector.commands.main import main; "
-        "sys.exit(main(['serve', '--tick-s', '60']))"
+        "sys.exit(main(['serve', '--rank-silent-s', '1']))"
     )
     ended = run(python("-c", program))
     assert ended.exit_code == 2
-    assert "tick_s is 60.0" in ended.stderr
+    assert "rank_silent_s is 1.0" in ended.stderr
 
 
 # -- two jobs and garbage on one collector ----------------------------------------------------------------------------

@@ -24,5 +24,5 @@ def test_rank_0_names_the_collector_at_the_start_and_what_was_delivered_at_the_e
     place = " (on the collector's machine only)"
     assert start == f"run 'my run' reports to {served.endpoint}; its page is {page}{place}"
     _, end = LINES.findall(stderr.read_text())
-    status = f"`rankscope status --run 'my run' --url {page}` shows how the run went{place}"
+    status = f"`rankscope status 'my run' --url {page}` shows how the run went{place}"
     assert re.sub(r"\d+ reports", "N reports", end) == f"run 'my run': all N reports of rank 0 were delivered; {status}"

@@ -16,9 +16,12 @@ SLOW_RANK: Final = 2
 @contextlib.contextmanager
 def running_demo() -> Iterator[str]:
     """Start it, with one slow rank; gives the HTTP address of its collector."""
-    command = [sys.executable, "-m", "rankscope.collector", "demo", "--steps", str(STEPS)]
+    command = [sys.executable, "-m", "rankscope.collector", "demo", "--ranks", "4", "--fault", "host"]
     demo = subprocess.Popen(
-        [*command, "--slow-rank", str(SLOW_RANK)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*command, "--steps", str(STEPS), "--slow-rank", str(SLOW_RANK)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     try:
         yield _read_address(demo.stdout)

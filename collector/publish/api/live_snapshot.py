@@ -132,7 +132,7 @@ def _build_run(
         abstained=run.abstained,
         run_slowdown_ratio=run.run_slowdown_ratio,
         goodput_ratio=run.goodput.goodput_ratio,
-        open_findings=links.of_findings(run.run_id, run.open_findings),
+        open_findings=links.of_findings(run, run.open_findings),
         findings_past=len(run.findings) - len(run.open_findings),
         end=run.end,
         end_in_words="" if run.end is None else write_end(run.end),

@@ -61,18 +61,23 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation of a process group in this attempt of the run. `count` is the most calls of any of its `ranks`.
+    """One operation of the process groups of one dimension, of which `group` is the one whose transfers take longest,
+    in this attempt of the run. `dimension` is the name that its `groups` groups share, `others_transfer_ns` the median
+    of the others. All else is of `group`: `count` is the most calls of any of its `ranks`.
     `wait_ns` and `transfer_ns` are means of a call and rank, over the calls found on all members of the group: waiting
     for the last of them, and the data movement. `bus_bandwidth_bytes_per_s` is the median over the ranks. None: not
     known of any.
     """
 
+    dimension: str
+    groups: int
     group: str
     op: str
     ranks: int
     count: int
     wait_ns: float | None
     transfer_ns: float | None
+    others_transfer_ns: float | None
     bus_bandwidth_bytes_per_s: float | None
 
 
@@ -198,24 +203,35 @@ def _find_place(machine: Machine) -> tuple[bool, float, str]:
 
 
 def _sum_groups(ranks: Iterable[RankSnapshot]) -> tuple[GroupTraffic, ...]:
-    """Return the operations of all groups, those that took longest first."""
-    kinds: dict[tuple[str, str], list[CollectiveTotals]] = {}
+    """Return the operations of all dimensions, those that took longest first."""
+    kinds: dict[tuple[str, str], dict[str, list[CollectiveTotals]]] = {}
     for rank in ranks:
         for one in rank.collectives:
-            kinds.setdefault((one.group, one.op), []).append(one)
-    durations = {kind: sum(one.duration_ns for one in found) for kind, found in kinds.items()}
+            dimension = one.group.partition("/")[0]  # measure.identity.group_label
+            kinds.setdefault((dimension, one.op), {}).setdefault(one.group, []).append(one)
+    durations = {
+        kind: sum(one.duration_ns for found in groups.values() for one in found) for kind, groups in kinds.items()
+    }
     order = sorted(kinds, key=lambda kind: (-durations[kind], kind))
-    return tuple(_build_group(*kind, kinds[kind]) for kind in order)
+    return tuple(_build_dimension(*kind, kinds[kind]) for kind in order)
 
 
-def _build_group(group: str, op: str, found: Sequence[CollectiveTotals]) -> GroupTraffic:
+def _build_dimension(dimension: str, op: str, groups: Mapping[str, Sequence[CollectiveTotals]]) -> GroupTraffic:
+    transfers_ns = {
+        group: _mean_of_call((one.transfer_ns, one.matched) for one in found) for group, found in groups.items()
+    }
+    worst = min(groups, key=lambda group: (-(transfers_ns[group] or 0.0), group))
+    found = groups[worst]
     return GroupTraffic(
-        group=group,
+        dimension=dimension,
+        groups=len(groups),
+        others_transfer_ns=_of_known(median, (transfers_ns[group] for group in groups if group != worst)),
+        group=worst,
         op=op,
         ranks=len(found),
         count=max(one.count for one in found),
         wait_ns=_mean_of_call((one.wait_ns, one.matched) for one in found),
-        transfer_ns=_mean_of_call((one.transfer_ns, one.matched) for one in found),
+        transfer_ns=transfers_ns[worst],
         bus_bandwidth_bytes_per_s=_of_known(median, (one.bus_bandwidth_bytes_per_s for one in found)),
     )
 

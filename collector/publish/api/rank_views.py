@@ -1,15 +1,14 @@
 """Build the answers of the API about ranks: lists of ranks, and one rank beside its peers. Pure."""
 
 from collections.abc import Mapping, Sequence
-from heapq import nsmallest
 from statistics import median
-from typing import Final
 
 import msgspec
 import numpy as np
 
 from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
 from rankscope.collector.runs.memory_words import describe_memory
+from rankscope.collector.runs.rank_orders import sort_ranks
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.ratios import read_ratios
 from rankscope.collector.runs.run_flops import describe_rank_flops
@@ -18,10 +17,6 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
 from rankscope.measure.records import DeviceSample
 from rankscope.measure.text import to_line
-
-BY_RANK: Final = "rank"
-BY_SLOWDOWN: Final = "slowdown"
-ORDERS: Final = (BY_RANK, BY_SLOWDOWN)
 
 
 class ListedGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,12 +131,10 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     flops_said: str = ""
 
 
-def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankList:
-    """Return `limit` ranks from `offset` on. Order `slowdown`: the slowest first, unknown slowdowns last."""
-    ranks: Sequence[RankSnapshot] = run.ranks
-    if order == BY_SLOWDOWN:
-        ranks = nsmallest(offset + limit, ranks, key=lambda rank: (-(rank.slowdown_ratio or 0.0), rank.identity.rank))
-    lines = tuple(_to_line(rank) for rank in ranks[offset : offset + limit])
+def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int, *, is_reversed: bool = False) -> RankList:
+    """Return `limit` ranks from `offset` on, in one of the ORDERS of rank_orders.py."""
+    ranks = sort_ranks(run.ranks, order, offset + limit, is_reversed=is_reversed)
+    lines = tuple(_to_line(rank) for rank in ranks[offset:])
     return RankList(run=run.run, ranks_known=len(run.ranks), ranks=lines)
 
 

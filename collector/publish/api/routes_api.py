@@ -2,7 +2,7 @@
 
     GET /api/v1/runs/RUN?ranks=none          a run without its ranks
     GET /api/v1/runs/RUN/status              a run in a few facts, with its worst ranks; ?worst=N, 0 for none
-    GET /api/v1/runs/RUN/ranks               its ranks; ?order=rank|slowdown&offset=N&limit=N
+    GET /api/v1/runs/RUN/ranks               its ranks; ?order=ORDER&reversed=yes&offset=N&limit=N
     GET /api/v1/runs/RUN/ranks/RANK          one rank beside those that do the same work
     GET /api/v1/runs/RUN/findings            what was found: open, and past
     GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N, 0 for none;
@@ -29,11 +29,12 @@ import msgspec
 
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView, view_run, view_status
 from rankscope.collector.publish.api import heat_map, machine_views
-from rankscope.collector.publish.api.rank_views import ORDERS, list_ranks, show_rank
+from rankscope.collector.publish.api.rank_views import list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.rank_orders import ORDERS
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import read_windows
@@ -106,7 +107,10 @@ class _Query(NamedTuple):
         """Return one of the choices, the first by default."""
         value = self.asked.get(name, choices[0])
         if value not in choices:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} is {value[:80]!r}; it must be {' or '.join(choices)}")
+            raise _RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"{name} is {value[:80]!r}; it must be {', '.join(choices[:-1])} or {choices[-1]}",
+            )
         return value
 
     def number(self, name: str, default: int, *, least: int, most: int) -> int:
@@ -205,11 +209,12 @@ class Api:
         return _as_json(view_status(status, self._links))
 
     def _list_ranks(self, name: str, text: str) -> Response:
-        query = _Query.parse(text, "order", "offset", "limit")
+        query = _Query.parse(text, "order", "reversed", "offset", "limit")
         order = query.choose("order", ORDERS)
         offset = query.number("offset", 0, least=0, most=NUMBER_MAX)
         limit = query.number("limit", RANKS_DEFAULT, least=1, most=RANKS_MAX)
-        return _as_json(list_ranks(self._find(name), order, offset, limit))
+        is_reversed = query.choose("reversed", ("no", "yes")) == "yes"
+        return _as_json(list_ranks(self._find(name), order, offset, limit, is_reversed=is_reversed))
 
     def _show_rank(self, name: str, text: str, query: str) -> Response:
         _Query.parse(query)
@@ -230,8 +235,8 @@ class Api:
         past = [finding for finding in reversed(run.findings) if finding.number not in is_open]
         found = FindingList(
             run=run.run, run_id=run.run_id,
-            open=self._links.of_findings(run.run_id, run.open_findings),
-            past=self._links.of_findings(run.run_id, past),
+            open=self._links.of_findings(run, run.open_findings),
+            past=self._links.of_findings(run, past),
         )  # fmt: skip
         return _as_json(found)
 

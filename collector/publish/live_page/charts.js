@@ -1,7 +1,7 @@
 // Two charts: time shares over time, and one rank between its peers. Each draws and returns what Readout asks for.
 
-import { roomFor, writeBefore, writeEnds } from "./axes.js";
-import { colour, clock, number, percent, span } from "./dom.js";
+import { roomFor, writeEnds, writeLevels } from "./axes.js";
+import { color, clock, number, percent, span } from "./dom.js";
 
 const BELOW = 20;
 
@@ -61,7 +61,7 @@ export const drawShares = (pen, width, height, stretches, sharesOf) => {
     let top = height - BELOW;
     for (const { name, share } of sharesOf(stretch)) {
       const tall = share * (height - BELOW);
-      pen.fillStyle = colour(name);
+      pen.fillStyle = color(name);
       pen.fillRect(x, top - tall, wide, tall);
       top -= tall;
     }
@@ -80,7 +80,7 @@ const readShares = (stretch, sharesOf) => {
 };
 
 const drawNothing = (pen) => {
-  pen.fillStyle = colour("faint");
+  pen.fillStyle = color("faint");
   pen.fillText("No data yet.", 0, 20);
   return null;
 };
@@ -99,14 +99,14 @@ export const drawPeers = (pen, width, height, recent) => {
   const [mine, peers, least, most_of_peers] = series.map((values) =>
     values.flatMap((value, column) => (value === null ? [] : [[place(column), level(value)]])),
   );
-  pen.fillStyle = colour("spread");
+  pen.fillStyle = color("spread");
   trace(pen, [...least, ...most_of_peers.reverse()]);
   pen.fill();
   for (const [points, name] of [
     [peers, "peers"],
     [mine, "mine"],
   ]) {
-    pen.strokeStyle = pen.fillStyle = colour(name);
+    pen.strokeStyle = pen.fillStyle = color(name);
     pen.lineWidth = 2;
     trace(pen, points);
     pen.stroke();
@@ -115,8 +115,7 @@ export const drawPeers = (pen, width, height, recent) => {
   const ends = [recent.steps[0], recent.steps.at(-1)].map((step) => `step ${number(step)}`);
   writeEnds(pen, ends, left, width, height - 5);
   pen.fillRect(left, height - BELOW, width - left, 1);
-  writeBefore(pen, span(most), left - 4, 11);
-  writeBefore(pen, "0", left - 4, height - BELOW);
+  writeLevels(pen, most, left, width, 0, height - BELOW);
   return { places: recent.steps.map((_, column) => place(column)), read: (column) => readPeers(recent, column) };
 };
 

@@ -62,6 +62,8 @@ export const offerRuns = (runs, selected) => {
   if (list.dataset.ids === ids.join(" ")) return;
   list.dataset.ids = ids.join(" ");
   list.replaceChildren(...ids.map((id) => element("option", { value: id })));
+  const alone = "This collector knows no other run; one that it keeps in a store can be named.";
+  if (!ids.length || at("compare-said").textContent === "") say(at("compare-said"), ids.length ? "" : alone);
 };
 
 /** Hide what was compared with another run. */

@@ -41,11 +41,11 @@ export const times = (ratio) => number(ratio, 2);
 /** Format a share, 0 to 1, as a percentage. */
 export const percent = (share) => (isKnown(share) ? `${number(100 * share, 1)} %` : UNKNOWN);
 
-/** Format seconds since 1970 as the local time of day. */
-export const clock = (wallS) => new Date(wallS * 1000).toLocaleTimeString("en-GB");
+/** Format seconds since 1970 as the time of day in UTC, which is that of logs and of the other views. */
+export const clock = (wallS) => new Date(wallS * 1000).toISOString().slice(11, 19);
 
-/** Format seconds since 1970 as the local date and time of day, as 2026-03-14 09:26:53. */
-export const dateAndClock = (wallS) => new Date(wallS * 1000).toLocaleString("sv-SE");
+/** Format seconds since 1970 as date and time of day in UTC, as 2026-03-14 09:26:53. */
+export const dateAndClock = (wallS) => new Date(wallS * 1000).toISOString().slice(0, 19).replace("T", " ");
 
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
 
@@ -103,8 +103,8 @@ const setCell = (line, column, content, right) => {
   }
 };
 
-/** Return the current colour of a custom property of the page, light or dark. */
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+/** Return the current color of a custom property of the page, light or dark. */
+export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 /** Resize a canvas to its size on the page and return a pen whose unit is a CSS pixel. */
 export const prepare = (canvas) => {

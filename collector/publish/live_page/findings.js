@@ -1,6 +1,6 @@
 // List of findings: sentence, suggestion and evidence. A finding that changes keeps its place and stays open.
 
-import { at, element, number, say, span } from "./dom.js";
+import { at, clock, element, number, say, span } from "./dom.js";
 import { linksOf } from "./links.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
@@ -35,22 +35,43 @@ const captureButton = (onCapture) => {
   return { button, update };
 };
 
-const build = (finding, onCapture) => {
+const FACTS = ["Since", "Cost", "Cause"];
+
+/** Return when a step was, as the page knows it: ", 14:02:11 UTC"; empty where it does not. */
+const clockOf = (step, wallOf) => {
+  const wallS = step === null ? null : wallOf(step);
+  return wallS === null ? "" : `, ${clock(wallS)} UTC`;
+};
+
+const build = (finding, onCapture, wallOf) => {
   const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
   const body = element("div");
   evidence.append(body);
-  const [head, sentence, suggestion, links] = [1, 2, 3, 4].map(() => element("p"));
+  const [head, headline, sentence, suggestion, links] = [1, 2, 3, 4, 5].map(() => element("p"));
   head.className = "severity";
+  headline.className = "headline";
+  sentence.className = "sentence";
+  suggestion.className = "do";
+  const todo = document.createTextNode("");
+  suggestion.append(element("strong", {}, "Do"), " ", todo);
   links.className = "links";
-  const node = element("li", {}, head, sentence, suggestion, links, evidence);
+  const rows = FACTS.map((name) => element("div", {}, element("dt", {}, name), element("dd")));
+  const facts = element("dl", { class: "facts" }, ...rows);
+  const node = element("li", {}, head, headline, facts, suggestion, sentence, links, evidence);
   const capture = onCapture === null ? null : captureButton(onCapture);
   if (capture !== null) node.insertBefore(capture.button, evidence);
   let aimed = "";
   const update = (now) => {
     node.className = now.severity;
     say(head, `${now.severity}: ${now.kind}, ${now.cause}`);
+    say(headline, now.facts.headline);
+    const since = now.facts.since && `${now.facts.since}${clockOf(now.since_step, wallOf)}`;
+    [since, now.facts.cost, now.cause.replaceAll("_", " ")].forEach((text, place) => {
+      say(rows[place].lastChild, text);
+      rows[place].hidden = !text;
+    });
     say(sentence, now.sentence);
-    say(suggestion, `do: ${now.suggestion}`);
+    if (todo.data !== now.suggestion) todo.data = now.suggestion;
     suggestion.hidden = !now.suggestion;
     const aims = JSON.stringify([now.ranks, now.nodes, now.incident, now.captures, now.runbook]);
     if (aims !== aimed) links.replaceChildren(...linksOf(now)); // else one of them may have the focus
@@ -62,14 +83,15 @@ const build = (finding, onCapture) => {
     body.replaceChildren(...made);
   };
   update(finding);
-  return { node, update, said: JSON.stringify(finding) };
+  return { node, update, said: "" };
 };
 
-/** A list of findings; `show` updates it and returns the new ones. `onCapture(rank)`: a capture is wanted; null: those
- * of this list cannot be captured any more. */
+/** A list of findings; `show` updates it and returns the new ones. `wallOf(step)` is when a step was, null where that is
+ * not known. `onCapture(rank)`: a capture is wanted; null: those of this list cannot be captured any more. */
 export class FindingList {
-  constructor(list, onCapture = null) {
+  constructor(list, wallOf, onCapture = null) {
     this.list = list;
+    this.wallOf = wallOf;
     this.onCapture = onCapture;
     this.shown = new Map();
   }
@@ -80,16 +102,14 @@ export class FindingList {
     for (const [one, { node }] of this.shown) if (!numbers.has(one)) (node.remove(), this.shown.delete(one));
     const fresh = [];
     kept.forEach((finding, place) => {
-      const said = JSON.stringify(finding);
+      const said = JSON.stringify([finding, finding.since_step === null ? null : this.wallOf(finding.since_step)]);
       let entry = this.shown.get(finding.number);
       if (entry === undefined) {
-        entry = build(finding, this.onCapture);
+        entry = build(finding, this.onCapture, this.wallOf);
         this.shown.set(finding.number, entry);
         fresh.push(finding);
-      } else if (entry.said !== said) {
-        entry.update(finding);
-        entry.said = said;
-      }
+      } else if (entry.said !== said) entry.update(finding);
+      entry.said = said;
       if (this.list.children[place] !== entry.node)
         this.list.insertBefore(entry.node, this.list.children[place] ?? null);
     });

@@ -1,6 +1,6 @@
 // The ranks of open findings in the heat map: outlines on the canvas, and beside it a list of links.
 
-import { colour, element, number, times } from "./dom.js";
+import { color, element, number, times } from "./dom.js";
 
 const SHOWN_MAX = 12; // findings with a label; the list of findings has them all
 const OUTLINES_MAX = 64;
@@ -58,7 +58,7 @@ export const outlineFound = (pen, placed, { toX, toY, right, bottom }) => {
         ["paper", 4],
         ["mark", 2],
       ]) {
-        Object.assign(pen, { strokeStyle: colour(name), lineWidth: wide });
+        Object.assign(pen, { strokeStyle: color(name), lineWidth: wide });
         pen.strokeRect(...box);
       }
     }

@@ -1,7 +1,7 @@
 // The heat map, ranks x time: decode /heatmap (format: publish/api/heat_map.py) and draw it.
 
 import { roomFor, writeBefore } from "./axes.js";
-import { colour, clock, number, prepare, times } from "./dom.js";
+import { color, clock, number, prepare, times } from "./dom.js";
 import { labelFound, nameRanks, outlineFound, place } from "./found_ranks.js";
 
 const EQUAL = 128;
@@ -26,10 +26,10 @@ export const decode = (buffer) => {
 const parse = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
 const between = (a, b, part) => a.map((one, place) => Math.round(one + (b[place] - one) * part));
 
-/** The colour of each cell, as 256 pixels: equal as the page, slower ever hotter up to 8 times, faster bluer. */
+/** The color of each cell, as 256 pixels: equal as the page, slower ever hotter up to 8 times, faster bluer. */
 const buildColours = () => {
   const [unknown, equal, fast, warm, hot, hottest] = ["unknown", "equal", "fast", "warm", "hot", "hottest"].map(
-    (name) => parse(colour(name)),
+    (name) => parse(color(name)),
   );
   const stops = [
     [0, equal],
@@ -102,7 +102,7 @@ export class HeatMap {
       view: null,
       cursor: null,
       kept: null,
-      colours: buildColours(),
+      colors: buildColours(),
     });
     canvas.addEventListener("pointermove", (event) => this.moveTo(this.cellAt(event)));
     canvas.addEventListener("click", (event) => this.pick(this.cellAt(event)));
@@ -132,10 +132,17 @@ export class HeatMap {
     this.draw();
   }
 
-  /** The colours of the page have changed. */
-  recolour() {
-    this.colours = buildColours();
+  /** The colors of the page have changed. */
+  recolor() {
+    this.colors = buildColours();
     this.draw();
+  }
+
+  /** Return when a step ended, in seconds since 1970; null where the columns do not say. */
+  wallOf(step) {
+    const columns = this.map?.columns ?? [];
+    if (!columns.length || columns[0].step === null || columns[0].step > step) return null;
+    return columns.find((one) => one.step >= step && one.end_wall_s !== null)?.end_wall_s ?? null;
   }
 
   /** Show the ranks whose number is from `first` to `last`; all of them when there is none. */
@@ -279,7 +286,7 @@ export class HeatMap {
 
   draw() {
     const { pen, width, height } = prepare(this.canvas);
-    pen.fillStyle = colour("faint");
+    pen.fillStyle = color("faint");
     if (this.map === null || !this.map.columns.length) {
       this.list.hidden = true;
       pen.fillText("No data yet: ranks appear once", this.left, 20);
@@ -297,7 +304,7 @@ export class HeatMap {
 
   /** Return the image of these ranks, cached while only the cursor moves. */
   imageOf(...asked) {
-    const key = [this.map, this.colours, ...asked];
+    const key = [this.map, this.colors, ...asked];
     if (!this.kept?.key.every((one, place) => one === key[place]))
       this.kept = { key, image: toImage(this.reduce(...asked)) };
     return this.kept.image;
@@ -316,7 +323,7 @@ export class HeatMap {
         for (let row = first + Math.floor((line * (end - first)) / lines); row < to; row += 1) {
           if (cells[base + row] > most) most = cells[base + row];
         }
-        painted[line * columns.length + column] = this.colours[most];
+        painted[line * columns.length + column] = this.colors[most];
       }
     }
     return pixels;
@@ -371,7 +378,7 @@ export class HeatMap {
     const wide = (width - this.left) / this.map.columns.length;
     const tall = (height - BELOW) / (end - first);
     const y = (this.cursor.row - first) * tall;
-    pen.strokeStyle = colour("ink");
+    pen.strokeStyle = color("ink");
     pen.lineWidth = 2;
     pen.strokeRect(this.left + this.cursor.column * wide, y - Math.max(0, 6 - tall) / 2, wide, Math.max(6, tall));
   }

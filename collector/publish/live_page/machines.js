@@ -41,15 +41,18 @@ const machineRow = (one) => ({
 
 const groupRow = (one) => ({
   cells: [
-    one.group,
+    one.dimension,
+    number(one.groups),
     one.op,
+    one.group,
     number(one.ranks),
     number(one.count),
     ms(one.wait_ns),
     ms(one.transfer_ns),
+    ms(one.others_transfer_ns),
     one.bus_bandwidth_bytes_per_s === null ? "-" : number(one.bus_bandwidth_bytes_per_s / 1e9, 2),
   ],
-  right: [2, 3, 4, 5, 6],
+  right: [1, 4, 5, 6, 7, 8, 9],
 });
 
 const ncclRow = (one) => ({
@@ -78,7 +81,7 @@ const NAMES = {
 const OF_GPUS = new Set(["nvlink", "nccl"]);
 
 /** Hide the columns of a table, counted from 1, that have no value in any row. */
-const hideEmpty = (table) => {
+export const hideEmpty = (table) => {
   const rows = [...table.tBodies[0].rows];
   [...table.tHead.rows[0].cells].forEach((head, column) => {
     const isEmpty = column > 0 && rows.every((row) => row.cells[column].textContent === "-");

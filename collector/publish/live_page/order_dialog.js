@@ -50,7 +50,7 @@ const send = async (held) => {
 /** Open the dialogue for a rank of a LiveRun. A collector that takes no orders is asked at once, for its reason. */
 export const openOrder = (run, rank, takesOrders) => {
   Object.assign(asked, { runId: run.run_id, rank, takesOrders });
-  const others = "for comparison, its healthiest peer and a neighbour on its node";
+  const others = "for comparison, its healthiest peer and a neighbor on its node";
   say(at("order-what"), `This records a trace of the same ${STEPS} steps on rank ${rank} and, ${others}.`);
   say(at("order-last"), describeLast(run.captures));
   say(at("order-problem"), "");

@@ -25,10 +25,9 @@ import { openOrder } from "./order_dialog.js";
 import { forgetPorts } from "./ports.js";
 import { Readout } from "./readout.js";
 import { Refresher } from "./refresher.js";
-import { describeSteps, drawSteps, eventsOf, pointsOf } from "./step_chart.js";
-import { addressOf, showFigures, showJoining, showRank, showRuns, showShares, showSlowest } from "./views.js";
+import { describeSteps, drawSteps, eventsOf, pointsOf, wallOfStep } from "./step_chart.js";
+import { addressOf, showFigures, showJoining, showRank, showRanks, showRuns, showShares, startSorting } from "./views.js";
 
-const SLOWEST_SHOWN = 10;
 const RANKS_BESIDE = 4;
 const POINTS = 400; // of the step time
 const STEP_TIMES_MS = 10000;
@@ -63,8 +62,10 @@ const shown = {
   outlined: "", // what of the open findings is outlined in the heat map
 };
 const capture = (rank) => openOrder(shown.snapshot.run, rank, shown.snapshot.takes_orders);
-const open = new FindingList(at("open-findings"), capture);
-const past = new FindingList(at("past-findings"));
+const wallOf = (step) => wallOfStep(shown.points, step) ?? heat.wallOf(step);
+const open = new FindingList(at("open-findings"), wallOf, capture);
+const past = new FindingList(at("past-findings"), wallOf);
+const sorted = { order: "slowdown", isReversed: false };
 const captures = new CaptureList(at("capture-list"));
 
 // -- requests -------------------------------------------------------------------------------------------------------
@@ -106,9 +107,10 @@ const refreshing = (leastMs, work) =>
 const refreshers = {
   steps: refreshing(STEPS_MS, heatOf("steps")),
   intervals: refreshing(INTERVALS_MS, heatOf("intervals")),
-  slowest: refreshing(STEPS_MS, async (run) => {
-    const { ranks } = await readJson(`${ofRun(run, "ranks")}?order=slowdown&limit=${SLOWEST_SHOWN}`);
-    if (run === shown.run) showSlowest(ranks, shown.rank, pickInTable);
+  ranks: refreshing(STEPS_MS, async (run) => {
+    const asked = `order=${sorted.order}&reversed=${sorted.isReversed ? "yes" : "no"}&limit=${at("ranks-count").value}`;
+    const answer = await readJson(`${ofRun(run, "ranks")}?${asked}`);
+    if (run === shown.run) showRanks(answer, shown.rank, pickInTable);
   }),
   history: refreshing(HISTORY_MS, async (run) => {
     const { shares } = await readJson(`${ofRun(run, "history")}?points=0`);
@@ -167,7 +169,7 @@ const showSteps = (history, lastS) => {
   const least = lastS ? shown.snapshot.wall_s - lastS : 0;
   shown.points = pointsOf(history).filter(({ wallS }) => wallS >= least);
   const begin = shown.points[0]?.wallS ?? Infinity; // what happened before is in the list of incidents
-  shown.events = eventsOf(shown.points, shown.incidents, shown.snapshot.run).filter(({ wallS }) => wallS >= begin);
+  shown.events = eventsOf(shown.points, shown.incidents, shown.snapshot.run, wallOf).filter(({ wallS }) => wallS >= begin);
   describeSteps(shown.points, shown.events, Boolean(history.steps?.length));
   drawn.steps();
 };
@@ -197,7 +199,7 @@ const showSnapshot = (snapshot) => {
   if (isFirst) Object.assign(shown, { ...NOTHING_KNOWN }); // may be a new run of that name
   shown.snapshot = snapshot;
   at("sign-in").hidden = true;
-  say(at("connection"), `Live; collector ${snapshot.version}.`);
+  say(at("connection"), `Live; collector ${snapshot.version}. Times are UTC.`);
   showRuns(snapshot.runs, shown.run, at("run-filter").value);
   if (!snapshot.runs.length) showJoining(snapshot.settings, location.hostname);
   if (shown.run === null && snapshot.runs.length) return goTo(addressOf(snapshot.runs[0], snapshot.runs), null);
@@ -213,7 +215,7 @@ const showSnapshot = (snapshot) => {
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);
   at("capture-rank").hidden = snapshot.run.end !== null;
   for (const one of ["history", "incidents", "stepTimes", "machines"]) refreshers[one].ask();
-  if (isNewStep) for (const one of [at("source").value, "slowest", "rank"]) refreshers[one].ask();
+  if (isNewStep) for (const one of [at("source").value, "ranks", "rank"]) refreshers[one].ask();
 };
 
 const showFindings = (run, isFirst) => {
@@ -223,10 +225,15 @@ const showFindings = (run, isFirst) => {
   if (outlined !== shown.outlined) heat.setFound(run.open_findings, shown.run);
   shown.outlined = outlined;
   at("no-findings").hidden = run.open_findings.length > 0;
-  const over = "No open findings: the run is over. Incidents are listed below.";
-  say(at("no-findings"), run.end === null ? "No open findings." : over);
+  say(at("no-findings"), describeNoFindings(run));
   if (!isFirst) announce(fresh);
   if (run.findings_past !== shown.pastKnown) refreshers.findings.ask();
+};
+
+const describeNoFindings = ({ end, abstained }) => {
+  if (end !== null) return "No open findings: the run is over. Incidents are listed below.";
+  if (abstained !== null) return `No verdict yet: ${abstained}.`;
+  return "No open findings. The ranks are compared, and none is slower than the others.";
 };
 
 const sayPaused = () =>
@@ -292,7 +299,12 @@ const readAddress = () => {
 
 /** A chart whose values can be read, by the id of its canvas. */
 const readable = (id, draw) => {
-  const chart = new Readout(at(id), at(`${id}-readout`), draw);
+  const marking = (...pen) => {
+    const drawn_ = draw(...pen);
+    at(id).classList.toggle("empty", drawn_ === null); // takes less room
+    return drawn_;
+  };
+  const chart = new Readout(at(id), at(`${id}-readout`), marking);
   return { [id]: () => chart.show() };
 };
 
@@ -321,6 +333,8 @@ at("steps-range").addEventListener("change", () => refreshers.stepTimes.askAtOnc
 at("run-filter").addEventListener("input", () => {
   if (shown.snapshot !== null) showRuns(shown.snapshot.runs, shown.run, at("run-filter").value);
 });
+at("ranks-count").addEventListener("change", () => refreshers.ranks.askAtOnce());
+startSorting(sorted, () => refreshers.ranks.askAtOnce());
 at("source").addEventListener("change", () => refreshers[at("source").value].askAtOnce());
 at("ranks-shown").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -342,11 +356,11 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", readAddress);
 aimLinks({ showRanks: showInHeatMap });
-// Redraw a canvas when it appears and when its size or the colours of the page change.
+// Redraw a canvas when it appears and when its size or the colors of the page change.
 const resized = new ResizeObserver((entries) => entries.forEach((entry) => drawn[entry.target.id]()));
 for (const name of Object.keys(drawn)) resized.observe(at(name));
 dark.addEventListener("change", () => {
-  heat.recolour();
+  heat.recolor();
   for (const draw of Object.values(drawn)) draw();
 });
 takeTokenFromAddress();

@@ -1,6 +1,6 @@
 // Values of a chart under the pointer or, by the arrow keys, under a cursor: with units, as text below the chart.
 
-import { colour, prepare, say } from "./dom.js";
+import { color, prepare, say } from "./dom.js";
 
 /** Reads a chart aloud. `draw(pen, width, height)` draws it and returns `places`, the x of each of its columns in
  * pixels, and `read(column)`, the text of one; null while there is nothing to draw. */
@@ -20,7 +20,7 @@ export class Readout {
     const count = this.chart?.places.length ?? 0;
     if (this.column !== null && this.column >= count) this.column = count ? count - 1 : null;
     if (this.column !== null) {
-      pen.fillStyle = colour("ink");
+      pen.fillStyle = color("ink");
       pen.fillRect(this.chart.places[this.column] - 0.5, 0, 1, height);
     }
     say(this.output, this.column === null ? "" : this.chart.read(this.column));

@@ -1,7 +1,7 @@
 // Step time over time, with what happened: findings, restarts, checkpoints, captures, the end of the run.
 
-import { roomFor, writeBefore, writeEnds } from "./axes.js";
-import { at, clock, colour, dateAndClock, element, number, say, span } from "./dom.js";
+import { roomFor, writeEnds, writeLevels } from "./axes.js";
+import { at, clock, color, dateAndClock, element, number, say, span } from "./dom.js";
 import { nameRanks } from "./found_ranks.js";
 
 const BELOW = 20;
@@ -57,6 +57,19 @@ export const pointsOf = ({ steps, shares }) =>
           first: null,
         }));
 
+/** Return when a step ended, in seconds since 1970, by the points of the last attempt; null where they do not say. */
+export const wallOfStep = (points, step) => {
+  const attempt = points.at(-1)?.attempt ?? null;
+  const point = points.find((one) => one.attempt === attempt && one.first !== null && one.first <= step && step <= one.last);
+  return point?.wallS ?? null;
+};
+
+const beginsOf = (findings, wallOf) =>
+  findings.flatMap((one) => {
+    const wallS = one.since_step === null ? null : wallOf(one.since_step);
+    return wallS === null ? [] : [["begin", wallS, `begin, step ${number(one.since_step)}: ${one.facts.headline}`]];
+  });
+
 const ofIncident = (one) => {
   const whom = one.ranks.length ? ` of ${nameRanks(one.ranks)}` : "";
   const name = `${one.kind.replaceAll("_", " ")}${whom}`;
@@ -76,9 +89,10 @@ const ofCheckpoint = (one) => [
   `checkpoint in step ${number(one.step)}: ${span(one.duration_ns)}`,
 ];
 
-/** Return what happened, oldest first: [kind, time, text]. */
-export const eventsOf = (points, incidents, { captures, checkpoints, end }) =>
+/** Return what happened, oldest first: [kind, time, text]. `wallOf(step)` is when a step was; null: not known. */
+export const eventsOf = (points, incidents, { captures, checkpoints, end, open_findings: findings }, wallOf) =>
   [
+    ...beginsOf(findings, wallOf),
     ...incidents.flatMap(ofIncident),
     ...restartsOf(points),
     ...checkpoints.latest.map(ofCheckpoint),
@@ -98,7 +112,7 @@ const readPoint = ({ wallS, ns, longestNs, first, last }) => {
 };
 
 const drawLine = (pen, points, toX, toY, name, wide) => {
-  Object.assign(pen, { strokeStyle: colour(name), fillStyle: colour(name), lineWidth: wide });
+  Object.assign(pen, { strokeStyle: color(name), fillStyle: color(name), lineWidth: wide });
   pen.beginPath();
   points.forEach((point, place) => {
     const isNew = place === 0 || point.attempt !== points[place - 1].attempt;
@@ -112,7 +126,7 @@ const drawLine = (pen, points, toX, toY, name, wide) => {
 const drawEvents = (pen, events, toX, height) => {
   for (const { kind, wallS } of events) {
     const x = toX({ wallS });
-    pen.fillStyle = pen.strokeStyle = colour(`event-${kind}`);
+    pen.fillStyle = pen.strokeStyle = color(`event-${kind}`);
     if (kind !== "checkpoint") pen.fillRect(x - 0.5, TOP - 2, 1, height - BELOW - TOP + 2); // they are many
     pen.beginPath();
     pen.moveTo(x - 5, 2);
@@ -125,14 +139,13 @@ const drawEvents = (pen, events, toX, height) => {
 const drawAxes = (pen, left, width, height, most, begin, end) => {
   writeEnds(pen, [clock(begin), clock(end)], left, width, height - 5);
   pen.fillRect(left, height - BELOW, width - left, 1);
-  writeBefore(pen, span(most), left - 4, TOP + 9);
-  writeBefore(pen, "0", left - 4, height - BELOW);
+  writeLevels(pen, most, left, width, TOP, height - BELOW);
 };
 
 /** Draw points and those of the events that lie between them; returns what Readout asks for. */
 export const drawSteps = (pen, width, height, points, events) => {
   if (!points.length) {
-    pen.fillStyle = colour("faint");
+    pen.fillStyle = color("faint");
     pen.fillText("No data yet.", 0, 20);
     return null;
   }

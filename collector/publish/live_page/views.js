@@ -2,16 +2,15 @@
 
 import { PART_NAMES, PHASES, addUp } from "./charts.js";
 import { at, duration, element, fill, ms, number, percent, say, times } from "./dom.js";
+import { hideEmpty } from "./machines.js";
 
 const RECENT = 5; // slices of /history in the column "recent"
 const TIMED = {
-  "compute excluding waits, ms": "self_ns_median",
+  "own time, ms": "self_ns_median",
   "step, ms": "step_ns_median",
-  "caused wait a step, ms": "wait_caused_ns_median",
+  "caused wait per step, ms": "wait_caused_ns_median",
 };
 
-const FIGURE_LENGTH_MAX = 32; // what is longer is a sentence
-const IN_WORDS = new Set(["no straggler verdict", "not judged", "full windows", "cost of full windows", "timing of collectives", "injected faults"]);
 
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
 
@@ -34,8 +33,17 @@ export const isAsked = (run, words) => {
   return words.every((word) => text.includes(word));
 };
 
+let wasListed = null;
+
+/** Open the list of runs where there is one to choose, and close it where not; what a reader has chosen since stays. */
+const showRunList = (isListed) => {
+  if (isListed !== wasListed) at("runs-shown").open = isListed;
+  wasListed = isListed;
+};
+
 /** Show the list of runs; `current` is the selected one, `wanted` the text of the filter. */
 export const showRuns = (runs, current, wanted) => {
+  showRunList(runs.length !== 1);
   at("no-runs").hidden = runs.length > 0;
   at("runs").hidden = !runs.length;
   at("run-filter-shown").hidden = runs.length < FILTER_FROM && !wanted;
@@ -92,7 +100,7 @@ const lastCheckpoint = ({ count, latest }, nowS) => {
 export const showFigures = (run, nowS) => {
   say(at("run-end"), run.end_in_words);
   at("run-end").hidden = run.end === null;
-  say(at("run-end-do"), `do: ${run.end_suggestion}`);
+  say(at("run-end-do"), `Do: ${run.end_suggestion}`);
   at("run-end-do").hidden = !run.end_suggestion;
   const speed = [
     ["steps a second", number(run.steps_per_s, 2)],
@@ -105,26 +113,60 @@ export const showFigures = (run, nowS) => {
     ["latest step", number(run.latest_step)],
     ...(run.end === null ? speed : []),
     ["goodput", percent(run.goodput_ratio)],
-    ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
+    ...(run.mfu_ratio === null ? [] : [["MFU", percent(run.mfu_ratio)]]),
     ["restarts", number(run.restart_count)],
     ...(run.checkpoints.count ? [["last checkpoint", lastCheckpoint(run.checkpoints, nowS)]] : []),
+  ];
+  showTerms(at("figures"), figures.filter(([, value]) => value !== "-"));
+  const notes = [
     ...(run.abstained === null || hasVerdict(run) ? [] : [["no straggler verdict", run.abstained]]),
     ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
     ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),
+    ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
     ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
     ...(run.window_effect === null ? [] : [["cost of full windows", run.window_effect]]),
     ...(run.timing_effect === null ? [] : [["timing of collectives", run.timing_effect]]),
   ];
-  const list = at("figures");
-  if (list.children.length !== figures.length) {
-    list.replaceChildren(...figures.map(() => element("div", {}, element("dt"), element("dd"))));
+  at("notes-shown").hidden = !notes.length;
+  say(at("notes-count"), `${number(notes.length)} note${notes.length === 1 ? "" : "s"}`);
+  showTerms(at("notes"), notes);
+  showHealth(run);
+};
+
+/** Fill a list of terms, each with what is said of it. */
+const showTerms = (list, terms) => {
+  if (list.children.length !== terms.length) {
+    list.replaceChildren(...terms.map(() => element("div", {}, element("dt"), element("dd"))));
   }
-  figures.forEach(([name, value], place) => {
+  terms.forEach(([name, value], place) => {
     const [term, detail] = list.children[place].children;
     say(term, name);
     say(detail, value);
-    detail.classList.toggle("words", IN_WORDS.has(name) || value.length > FIGURE_LENGTH_MAX);
   });
+};
+
+const plural = (count, name) => `${number(count)} ${name}${count === 1 ? "" : "s"}`;
+
+/** Return how a run is, in a few words, and the class of that: its severest finding, how it ended, or whether it is judged. */
+export const healthOf = (run) => {
+  if (run.end !== null) return run.end_suggestion ? ["failed", "critical"] : ["ended", "info"];
+  const counted = ["critical", "warning", "info"].map((severity) => [
+    severity,
+    run.open_findings.filter((one) => one.severity === severity).length,
+  ]);
+  const [worst] = counted.find(([severity, count]) => count && severity !== "info") ?? [null];
+  if (worst !== null) {
+    return [counted.filter(([, count]) => count).map(([name, count]) => plural(count, name)).join(", "), worst];
+  }
+  if (run.abstained !== null) return ["no verdict yet", "info"];
+  const told = run.open_findings.length;
+  return [told ? `no rank is slow; ${plural(told, "finding")} for information` : "healthy: no rank is slow", "good"];
+};
+
+const showHealth = (run) => {
+  const [words, kind] = healthOf(run);
+  say(at("health"), words);
+  at("health").className = `chip ${kind}`;
 };
 
 const stateOf = (rank) => {
@@ -132,12 +174,13 @@ const stateOf = (rank) => {
   return rank.stalled ? "stalled" : "up";
 };
 
-/** Show the slowest ranks; `current` is the selected one, `onPick(rank)` is called when another is selected. */
-export const showSlowest = (ranks, current, onPick) => {
+/** Show ranks as a table; `current` is the selected one, `onPick(rank)` is called when another is selected. */
+export const showRanks = ({ ranks, ranks_known: known }, current, onPick) => {
   // Keep the table while a button in it has the focus, so that it stays the button of the same rank.
-  if (at("slowest").contains(document.activeElement)) return;
+  if (at("ranks").tBodies[0].contains(document.activeElement)) return;
+  say(at("ranks-said"), ranks.length < known ? `of ${number(known)} ranks` : `${plural(known, "rank")}, all of them`);
   fill(
-    at("slowest"),
+    at("ranks"),
     ranks.map((one) => ({
       cells: [
         { key: String(one.rank), make: () => [buttonFor(one.rank, onPick)] },
@@ -146,12 +189,50 @@ export const showSlowest = (ranks, current, onPick) => {
         times(one.slowdown_ratio),
         ms(one.self_ns_median),
         ms(one.step_ns_median),
+        ms(one.phases_ns_median.data),
+        ms(one.phases_ns_median.forward),
+        ms(one.phases_ns_median.backward),
         ms(one.wait_caused_ns_median),
+        shareOf(one.ratios.exposed_communication),
+        shareOf(one.ratios.idle),
+        shareOf(one.mfu_ratio),
+        shareOf(one.gpu?.utilization_ratio),
       ],
-      right: [0, 3, 4, 5, 6],
+      right: [0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
       current: one.rank === current,
     })),
   );
+  hideEmpty(at("ranks"));
+};
+
+const shareOf = (share) => (share === null || share === undefined ? "-" : percent(share));
+
+const ARIA_SORT = { false: "descending", true: "ascending" };
+
+/** Make the heads of the table of ranks buttons that sort it. `asked` is the order, `{order, isReversed}`; `onSort` is
+ * called when it has changed. By rank the lowest number comes first, by all else the largest value. */
+export const startSorting = (asked, onSort) => {
+  const heads = [...document.querySelectorAll("#ranks th[data-order]")];
+  const mark = () => {
+    for (const head of heads) {
+      const { order } = head.dataset;
+      const isLargestFirst = asked.isReversed === (order === "rank");
+      if (order === asked.order) head.setAttribute("aria-sort", ARIA_SORT[!isLargestFirst]);
+      else head.removeAttribute("aria-sort");
+    }
+  };
+  for (const head of heads) {
+    const button = element("button", { type: "button", class: "sorts" });
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      asked.isReversed = asked.order === head.dataset.order && !asked.isReversed;
+      asked.order = head.dataset.order;
+      mark();
+      onSort();
+    });
+  }
+  mark();
 };
 
 const buttonFor = (rank, onPick) => {
@@ -171,6 +252,7 @@ export const showShares = (table, stretches, sharesOf) => {
   const known = stretches.filter((stretch) => sharesOf(stretch).length);
   const recent = new Map(sharesOf(addUp(known.slice(-RECENT))).map(({ name, share }) => [name, share]));
   const rows = sharesOf(addUp(known)).filter(({ name, share }) => name !== "own-phase" || share > 0);
+  table.hidden = !rows.length;
   fill(
     table,
     rows.map(({ name, share }) => ({

@@ -110,7 +110,7 @@ def main() -> None:
         dist.all_reduce(stop, dist.ReduceOp.MAX)
         if stop.item():
             break
-    print(json.dumps({"rank": rank, "iterations": iteration, "report": rankscope.report()}) + "\n", end="")
+    print(json.dumps({"rank": rank, "iterations": iteration, "report": rankscope.status()}) + "\n", end="")
     dist.destroy_process_group()
     drain_gloo_threads()
 

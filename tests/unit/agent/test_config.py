@@ -10,7 +10,7 @@ from rankscope.agent.config import NEEDED, AgentConfig, read_config, read_launch
 from rankscope.measure.errors import SettingError
 from rankscope.measure.identity import LABEL_LENGTH_MAX
 from rankscope.measure.records import PHASES, STEP_COLUMNS
-from rankscope.measure.settings import find_settings
+from rankscope.measure.settings import find_constants, find_settings
 from rankscope.measure.table import COLUMNS_MAX
 
 
@@ -82,7 +82,7 @@ def test_a_run_may_be_as_long_as_a_label() -> None:
 
 
 def test_the_most_phases_allowed_fit_into_the_columns_of_a_table() -> None:
-    most = {key: known.largest for key, _, known in find_settings(AgentConfig)}["phases_max"]
+    most = {key: known.largest for key, _, known in find_constants(AgentConfig)}["phases_max"]
     assert most is not None
     assert len(STEP_COLUMNS) + len(PHASES) + most <= COLUMNS_MAX
 

@@ -106,7 +106,7 @@ def test_a_child_is_no_rank_and_starts_no_agent() -> None:
 
 
 def test_child_keeps_other_variables() -> None:
-    environment = {"PATH": "/bin", "RANKSCOPE_SERVE_TICK_S": "0.5"}
+    environment = {"PATH": "/bin", "RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.5"}
     assert drop_rank_variables(environment) == environment
 
 
@@ -192,3 +192,12 @@ def test_script_that_cannot_be_named_is_empty(arguments: object, monkeypatch: py
 def test_embedded_interpreter_runs_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys, "argv")
     assert read_script() == ""
+
+
+def test_run_of_torchrun_standalone_is_named_after_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "6f0a9c1b-52d4-4b0e-9d3c-0f6e2b7a1c55"}
+    monkeypatch.setattr(sys, "argv", ["/home/me/train.py", "--epochs", "3"])
+    assert read_identity(environment, "").run == "train-6f0a9c1b"
+    assert read_identity(environment, "mine").run == "mine"
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    assert read_identity(environment, "").run == environment["TORCHELASTIC_RUN_ID"]

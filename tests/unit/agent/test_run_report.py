@@ -80,11 +80,11 @@ def test_text_of_a_collector_is_one_printable_line() -> None:
 
 
 def test_process_that_is_not_measured_says_so() -> None:
-    report = rankscope.report()
+    report = rankscope.status()
     assert (report["mfu"], report["rank"], report["absent"]["mfu"]) == (None, None, NOT_MEASURED)
 
 
 def test_call_is_not_hidden_by_a_folder_of_its_name() -> None:
-    script = "import rankscope.agent as r, rankscope.agent.session; print(r.report()['absent']['mfu'])"
+    script = "import rankscope.agent as r, rankscope.agent.session; print(r.status()['absent']['mfu'])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=500)
     assert (ended.stdout, ended.stderr) == (f"{NOT_MEASURED}\n", "")

@@ -118,7 +118,7 @@ def test_steps_become_records_and_the_last_ends_at_stop(rank: Rank) -> None:
 
 
 def test_counts_add_up_with_records_that_nobody_has_read() -> None:
-    rank = Rank(RANKSCOPE_RING_STEPS_MAX="64")
+    rank = Rank(RANKSCOPE_CONSTANT_RING_STEPS_MAX="64")
     rank.training.start()
     rank.train(3)
     reported = len(rank.drain())

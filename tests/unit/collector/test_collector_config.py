@@ -42,8 +42,8 @@ def test_variables_of_agents_are_ignored() -> None:
 
 
 def test_overrides_win_over_the_environment() -> None:
-    config = read_config({"RANKSCOPE_SERVE_TICK_S": "2"}, overrides={"tick_s": "0.5"})
-    assert (config.tick_s, config.source("tick_s")) == (0.5, "from the command line")
+    config = read_config({"RANKSCOPE_SERVE_RUNS_MAX": "2"}, overrides={"runs_max": "5"})
+    assert (config.runs_max, config.source("runs_max")) == (5, "from the command line")
 
 
 @pytest.mark.parametrize("listen", ["tcp://*:0", "tcp://0.0.0.0:*", "tcp://[::]:18490"])
@@ -56,15 +56,25 @@ def test_it_may_listen_everywhere_and_on_any_free_port(listen: str) -> None:
     [
         ({"listen": "127.0.0.1:18490"}, "it must be tcp://HOST:PORT"),
         ({"http_listen": "http://127.0.0.1:18491"}, "it must be HOST:PORT"),
-        ({"message_bytes_max": FRAME_BYTES_MAX + 1}, "No larger frame can be decoded."),
-        ({"slowdown_close_ratio": 1.10}, "a finding that closes at the ratio where it opens would flicker."),
-        ({"detect_steps_min": 33}, "a verdict cannot require more steps than it uses."),
-        ({"detect_steps": 64, "steps_kept": 63}, "a verdict cannot use steps that are not kept."),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_with_the_reason(overrides: dict[str, Value], problem: str) -> None:
     with pytest.raises(SettingError) as caught:
         read_config({}, overrides=overrides)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"MESSAGE_BYTES_MAX": FRAME_BYTES_MAX + 1}, "No larger frame can be decoded."),
+        ({"DETECT_STEPS_MIN": 33}, "a verdict cannot require more steps than it uses."),
+        ({"DETECT_STEPS": 64, "STEPS_KEPT": 63}, "a verdict cannot use steps that are not kept."),
+    ],
+)
+def test_a_constant_that_cannot_work_is_refused_with_the_reason(given: dict[str, int], problem: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        read_config({f"RANKSCOPE_SERVE_CONSTANT_{key}": str(value) for key, value in given.items()})
     assert problem in str(caught.value)
 
 

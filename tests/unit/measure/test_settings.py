@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +13,7 @@ from rankscope.measure.settings import (
     Setting,
     Settings,
     Value,
+    constant,
     document,
     find_address_problem,
     read,
@@ -48,6 +49,8 @@ class Garden(Settings):
     dry_ratio: float = setting(0.2, Setting("Below, a bed is dry."))
     wet_ratio: float = setting(0.8, Setting("Above, a bed is wet.", largest=1, above="No bed is wetter than wet."))
     pump: str = setting("pump-1", Setting("The pump.", length_max=8, find_problem=find_pump_problem))
+    # One bed in ten.
+    spades: int = constant(3, Setting("How many spades there are.", smallest=1, largest=9))
     water: str = setting("rain", Setting("What is poured.", choices=("rain", "well")))
 
 
@@ -325,3 +328,32 @@ def test_file_that_is_not_toml_leaves_the_other_layers() -> None:
     config, (mistake,) = read_leniently(Garden, file_text="beds", file_name="g.toml", overrides={"beds": 3})
     assert (config.beds, mistake.key, mistake.is_unknown) == (3, "", False)
     assert mistake.text.startswith("g.toml is not a TOML file: ")
+
+
+# -- constants --------------------------------------------------------------------------------------------------------
+
+
+def test_constant_is_in_no_file_and_no_list_of_settings() -> None:
+    assert "spades" not in document(Garden)
+    assert Garden().spades == 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"file_text": "spades = 4"}, {"environment": {"GARDEN_SPADES": "4"}},
+     {"overrides": {"spades": 4}}],
+)  # fmt: skip
+def test_constant_is_no_setting(given: dict[str, Any]) -> None:
+    assert "is no setting" in read_problem(**given)
+
+
+def test_test_changes_a_constant_by_a_variable_of_its_own() -> None:
+    assert read(Garden, environment={"GARDEN_CONSTANT_SPADES": "5"}).spades == 5
+    assert read_problem(environment={"GARDEN_CONSTANT_SPADES": "10"}) == (
+        "spades is 10 (from GARDEN_CONSTANT_SPADES); the largest allowed is 9. Give a value from 1 to 9."
+    )
+
+
+def test_constant_of_the_code_is_checked() -> None:
+    with pytest.raises(SettingError, match="spades is 0"):
+        Garden(spades=0)

@@ -118,8 +118,8 @@ def test_text_has_named_nodes_first_and_the_verdict_last() -> None:
 def test_table_of_many_nodes_is_bounded() -> None:
     ranks = [make_result(rank, 20.0, notes=("x",)) for rank in range(40)]
     lines = render(conclude(ranks), list(CHECKS.values())).splitlines()
-    assert "and 8 other nodes (--json)" in lines
-    assert "and 25 other notes (--json)" in lines  # 41 with the mistake
+    assert "and 8 other nodes (--json-file)" in lines
+    assert "and 25 other notes (--json-file)" in lines  # 41 with the mistake
 
 
 def test_sentence_names_eight_nodes_at_most() -> None:

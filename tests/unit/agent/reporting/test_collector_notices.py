@@ -79,7 +79,7 @@ def test_summary_of_complete_delivery_names_the_command() -> None:
     notices = begin()
     look(notices, 1, connected=True)
     assert notices.summarize(Delivered(40, 0)) == (
-        "run 'bert': all 40 reports of rank 0 were delivered; `rankscope status --run bert --url http://head:18491` "
+        "run 'bert': all 40 reports of rank 0 were delivered; `rankscope status bert --url http://head:18491` "
         "shows how the run went"
     )
 
@@ -89,7 +89,7 @@ def test_summary_counts_unacknowledged_reports() -> None:
     look(notices, 1, connected=True, url="")
     assert notices.summarize(Delivered(40, 3, "/scratch")) == (
         f"run 'bert': 3 of the 40 reports of rank 0 were not acknowledged by {ENDPOINT} (/scratch keeps as many as it "
-        "has room for); `rankscope status --run bert` shows how the run went"
+        "has room for); `rankscope status bert` shows how the run went"
     )
 
 

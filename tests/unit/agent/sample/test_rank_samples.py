@@ -22,7 +22,7 @@ def test_nothing_is_known_before_the_first_sample() -> None:
 
 
 def test_the_process_is_sampled_when_due_and_at_the_end() -> None:
-    samples = make_samples(RANKSCOPE_SAMPLE_INTERVAL_S="5")
+    samples = make_samples(RANKSCOPE_CONSTANT_SAMPLE_INTERVAL_S="5")
     now_ns = SystemClock().monotonic_ns()
     samples.run(now_ns, last=False)
     first = samples.host
@@ -50,7 +50,7 @@ def test_only_the_rank_that_reads_the_machine_samples_it() -> None:
     others.run(0, last=True)
     assert (others.pop_node(), "node" in others.loop.counts) == (None, False)
     others.close()
-    unwanted = make_samples(RANKSCOPE_NODE_SAMPLES="0")
+    unwanted = make_samples(RANKSCOPE_CONSTANT_NODE_SAMPLES="0")
     assert "node" not in unwanted.loop.counts
     unwanted.close()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.agent.steps.throughput import RANGE_STEPS_MAX, Spread, ThroughputMeter, describe_throughput
+from rankscope.agent.steps.throughput import RANGE_STEPS_MAX, Spread, ThroughputMeter
 from rankscope.measure.records import StepRecord
 
 MS = 1_000_000
@@ -63,7 +63,6 @@ def test_first_steps_are_left_out() -> None:
 def test_without_counted_steps_there_is_no_throughput(warmup_steps: int) -> None:
     meter = meter_of(*(QUICK, SLOW) if warmup_steps else (), warmup_steps=warmup_steps)
     assert (meter.find(), meter.find(5)) == (None, None)
-    assert describe_throughput(meter, rank=0, world_size=1) == ""
 
 
 def test_range_covers_the_last_steps_and_find_has_no_effect() -> None:
@@ -82,27 +81,3 @@ def test_last_steps_are_bounded_and_the_run_is_not() -> None:
     assert run is not None
     assert last is not None
     assert (run.steps, last.steps) == (RANGE_STEPS_MAX + 5, RANGE_STEPS_MAX)
-
-
-def test_summary_of_throughput() -> None:
-    text = describe_throughput(meter_of(QUICK, SLOW), rank=0, world_size=4)
-    assert text == (
-        "throughput of rank 0 of 4: 2 steps in 1.0 s, without the first 0\n"
-        "                     average       largest      smallest        last 2\n"
-        "  reader_cost       100.0 ms      150.0 ms       50.0 ms      100.0 ms\n"
-        "  batch_cost        500.0 ms      750.0 ms      250.0 ms      500.0 ms\n"
-        "  reader_ratio        20.00%                                    20.00%\n"
-        "  steps/s               2.00          4.00          1.33          2.00\n"
-        "  samples/s            16.00         32.00         10.67         16.00\n"
-        "  tokens/s            768.00      2,048.00        341.33        768.00"
-    )
-
-
-def test_summary_has_no_row_for_unknown_values() -> None:
-    text = describe_throughput(meter_of(step(0, 250, 50)), rank=0, world_size=1)
-    assert [line.split()[0] for line in text.splitlines()[2:]] == [
-        "reader_cost",
-        "batch_cost",
-        "reader_ratio",
-        "steps/s",
-    ]

@@ -2,8 +2,8 @@
 
 import random
 
-import msgspec
 import pytest
+from msgspec.structs import asdict, replace
 
 from rankscope.collector.captures.capture import Capture, RankCapture
 from rankscope.collector.captures.incident_views import (
@@ -14,9 +14,11 @@ from rankscope.collector.captures.incident_views import (
     link_incidents,
 )
 from rankscope.collector.incidents.incident import Incident, begin, reopen, resolve
+from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.unit.collector.detect.findings import slow
 
 RUN = "bert@20261125T103005Z"
+BERT = RunSnapshot(run="bert", run_id=RUN, world_size=4, restart_count=0, ranks=())
 OPENED_S, RESOLVED_S = 100.0, 200.0
 OPEN = begin(7, RUN, slow(2, number=4), OPENED_S)
 RESOLVED = resolve(OPEN, "passed", RESOLVED_S, lost_rank_seconds=None)
@@ -27,7 +29,7 @@ def capture(name: str = "c1", *ranks: int, asked_wall_s: float = 150.0, **other:
         id=name, run="bert", run_id=RUN, state="complete", asked_wall_s=asked_wall_s, changed_wall_s=asked_wall_s,
         ranks=tuple(RankCapture(rank=rank) for rank in ranks),
     )  # fmt: skip
-    return msgspec.structs.replace(plain, **other)
+    return replace(plain, **other)
 
 
 def test_capture_that_an_incident_has_ordered_is_about_it() -> None:
@@ -56,7 +58,7 @@ def test_incidents_have_captures_in_the_order_given() -> None:
     other = begin(8, "gpt@1", slow(2), OPENED_S)
     found = link_incidents([OPEN, other], [capture("c2", 2), capture("c3", 9), capture("c1", 2)])
     assert [one.captures for one in found] == [("c2", "c1"), ()]
-    assert {name: getattr(found[0], name) for name in Incident.__struct_fields__} == msgspec.structs.asdict(OPEN)
+    assert {name: getattr(found[0], name) for name in Incident.__struct_fields__} == asdict(OPEN)
 
 
 def test_captures_are_those_that_comparing_each_with_each_finds() -> None:
@@ -100,19 +102,19 @@ def test_incident_has_the_history_of_the_nodes_it_blames() -> None:
 
 def test_finding_has_the_captures_of_its_incident() -> None:
     links = CaptureLinks(lambda: [OPEN], lambda: [capture("c1", 2)])
-    named, unnamed = links.of_findings(RUN, [slow(2, number=4), slow(2, number=5)])
+    named, unnamed = links.of_findings(BERT, [slow(2, number=4), slow(2, number=5)])
     assert (named.captures, unnamed.captures) == (("c1",), ())
     assert (named.number, named.sentence) == (4, "Rank 2 is slow.")
 
 
 def test_finding_names_its_incident_also_without_captures() -> None:
     links = CaptureLinks(lambda: [OPEN], tuple)
-    assert [one.incident for one in links.of_findings(RUN, [slow(2, number=4), slow(2, number=5)])] == [7, None]
-    assert links.of_findings("bert@20261126T103005Z", [slow(2, number=4)])[0].incident is None
+    assert [one.incident for one in links.of_findings(BERT, [slow(2, number=4), slow(2, number=5)])] == [7, None]
+    assert links.of_findings(replace(BERT, run_id="bert@20261126T103005Z"), [slow(2, number=4)])[0].incident is None
 
 
 def test_finding_about_a_node_and_one_about_a_rank_have_a_runbook_each() -> None:
-    named = NO_LINKS.of_findings(RUN, [slow(2), msgspec.structs.replace(slow(2), nodes=("n1",))])
+    named = NO_LINKS.of_findings(BERT, [slow(2), replace(slow(2), nodes=("n1",))])
     assert [one.runbook for one in named] == ["RankscopeStragglerRank", "RankscopeStragglerNode"]
 
 
@@ -120,4 +122,4 @@ def test_number_of_two_incidents_is_that_of_the_later_one() -> None:
     # A restarted collector that could not restore the run counts its findings from 1 again.
     later = begin(9, RUN, slow(3, number=4), 300.0)
     links = CaptureLinks(lambda: [RESOLVED, later], lambda: [capture("c1", 2)])
-    assert links.of_findings(RUN, [slow(3, number=4)])[0].captures == ()
+    assert links.of_findings(BERT, [slow(3, number=4)])[0].captures == ()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.commands.main import main
+from tests.integration.live_worlds import LiveWorld
 from tests.unit.collector.comparison.compared_runs import keep_steps, kept_sums, vary
 
 OLD, NEW = "bert@20261124T103005Z", "bert@20261125T103005Z"
@@ -83,8 +84,8 @@ def test_chosen_baseline_is_named(store: Path, capsys: pytest.CaptureFixture[str
 
 def test_unequal_work_is_refused_unless_asked_for(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(store, OLD, "wide") == 1
-    assert "work was not equal: A has 2 ranks and B 4. --anyway compares them." in capsys.readouterr().err
-    assert compare(store, OLD, "wide", "--anyway") == 0
+    assert "work was not equal: A has 2 ranks and B 4. --force compares them." in capsys.readouterr().err
+    assert compare(store, OLD, "wide", "--force") == 0
     assert "The work was not equal: A has 2 ranks and B 4." in capsys.readouterr().out
 
 
@@ -116,3 +117,16 @@ def test_page_has_the_verdict_and_every_table(store: Path, tmp_path: Path) -> No
     assert "script" not in text.split("<body>")[1]
     for key in ("sides", "step_times", "uses", "phases", "collectives", "incidents", "notes"):
         assert f'href="#{key}"' in text
+
+
+def test_running_collector_is_asked_where_no_store_is_named(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveWorld().serve(store=store) as server:
+        for words in ([OLD, NEW, "--json"], [f"{OLD}@steps", "0:110", f"{OLD}@steps", "110:", "--json"]):
+            assert compare(store, *words) == 0
+            read = json.loads(capsys.readouterr().out)
+            assert main(["compare", *words, "--url", server.url]) == 0
+            assert json.loads(capsys.readouterr().out) == read
+        assert main(["compare", OLD, "wide", "--url", server.url]) == 1
+        assert "--force compares them" in capsys.readouterr().err
+        assert main(["compare", NEW, "--baseline", "last-good", "--url", server.url]) == 2
+        assert "name it with --store" in capsys.readouterr().err

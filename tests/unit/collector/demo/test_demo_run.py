@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.demo.run import SLOW_STEP_S, DemoOptions, describe
+from rankscope.collector.demo.run import describe, describe_next
 from rankscope.collector.demo.running_collector import RunningCollector
+from rankscope.collector.demo.screen import SLOW_STEP_S, DemoOptions
 
 TRAIN = Path(__file__).parents[4] / "collector" / "demo" / "train.py"
 
@@ -42,3 +43,17 @@ def test_collector_that_is_too_busy_to_answer_ends_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         collector = RunningCollector(f"http://127.0.0.1:{silent.getsockname()[1]}", "token", {})
         assert collector.read_run("demo", timeout_s=0.05) is None
+
+
+def test_commands_that_are_shown_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "rankscope").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    demo, job = describe_next("data", str(programs / "rankscope")).splitlines()
+    assert demo == "Next:     programs/rankscope demo --fault host"
+    assert job == "Your job: RANKSCOPE=1 programs/torchrun --nproc-per-node N train.py"
+    (programs / "rankscope").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    assert describe_next("host", str(programs / "rankscope")).startswith("Next:     rankscope demo --fault data\n")

@@ -345,7 +345,7 @@ def test_side_without_a_usable_file_is_refused(tmp_path: Path, faster: str) -> N
 
 def test_runs_of_other_sizes_need_to_be_allowed(tmp_path: Path, faster: str) -> None:
     there = write(tmp_path / "a", run_of(SLOWER, 1), world=4)
-    told = "the runs have 2 and 4 ranks, which share the work out differently; --any-world compares them"
+    told = "the runs have 2 and 4 ranks, which share the work out differently; --force compares them"
     assert compare(faster, there).refused == told
     allowed = compare(faster, there, any_world=True)
     assert (allowed.refused, allowed.notes) == (None, ["the number of ranks differs: 2, against 4"])

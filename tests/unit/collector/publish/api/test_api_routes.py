@@ -17,6 +17,7 @@ from rankscope.collector.publish.api.rank_views import RankAnswer, RankList
 from rankscope.collector.publish.api.routes_api import Api, FindingList, RunHistory
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import Response, Routes
+from rankscope.collector.runs.rank_orders import ORDERS
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, keep_run
@@ -161,7 +162,7 @@ def test_what_is_not_there_yet_is_said_with_the_reason(api: Api) -> None:
     [
         ("?ranks=some", "ranks is 'some'; it must be all or none"),
         ("?rank=none", "'rank' is no parameter here; ranks is"),
-        ("/ranks?order=node", "order is 'node'; it must be rank or slowdown"),
+        ("/ranks?order=node", f"order is 'node'; it must be {', '.join(ORDERS[:-1])} or {ORDERS[-1]}"),
         ("/ranks?limit=0", "limit is '0'; it must be a whole number from 1 to 16384"),
         ("/ranks?limit=", "limit is ''; it must be a whole number from 1 to 16384"),
         ("/ranks?offset=-1", "offset is '-1'; it must be a whole number from 0 to 2147483647"),

@@ -235,3 +235,17 @@ def test_lists_are_bounded_and_say_what_there_is(more: int) -> None:
     kinds = [NcclBandwidth(f"g{number}", "AllReduce", 1, 1e9) for number in range(GROUPS_MAX + more)]
     found = list_machines(run_of(on_node(0, "n0", nccl=nccl(*kinds))))
     assert (len(found.nccl), found.nccl_known) == (GROUPS_MAX, GROUPS_MAX + more)
+
+
+def test_groups_of_a_dimension_are_one_row_with_the_slowest() -> None:
+    def traffic(group: str, transfer_ns: int) -> CollectiveTotals:
+        return CollectiveTotals(
+            group=group, op="all_reduce", count=9, duration_ns=1, matched=2, wait_ns=0, transfer_ns=transfer_ns,
+            bus_bandwidth_bytes_per_s=None,
+        )  # fmt: skip
+
+    groups = {"mesh_tp/0-1": 4_000_000, "mesh_tp/2-3": 10_000_000, "mesh_tp/4-5": 6_000_000}
+    ranks = tuple(rank_of(rank, collectives=(traffic(group, ns),)) for rank, (group, ns) in enumerate(groups.items()))
+    (row,) = list_machines(RunSnapshot(run="bert", world_size=6, restart_count=0, ranks=ranks)).groups
+    assert (row.dimension, row.groups, row.group) == ("mesh_tp", 3, "mesh_tp/2-3")
+    assert (row.transfer_ns, row.others_transfer_ns) == (5_000_000, 2_500_000)  # 2 calls: 10 / 2; median of 2 and 3

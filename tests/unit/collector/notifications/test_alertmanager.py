@@ -1,67 +1,20 @@
-"""A synthetic incident goes to receivers and to an Alertmanager, which say whether they accepted it."""
+"""A test alert goes to an Alertmanager, which says whether it accepted it, and for whom."""
 
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from rankscope.collector.commands.main import main
-from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, Delivery
-from rankscope.collector.notifications.event import IncidentEvent
-from rankscope.collector.selftest.alert import ALERT, AlertResult, send_to_alertmanager, send_to_receivers
+from rankscope.collector.notifications.alertmanager import ALERT, AlertResult, send_to_alertmanager
 from rankscope.measure.errors import SettingError
-from tests.otlp_receivers import receiving_http
 
 WALL_S = 1_800_000_000.0
-
-
-class Receiver:
-    """Keeps the events that it gets."""
-
-    def __init__(self, *outcomes: Delivery) -> None:
-        self.events: list[IncidentEvent] = []
-        self.is_prepared = False
-        self._outcomes = list(outcomes)
-
-    def prepare(self) -> None:
-        self.is_prepared = True
-
-    def __call__(self, event: IncidentEvent, _cancelled: threading.Event) -> Delivery:
-        self.events.append(event)
-        return self._outcomes.pop(0)
-
-
-def test_receiver_gets_an_incident_that_opens_and_is_resolved() -> None:
-    receiver = Receiver(Delivery(DELIVERED), Delivery(DELIVERED))
-    assert send_to_receivers({"webhook": receiver}, WALL_S) == [
-        AlertResult("webhook", is_accepted=True, text="accepted the events opened and resolved")
-    ]
-    assert receiver.is_prepared
-    opened, resolved = receiver.events
-    assert (opened.kind, opened.number, opened.incident.state) == ("opened", 1, "open")
-    assert (resolved.kind, resolved.number, resolved.incident.state) == ("resolved", 2, "resolved")
-    assert opened.id != resolved.id
-    assert "a test by `rankscope selftest --alert`, and no incident" in opened.text
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "text"),
-    [
-        ((Delivery(FAILED, "the receiver at pager:443 answers 401"), Delivery(DELIVERED)), "pager:443 answers 401"),
-        ((Delivery(DELIVERED), Delivery(RETRIED, "the receiver cannot be reached")), "cannot be reached"),
-        ((Delivery(DELIVERED), Delivery(FAILED)), "failed"),
-    ],
-)
-def test_receiver_that_refuses_one_event_did_not_accept(outcomes: tuple[Delivery, ...], text: str) -> None:
-    (found,) = send_to_receivers({"webhook": Receiver(*outcomes)}, WALL_S)
-    assert not found.is_accepted
-    assert text in found.text
 
 
 class Alertmanager:
@@ -168,24 +121,12 @@ def test_other_servers_and_none_are_named() -> None:
 
 def test_command_exits_by_whether_it_was_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Alertmanager()) as url:
-        assert main(["selftest", "--alert", "--alertmanager", url]) == 0
-    assert capsys.readouterr().out.startswith(f"right  alertmanager        accepted the alert {ALERT} for the receiver")
-    assert main(["selftest", "--alert", "--alertmanager", url, "--json"]) == 1
-    assert capsys.readouterr().err.startswith("WRONG  alertmanager")
-
-
-def test_command_sends_to_the_receiver_of_otlp_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with receiving_http() as receiver:
-        config = tmp_path / "collector.toml"
-        config.write_text(f'http_listen = "127.0.0.1:*"\notlp = true\notlp_endpoint = "{receiver.url}"\n')
-        assert main(["selftest", "--alert", "--config", str(config)]) == 0
-        names = [record.event_name for record in receiver.received.log_records]
-    assert capsys.readouterr().out == "right  otlp                accepted the events opened and resolved\n"
-    assert names == ["rankscope.incident.opened", "rankscope.incident.resolved"]
+        assert main(["notify", "--alertmanager", url]) == 0
+    assert capsys.readouterr().out.startswith(f"alertmanager: accepted the alert {ALERT} for the receiver pager")
+    assert main(["notify", "--alertmanager", url]) == 1
+    assert "did not accept the alert" in capsys.readouterr().out
 
 
 def test_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--alert"]) == 2
-    assert "--alert has no receiver" in capsys.readouterr().err
-    assert main(["selftest", "--alertmanager", "http://am:9093"]) == 2
-    assert "add --alert" in capsys.readouterr().err
+    assert main(["notify"]) == 2
+    assert "no receiver of notifications is set" in capsys.readouterr().err

@@ -1,33 +1,23 @@
-"""Send a synthetic incident to the receivers of a collector and to an Alertmanager, and say whether each accepted it.
+"""Send a test alert to an Alertmanager, and say whether it accepted it.
 
-It goes the way of a real one from the incident on: the webhook, command, hooks and OTLP of a collector's settings get
-the events `opened` and `resolved`, signed and formed as always; an Alertmanager gets an alert with the labels of
-RankscopeStragglerRank (deploy/prometheus/rules/alerts.yml), and is asked what became of it (API v2: `POST` and
-`GET /api/v2/alerts`, prometheus/alertmanager `api/v2/openapi.yaml`). The sentence, the run and the name of the alert
-say that it is a test.
+The alert has the labels of RankscopeStragglerRank (deploy/prometheus/rules/alerts.yml), and the Alertmanager is asked
+what became of it (API v2: `POST` and `GET /api/v2/alerts`, prometheus/alertmanager `api/v2/openapi.yaml`). The
+sentence, the run and the name of the alert say that it is a test.
 """
 
 import json
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.incidents.incident import Incident, begin, resolve
-from rankscope.collector.notifications.channel import DELIVERED, Deliver
-from rankscope.collector.notifications.event import OPENED, RESOLVED, Nodes, build_event
 from rankscope.measure.errors import SettingError, UnavailableError
 
-RUN: Final = "rankscope-selftest"
-ALERT: Final = "RankscopeSelftest"
-SENTENCE: Final = (
-    "This is a test by `rankscope selftest --alert`, and no incident: rank 2 of a run that does not exist."
-)
-REASON: Final = "the test is over"
+RUN: Final = "rankscope-test"
+ALERT: Final = "RankscopeTest"
+SENTENCE: Final = "This is a test by `rankscope notify`, and no incident: rank 2 of a run that does not exist."
 HTTP_S_MAX: Final = 10.0
 LASTS_S: Final = 300
 """An alert ends by itself after so long: longer than the usual `group_wait`, before which nobody is notified."""
@@ -37,36 +27,10 @@ POLL_S: Final = 0.5
 
 
 class AlertResult(NamedTuple):
-    """What a receiver did with the synthetic incident: its name, whether it accepted it, and what else is known."""
+    """What an Alertmanager did with the alert: whether it accepted it, and what else is known."""
 
-    receiver: str
     is_accepted: bool
     text: str
-
-
-def send_to_receivers(receivers: Mapping[str, Deliver], wall_s: float) -> list[AlertResult]:
-    """Send `opened` and `resolved` to each receiver of the settings, each once."""
-    opened = build_incident(wall_s)
-    resolved = resolve(opened, REASON, wall_s, lost_rank_seconds=None)
-    events = [build_event(opened, OPENED, 1, wall_s, Nodes()), build_event(resolved, RESOLVED, 2, wall_s, Nodes())]
-    results = []
-    for name, deliver in receivers.items():
-        deliver.prepare()
-        deliveries = [deliver(event, threading.Event()) for event in events]
-        problems = [one.problem or one.outcome for one in deliveries if one.outcome != DELIVERED]
-        text = problems[0] if problems else "accepted the events opened and resolved"
-        results.append(AlertResult(name, not problems, text))
-    return results
-
-
-def build_incident(wall_s: float) -> Incident:
-    """Return an incident about a rank of a run that does not exist, opened now.
-
-    >>> incident = build_incident(0.0)
-    >>> incident.run, incident.kind, incident.severity, incident.subject
-    ('rankscope-selftest', 'straggler', 'warning', 'rank 2')
-    """
-    return begin(0, RUN, Finding(kind=STRAGGLER, ranks=(2,), cause="selftest", sentence=SENTENCE), wall_s)
 
 
 def send_to_alertmanager(
@@ -82,7 +46,7 @@ def send_to_alertmanager(
         for _ in range(asks):
             shown = _find_shown(_ask(f"{base}/api/v2/alerts?filter={quote(_build_filter(alert))}"))
             if shown is not None:
-                return AlertResult("alertmanager", *_describe_shown(shown))
+                return AlertResult(*_describe_shown(shown))
             wait(POLL_S)
     except (OSError, ValueError, UnavailableError) as error:
         why = getattr(error, "reason", None) or error
@@ -91,7 +55,7 @@ def send_to_alertmanager(
 
 
 def _fail(text: str) -> AlertResult:
-    return AlertResult("alertmanager", is_accepted=False, text=text)
+    return AlertResult(is_accepted=False, text=text)
 
 
 def check_url(url: str) -> str:
@@ -142,12 +106,3 @@ def _describe_shown(shown: dict[str, Any]) -> tuple[bool, str]:
     state = shown.get("status", {}).get("state")
     held = "" if state != "suppressed" else "; it is silenced or inhibited, so nobody is notified"
     return bool(names) and not held, f"accepted the alert {ALERT} {to}{held}; it ends after {LASTS_S // 60} minutes"
-
-
-def describe_results(results: Sequence[AlertResult]) -> str:
-    """Return a line for each receiver.
-
-    >>> describe_results([AlertResult("webhook", False, "the receiver at pager:443 answers 401")])
-    'WRONG  webhook             the receiver at pager:443 answers 401'
-    """
-    return "\n".join(f"{'right' if one.is_accepted else 'WRONG'}  {one.receiver:<18}  {one.text}" for one in results)
