@@ -21,6 +21,7 @@ from rankscope.collector.traces.asked import (
 from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns
+from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
@@ -197,26 +198,32 @@ class _Job(NamedTuple):
 def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis | Failure:
     """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
     try:
-        return reduce_trace(
-            read_file(
-                file.path,
-                workers,
-                every_shape=job.asked.every_shape,
-                every_wait=job.asked.critical_path,
-                values_of=job.asked.values_of,
-                autograd=job.asked.autograd,
-            ),
-            file.path,
-            job.steps,
-            file.rank,
-            job.communication_kernels,
-            divides_steps=job.divides_steps,
-            asked=job.asked,
+        return attempt(
+            lambda: _read_and_reduce(file, job, workers), lambda reason: Failure(file.path, reason, is_no_trace=False)
         )
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
     except MemoryError:
         return Failure(file.path, "not enough memory to read it", is_no_trace=False)
+
+
+def _read_and_reduce(file: TraceFile, job: _Job, workers: int) -> RankAnalysis:
+    return reduce_trace(
+        read_file(
+            file.path,
+            workers,
+            every_shape=job.asked.every_shape,
+            every_wait=job.asked.critical_path,
+            values_of=job.asked.values_of,
+            autograd=job.asked.autograd,
+        ),
+        file.path,
+        job.steps,
+        file.rank,
+        job.communication_kernels,
+        divides_steps=job.divides_steps,
+        asked=job.asked,
+    )
 
 
 # -- many files -------------------------------------------------------------------------------------------------------

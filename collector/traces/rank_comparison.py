@@ -1,6 +1,7 @@
 """Compare the ranks of one run: their collectives, their messages, and who is slower than its peers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from rankscope.collector.traces.asked import NOTHING_ASKED, Asked
 from rankscope.collector.traces.collective_sizes import sum_by_size
 from rankscope.collector.traces.critical_path import PathInput, find_critical_path
 from rankscope.collector.traces.cross_rank import Matching
+from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.pipeline_picture import StageStep, draw_pipeline
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import (
@@ -33,7 +35,7 @@ from rankscope.collector.traces.tables import kind_of
 from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.intervals import EMPTY, Intervals
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import Message, forget_numbers
 from rankscope.measure.units import NS_PER_S
 
 ABSENT_SHOWN_MAX = 8
@@ -42,7 +44,8 @@ ABSENT_SHOWN_MAX = 8
 
 class Comparison(NamedTuple):
     """All ranks side by side: the comparison, None of one rank, the ranks' reports completed with transfers, their
-    collectives by size, and the critical path and the all-to-alls, None where they were not asked for.
+    collectives by size, the critical path and the all-to-alls, None where they were not asked for, and how their
+    collectives were matched.
     """
 
     across: CrossRank | None
@@ -50,28 +53,67 @@ class Comparison(NamedTuple):
     collective_sizes: list[CollectiveSizeRow]
     critical_path: CriticalPath | None
     all_to_all: AllToAlls | None
+    matching: Matching | None = None
 
 
 def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -> Comparison:
-    """Return the comparison of the ranks, with what is asked for of all of them together."""
-    across, matching, reports = None, None, [_complete_alone(one) for one in found]
-    pairs: Sequence[pipeline.Pair] = ()
+    """Return the comparison of the ranks, with what is asked for of all of them together. What fails by a fault of ours
+    is refused with that as the reason.
+    """
+    found = _forget_numbers(found)
+    compared = _Compared(None, None, [attempt(partial(_complete_alone, one), _keep(one)) for one in found], ())
     if len(found) > 1:
-        across, matching, reports, pairs = _compare(found)
+        alone = compared.reports
+        compared = attempt(lambda: _compare(found), lambda reason: _refuse_all(reason, alone))
+    matching = compared.matching
     paths = [
         PathInput(one.report.rank, one.path, one.collectives, one.messages, on_device=bool(one.report.devices))
         for one in found
     ]
     return Comparison(
-        across,
-        reports,
-        sum_by_size(found, matching),
-        find_critical_path(paths, matching, pairs) if asked.critical_path else None,
-        sum_all_to_alls(found, matching) if asked.all_to_all else None,
+        compared.across,
+        compared.reports,
+        attempt(lambda: sum_by_size(found, matching), lambda _: []),
+        _follow(paths, compared) if asked.critical_path else None,
+        attempt(lambda: sum_all_to_alls(found, matching), lambda _: None) if asked.all_to_all else None,
+        matching,
     )
 
 
-def _compare(found: Sequence[RankAnalysis]) -> tuple[CrossRank, Matching, list[RankReport], Sequence[pipeline.Pair]]:
+def _forget_numbers(found: Sequence[RankAnalysis]) -> list[RankAnalysis]:
+    by_file = forget_numbers(dict(enumerate(one.messages for one in found)))
+    return [one._replace(messages=by_file[place]) for place, one in enumerate(found)]
+
+
+def _keep(one: RankAnalysis) -> Callable[[str], RankReport]:
+    return lambda reason: msgspec.structs.replace(one.report, warnings=[*one.report.warnings, reason])
+
+
+def _follow(paths: Sequence[PathInput], compared: "_Compared") -> CriticalPath:
+    return attempt(
+        lambda: find_critical_path(paths, compared.matching, compared.pairs),
+        lambda reason: CriticalPath(steps=[], parts=[], left_out_ns=0, notes=[f"No path was found: {reason}."]),
+    )
+
+
+class _Compared(NamedTuple):
+    """Result of comparing all ranks with each other."""
+
+    across: CrossRank | None
+    matching: Matching | None
+    reports: list[RankReport]
+    pairs: Sequence[pipeline.Pair]
+
+
+def _refuse_all(reason: str, reports: list[RankReport]) -> _Compared:
+    across = CrossRank(
+        collectives=[], wait_ns=None, transfer_ns=None, findings=[], lower_bound=False,
+        refused=f"the comparison of the ranks: {reason}", end_disagreement_ns=None,
+    )  # fmt: skip
+    return _Compared(across, None, reports, ())
+
+
+def _compare(found: Sequence[RankAnalysis]) -> _Compared:
     ranked = {one.report.rank: one for one in found if one.report.rank is not None}
     worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
     matching = cross_rank.match(
@@ -113,7 +155,7 @@ def _compare(found: Sequence[RankAnalysis]) -> tuple[CrossRank, Matching, list[R
         wait_count=wait_count,
     )
     reports = [work.complete(_add_transfers(one.report, matching)) for one in found]
-    return across, matching, reports, traffic.paired.pairs
+    return _Compared(across, matching, reports, traffic.paired.pairs)
 
 
 def _complete_alone(one: RankAnalysis) -> RankReport:
