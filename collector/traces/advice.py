@@ -21,6 +21,7 @@ SEVERITIES = ("critical", "warning", "hint")
 
 RULES_OF_ONE_RANK: Mapping[str, Callable[[RankReport], Verdict]] = {
     "low_gpu_utilisation": advice_rules_host.judge_gpu_utilisation,
+    "long_step": advice_rules_host.judge_long_steps,
     "small_kernels": advice_rules_host.judge_small_kernels,
     "data_bound": advice_rules_host.judge_data_loading,
     "blocking_sync": advice_rules_host.judge_blocking_sync,

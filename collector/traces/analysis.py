@@ -25,9 +25,10 @@ from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
+from rankscope.collector.traces.rank_comparison import Comparison as RankComparison
 from rankscope.collector.traces.rank_comparison import compare_ranks
 from rankscope.collector.traces.recognised import choose_files, compile_kernels, find_cycles
-from rankscope.collector.traces.report import FileError, TraceReport
+from rankscope.collector.traces.report import Comparison, FileError, TraceReport
 from rankscope.collector.traces.step_comparison import compare_steps
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
 from rankscope.measure.flops import Count
@@ -107,11 +108,17 @@ def analyze(
         return _analyse_cycles(paths, job, _Choice(rank, None, rank_from), executor, progress)
     choice = _Choice(rank, cycle, rank_from)
     found, errors = _analyse_side(paths, job, choice, executor, progress)
-    report = _compare(found, errors, job.asked)
+    compared = compare_ranks(found, job.asked)
+    report = _build_report(compared, errors)
     if against is None:
         return report
     others, other_errors = _analyse_side(against, job.of_other_side, choice, executor, progress)
-    comparison = compare_steps(found, others, any_world=any_world)
+    comparison = attempt(
+        lambda: compare_steps(
+            found, others, any_world=any_world, waits=compared.waits, against_waits=compare_ranks(others).waits
+        ),
+        lambda reason: Comparison(against_files=[one.report.file for one in others], refused=reason),
+    )
     return msgspec.structs.replace(report, errors=[*errors, *other_errors], comparison=comparison)
 
 
@@ -127,7 +134,7 @@ def _analyse_cycles(
     reports: dict[int, TraceReport] = {}
     for number in find_cycles(files, choice.rank, choice.rank_from):
         found, errors = _analyse_side(paths, job, choice._replace(cycle=number), executor, progress)
-        reports[number] = _compare(found, errors, job.asked)
+        reports[number] = _build_report(compare_ranks(found, job.asked), errors)
     errors = [error for report in reports.values() for error in report.errors]
     return msgspec.structs.replace(reports[max(reports)], cycles=build_cycle_rows(reports), errors=errors)
 
@@ -223,6 +230,7 @@ def _read_and_reduce(file: TraceFile, job: _Job, workers: int) -> RankAnalysis:
         job.communication_kernels,
         divides_steps=job.divides_steps,
         asked=job.asked,
+        may_guess=file.may_guess,
     )
 
 
@@ -308,8 +316,7 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
 # -- all ranks --------------------------------------------------------------------------------------------------------
 
 
-def _compare(found: Sequence[RankAnalysis], errors: list[FileError], asked: Asked) -> TraceReport:
-    compared = compare_ranks(found, asked)
+def _build_report(compared: RankComparison, errors: list[FileError]) -> TraceReport:
     advice, abstained = advise(compared.reports, compared.across)
     return TraceReport(
         ranks=compared.reports,

@@ -36,12 +36,13 @@ _NO_RANK_IN_NAME = re.compile(r"worker-\d+_\d+\.|-(?:DP|PP|EP)-\d", re.IGNORECAS
 
 class TraceFile(NamedTuple):
     """A file to read. `named` is True when the user named the file itself, not its folder; `rank` is what the user's
-    pattern finds in its path.
+    pattern finds in its path; `may_guess` is False where a number in its name is known to be no rank.
     """
 
     path: str
     named: bool
     rank: int | None = None
+    may_guess: bool = True
 
 
 def find_traces(paths: Paths) -> list[TraceFile]:

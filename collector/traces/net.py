@@ -7,6 +7,7 @@ from typing import TypeVar
 from rankscope.measure.errors import RankscopeError
 
 Made = TypeVar("Made")
+Otherwise = TypeVar("Otherwise")
 
 DEBUG_VARIABLE = "RANKSCOPE_DEBUG"
 
@@ -22,7 +23,7 @@ def describe_fault(error: Exception) -> str:
     return f"rankscope failed at it ({what}); {DEBUG_VARIABLE}=1 shows where: please report it"
 
 
-def attempt(make: Callable[[], Made], otherwise: Callable[[str], Made]) -> Made:
+def attempt(make: Callable[[], Made], otherwise: Callable[[str], Otherwise]) -> Made | Otherwise:
     """Return what `make` does; where it fails by a fault of ours, what `otherwise` makes of the reason. What is meant
     for the user, a RankscopeError, is raised, and with RANKSCOPE_DEBUG=1 everything.
     """

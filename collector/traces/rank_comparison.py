@@ -28,6 +28,7 @@ from rankscope.collector.traces.report import (
     RankStanding,
     RankWait,
     SharedClock,
+    Signs,
     StepReport,
 )
 from rankscope.collector.traces.stragglers import find_self_times, find_standings, find_stragglers
@@ -44,8 +45,8 @@ ABSENT_SHOWN_MAX = 8
 
 class Comparison(NamedTuple):
     """All ranks side by side: the comparison, None of one rank, the ranks' reports completed with transfers, their
-    collectives by size, the critical path and the all-to-alls, None where they were not asked for, and how their
-    collectives were matched.
+    collectives by size, the critical path and the all-to-alls, None where they were not asked for, and every wait of
+    one for another, None where these are not known.
     """
 
     across: CrossRank | None
@@ -53,7 +54,7 @@ class Comparison(NamedTuple):
     collective_sizes: list[CollectiveSizeRow]
     critical_path: CriticalPath | None
     all_to_all: AllToAlls | None
-    matching: Matching | None = None
+    waits: Sequence[RankWait] | None = None
 
 
 def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -> Comparison:
@@ -76,7 +77,7 @@ def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -
         attempt(lambda: sum_by_size(found, matching), lambda _: []),
         _follow(paths, compared) if asked.critical_path else None,
         attempt(lambda: sum_all_to_alls(found, matching), lambda _: None) if asked.all_to_all else None,
-        matching,
+        compared.waits,
     )
 
 
@@ -103,6 +104,7 @@ class _Compared(NamedTuple):
     matching: Matching | None
     reports: list[RankReport]
     pairs: Sequence[pipeline.Pair]
+    waits: Sequence[RankWait] | None = None
 
 
 def _refuse_all(reason: str, reports: list[RankReport]) -> _Compared:
@@ -133,9 +135,8 @@ def _compare(found: Sequence[RankAnalysis]) -> _Compared:
     clock = shared_clock.place_traces(ranked, matching)
     staged = work.compare_stages(clock)
     standings = work.find_standings(collectives) if believed else []
-    waits, wait_count = shared_clock.find_longest_waits(
-        [*shared_clock.find_collective_waits(ranked, matching), *traffic.find_rank_waits()]
-    )
+    every_wait = [*shared_clock.find_collective_waits(ranked, matching), *traffic.find_rank_waits()]
+    waits, wait_count = shared_clock.find_longest_waits(every_wait)
     across = CrossRank(
         collectives=collectives,
         wait_ns=wait if believed else None,
@@ -155,7 +156,8 @@ def _compare(found: Sequence[RankAnalysis]) -> _Compared:
         wait_count=wait_count,
     )
     reports = [work.complete(_add_transfers(one.report, matching)) for one in found]
-    return _Compared(across, matching, reports, traffic.paired.pairs)
+    known = believed and (not traffic.by_rank or bool(traffic.paired.pairs))
+    return _Compared(across, matching, reports, traffic.paired.pairs, every_wait if known else None)
 
 
 def _complete_alone(one: RankAnalysis) -> RankReport:
@@ -235,6 +237,10 @@ class _Traffic:
     def sum_excess(self, rank: int) -> int:
         """Return the ns that a rank's messages took longer than the fastest of all ranks, outside of compute."""
         return pipeline.sum_excess(self.by_rank[rank], self._shortest, self._ranked[rank].overlap)
+
+    def find_excess(self, rank: int) -> Intervals:
+        """Return raw intervals in which a rank's messages took longer than the fastest of all ranks."""
+        return pipeline.find_excess(self.by_rank.get(rank, ()), self._shortest)
 
 
 def _name_absent(ranks: Sequence[int]) -> str:
@@ -344,6 +350,7 @@ class _Work:
         rank = report.rank
         if rank is None:
             return report
+        report = msgspec.structs.replace(report, signs=self._add_waits(report, rank))
         if self._believed or self._traffic.paired.pairs:
             report = msgspec.structs.replace(report, steps=[self._add_waiting(rank, step) for step in report.steps])
         if rank not in self._traffic.by_rank:
@@ -356,6 +363,22 @@ class _Work:
             stage_wait_ns=waited_ns if self._believed else None,
         )
         return msgspec.structs.replace(report, signs=signs)
+
+    def _add_waits(self, report: RankReport, rank: int) -> Signs:
+        """Return the signs with the exposed communication that was no transfer: waits in collectives, and what messages
+        took beyond the fastest; unchanged where one of these is not known.
+        """
+        if not self._believed or (self._traffic.by_rank and not self._traffic.paired.pairs):
+            return report.signs
+        one = self._ranked[rank]
+        raw = np.concatenate([cross_rank.find_waiting(self._matching, rank), self._traffic.find_excess(rank)])
+        waits = intervals.subtract(intervals.union(raw), one.overlap)
+        start_ns = one.origin_ns + report.start_ns
+        return msgspec.structs.replace(
+            report.signs,
+            exposed_wait_ns=intervals.total_ns(intervals.clip(waits, start_ns, start_ns + report.window_ns)),
+            step_wait_ns=intervals.total_ns(intervals.intersect(waits, one.judged)),
+        )
 
     def _add_waiting(self, rank: int, step: StepReport) -> StepReport:
         on_device = step.on_device

@@ -11,6 +11,7 @@ import msgspec
 
 from rankscope.collector.traces.data_frames import build_tables
 from rankscope.collector.traces.profile_rows import ModelProfile
+from rankscope.measure.kernel_classes import OTHER
 from rankscope.measure.memory_flow import MemoryFlow
 
 SCHEMA = 1
@@ -61,7 +62,8 @@ class StepReport(Breakdown, frozen=True, kw_only=True):
     """One step by the host's clock, from its start to the start of the next (the last: to its own end). `launched` is
     None on a CPU; `on_device` is None there too, and where a step launched nothing or its work is not in order.
     `waiting_ns` is the part of the exposed communication in which the rank waited for another one, in matched
-    collectives and for messages; None where neither could be matched.
+    collectives and for messages; None where neither could be matched. `lost_launch_count`: calls that launched kernels
+    of which the trace has none; a step with more than a few is not judged (`is_judged`), and not compared.
     """
 
     step: int
@@ -70,12 +72,31 @@ class StepReport(Breakdown, frozen=True, kw_only=True):
     launched: LaunchedWork | None
     on_device: DeviceStep | None = None
     waiting_ns: int | None = None
+    lost_launch_count: int = 0
+    is_judged: bool = True
+
+
+class LongStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that took many times as long as the median of the others, `usual_ns`, by the host's clock. `idle_ns`: no
+    device worked, None on a CPU. `range_name`: the range or operator with the most of what it took more, `range_ns` its
+    time in the step; None where none has half of that.
+    """
+
+    step: int
+    start_ns: int
+    window_ns: int
+    usual_ns: int
+    idle_ns: int | None
+    range_name: str | None
+    range_ns: int | None
 
 
 class DeviceReport(Breakdown, frozen=True, kw_only=True):
     """One device. `utilisation_ratio`: the share of the steps in which a kernel ran; `sm_efficiency_ratio`: the share
     of its multiprocessors that kernels had blocks for, over the same time; `achieved_occupancy_ratio`: warps resident,
-    over the time of its kernels. The last two are the profiler's estimates.
+    over the time of its kernels. The last two are the profiler's estimates. `tensor_core_ratio`: the share of kernel
+    time on tensor cores by the kernels' names, a lower bound where `tensor_core_unknown_ratio`, the share of kernels
+    whose names do not tell, is above 0.
     """
 
     device: int | None
@@ -85,6 +106,7 @@ class DeviceReport(Breakdown, frozen=True, kw_only=True):
     sm_efficiency_ratio: float | None
     achieved_occupancy_ratio: float | None
     tensor_core_ratio: float | None
+    tensor_core_unknown_ratio: float | None = None
 
 
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +123,9 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All kernels of one name. `pct` is of the kernel time. `sources` are the places that launched the most of it,
+    """All kernels of one name. `pct` is of the kernel time. `uses_tensor_cores` is None where the name does not tell;
+    `kind` is its class, as in the table of classes. `blocks_per_sm` and `occupancy_ratio` (the profiler's estimate) are
+    means over the time of those that have one, None without. `sources` are the places that launched the most of it,
     empty without stacks.
     """
 
@@ -113,13 +137,16 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     max_ns: int
     pct: float
     is_communication: bool
-    uses_tensor_cores: bool
+    uses_tensor_cores: bool | None
     sources: list[SourceRow] = []
+    kind: str = OTHER
+    blocks_per_sm: float | None = None
+    occupancy_ratio: float | None = None
 
 
 class KernelGroupRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All device work of one of the user's groups of kernels, by `name_count` names; `group` is None for the work in no
-    group. The times of a rank's rows sum to its device work.
+    """All device work of one class of kernels, or of one of the user's groups, by `name_count` names; `group` is None
+    for the work in no group. The times of a rank's rows sum to its device work.
     """
 
     group: str | None
@@ -488,19 +515,25 @@ class StepTimeline(Timeline, frozen=True, kw_only=True):
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
     """Input of the advice rules that no table shows. Values of a device are None on a CPU.
 
-    `window_ns`: from the first step's start to the last one's end; without steps that of the breakdown. `idle_ns`: no
-    device worked; meanwhile the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for
-    the device (`idle_synchronisation_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the
-    work that ended the gap too late (`idle_launch_ns`).
+    `window_ns`: from the first step's start to the last one's end, without `long_steps` and steps whose work is lost:
+    `step_count` are left, `lost_launch_count` of `launch_count` launches are without work. Without steps that of the
+    breakdown; None where nothing is left. What follows is of that time. `exposed_communication_ns`: something
+    communicated, nothing computed; `step_wait_ns` of it was no transfer, as `exposed_wait_ns`. `idle_ns`: no device
+    worked; meanwhile the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for the device
+    (`idle_synchronisation_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the work that
+    ended the gap too late (`idle_launch_ns`).
     `blocked_ns`: the host's time in calls that found the device at work and waited for it, on threads that launch.
     `profiler_synchronisation_ns`: the call with which the profiler stops, which is in none of the others.
     `launched_kernel_count`: kernels whose launching call is in the trace, `launch_call_ns` the time of these calls,
     `short_kernel_count` the kernels that ran shorter than their call.
-    `data_loader_count`: batches requested from a DataLoader, `single_process_loader`: it had no workers.
+    `data_loader_count`: batches requested from a DataLoader in the whole trace, `data_loader_host_ns` the time of it,
+    `single_process_loader`: it had no workers.
     `shared_stream_communication_ns`: communication on streams that compute too.
     `message_excess_ns`: point-to-point operations beyond the fastest of their kind and size, outside of compute.
     `stage_wait_ns`: waiting in collectives for other stages of a pipeline, outside of compute; for any rank where the
     stages are not known, None where waiting is not.
+    `exposed_wait_ns`: exposed communication of the breakdown that was no transfer: waiting in collectives, and messages
+    beyond the fastest; None where waiting is not known.
     `copy_operator_device_ns`: device time of the copies within the device launched by clone, contiguous, reshape and
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
@@ -508,6 +541,10 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     window_ns: int | None = None
+    step_count: int = 0
+    long_steps: list[LongStep] = []
+    launch_count: int | None = None
+    lost_launch_count: int | None = None
     idle_ns: int | None = None
     idle_data_loader_ns: int | None = None
     idle_synchronisation_ns: int | None = None
@@ -519,10 +556,14 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     short_kernel_count: int | None = None
     launch_call_ns: int | None = None
     data_loader_count: int = 0
+    data_loader_host_ns: int = 0
     single_process_loader: bool | None = None
     shared_stream_communication_ns: int | None = None
     message_excess_ns: int | None = None
     stage_wait_ns: int | None = None
+    exposed_wait_ns: int | None = None
+    step_wait_ns: int | None = None
+    exposed_communication_ns: int = 0
     copy_operator_device_ns: int | None = None
     copy_operator_host_ns: int = 0
     copy_operator: str | None = None

@@ -19,10 +19,10 @@ from rankscope.collector.traces.report import (
     SynchronisationRow,
 )
 from rankscope.collector.traces.sources import find_sources, sum_sources
-from rankscope.measure import communication
+from rankscope.measure import communication, kernel_classes
 from rankscope.measure.backward_links import ENGINE
 from rankscope.measure.blocking_calls import find_blocking_calls, find_operators_around
-from rankscope.measure.kineto import NONE, Category, Codes, Ints
+from rankscope.measure.kineto import NONE, Category, Codes, Floats, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import STEP_NAME, RankView
 from rankscope.measure.tensor_cores import uses_tensor_cores
@@ -38,7 +38,7 @@ SHAPES_TEXT_MAX = 1_000
 
 def sum_kernels(view: RankView) -> list[KernelRow]:
     """Return all kernels by name, the longest in total first."""
-    work = view.work
+    work, found = view.work, view.trace.device_work
     kernels = np.flatnonzero(work.is_kernel)
     length = (work.end_ns - work.start_ns)[kernels]
     whole = int(length.sum())
@@ -59,9 +59,21 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
                 is_communication=bool(work.is_communication[kernels[mine]].any()),
                 uses_tensor_cores=uses_tensor_cores(name),
                 sources=sources.get(code, []),
+                kind=kernel_classes.COMMUNICATION
+                if work.is_communication[kernels[mine]].any()
+                else kernel_classes.find_class(name),
+                blocks_per_sm=_weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
+                occupancy_ratio=_weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+
+
+def _weigh(values: Floats, length_ns: Ints) -> float | None:
+    """Return the mean of the values that are known, weighted with their time; None without any."""
+    known = np.isfinite(values) & (length_ns > 0)
+    weight_ns = int(length_ns[known].sum())
+    return float((values[known] * length_ns[known]).sum()) / weight_ns if weight_ns else None
 
 
 def _sum_sources_of_kernels(view: RankView, kernels: Ints, length_ns: Ints) -> dict[int, list[SourceRow]]:

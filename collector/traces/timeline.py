@@ -183,15 +183,17 @@ def _read_sources(
     return sources
 
 
-def read_source(path: str, rank: int | None = None, kernels: re.Pattern[str] | None = None) -> Source:
-    """Read a file for the first pass; `rank` goes before the one that it says, and kernels in whose names the pattern
-    `kernels` is found communicate too.
+def read_source(
+    path: str, rank: int | None = None, kernels: re.Pattern[str] | None = None, *, may_guess: bool = True
+) -> Source:
+    """Read a file for the first pass; `rank` goes before the one that it says, which its name may tell if `may_guess`,
+    and kernels in whose names the pattern `kernels` is found communicate too.
 
     Raises TraceError or UnavailableError.
     """
     times = EventTimes()
     trace = read_trace(times.watch(read_chunks(path)))
-    origin = read_origin(trace.head, path)
+    origin = read_origin(trace.head, path if may_guess else "")
     if times.possible_ns is None:
         raise TraceError("none of its events has a time")
     view = RankView(trace, communication_kernels=kernels)

@@ -112,7 +112,13 @@ def test_peer_in_a_ranges_name_is_counted_within_the_group(members: str, peer: i
 
 @pytest.mark.parametrize(
     ("name", "peer"),
-    [("nccl:recv 0<-2", 2), ("nccl:send 0->2", 2), ("nccl:send", None), ("nccl:send 1->0", None), ("nccl:send 0->0", None)],
+    [
+        ("nccl:recv 0<-2", 2),
+        ("nccl:send 0->2", 2),
+        ("nccl:send", None),
+        ("nccl:send 1->0", None),
+        ("nccl:send 0->0", None),
+    ],
 )
 def test_peer_of_a_kernel_without_arguments_is_in_the_launching_range(name: str, peer: int | None) -> None:
     inside = event("user_annotation", name, 5, 10)
