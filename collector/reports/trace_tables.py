@@ -18,6 +18,7 @@ from rankscope.collector.reports.difference_tables import build_difference_secti
 from rankscope.collector.reports.flops_tables import build_flops_sections
 from rankscope.collector.reports.kernel_tables import build_counters, build_kernel_groups, build_sequences
 from rankscope.collector.reports.module_table import build_modules
+from rankscope.collector.reports.sorted_tables import build_operator_groups, build_sorted_sections
 from rankscope.collector.reports.source_links import source_cell
 from rankscope.collector.reports.trace_cells import (
     MISSING,
@@ -297,7 +298,8 @@ _PIPELINE = Section(
 _DEVICES = Section(
     "devices", "Device summary",
     "Busy is the share of the trace with device work, utilisation that of the steps with a kernel; SM efficiency and "
-    "achieved occupancy are the profiler's estimates; tensor cores is the share of kernel time on them.",
+    "achieved occupancy are the profiler's estimates; tensor cores is the share of kernel time on them, by the names "
+    "of kernels. Of captures by rankscope also the processors: of the process 100 % are one core, of the machine all.",
     columns_of("rank, device, <name, kernels, busy %, utilisation %, SM efficiency %, occupancy %, tensor cores %"),
     "No device work: the traces are of the CPU alone.",
 )  # fmt: skip
@@ -375,12 +377,18 @@ def _of_device_steps(rank: RankReport) -> list[Cells]:
 
 
 def _of_devices(rank: RankReport) -> list[Cells]:
-    return [
+    """Return a line for each device, and two for the processors where a capture has noted their use."""
+    nothing = text_cell(None)
+    use = rank.cpu_use
+    cpu = [] if use is None else [("CPU, process", use.process_ns / use.window_ns), ("CPU, machine", use.system_ratio)]
+    found: list[Cells] = [(nothing, text_cell(name), nothing, percent(ratio), *(nothing,) * 4) for name, ratio in cpu]
+    found += [
         (text_cell(one.device), text_cell(one.name), amount(one.kernel_count), percent(one.busy_ratio),
          percent(one.utilisation_ratio), percent(one.sm_efficiency_ratio), percent(one.achieved_occupancy_ratio),
          at_least(one.tensor_core_ratio, one.tensor_core_unknown_ratio))
         for one in rank.devices
     ]  # fmt: skip
+    return found
 
 
 def _of_idle_time(rank: RankReport) -> list[Cells]:
@@ -693,11 +701,13 @@ _KERNELS = _ByName(
 )  # fmt: skip
 _COPIES = _ByName(
     Section(
-        "copies", "Memory copies", "Copies and sets on the devices by kind; the rate is bytes over time.",
-        columns_of("<kind, calls, total ms, moved bytes, rate GB/s"), "No memory copies on a device.",
+        "copies", "Memory copies",
+        "Copies and sets on the devices by kind; the rate is bytes over time. Host is the time of the calls that made "
+        "them.",
+        columns_of("<kind, calls, total ms, host ms, moved bytes, rate GB/s"), "No memory copies on a device.",
     ),
     lambda rank: rank.copies, ("name",),
-    lambda one: (*one.times("total_ns"), amount(one.total("bytes")), rate(one.per_s("bytes"))),
+    lambda one: (*one.times("total_ns", "host_total_ns"), amount(one.total("bytes")), rate(one.per_s("bytes"))),
 )  # fmt: skip
 _USER_RANGES = _ByName(
     Section(
@@ -805,9 +815,22 @@ def _warnings(report: TraceReport, top: int) -> Section:
     return _WARNINGS.of([(text_cell(text), amount(len(of)), rank_list(of)) for text, of in found.items()], top)
 
 
-def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = None) -> list[Section]:
+def _build_by_name(report: TraceReport, top: int) -> list[Section]:
+    tables = (
+        _with_sources(_OPERATORS, report),
+        _with_sources(_KERNELS, report),
+        _COPIES,
+        _with_steps(_USER_RANGES, report),
+    )
+    return [table.build(report, top) for table in tables]
+
+
+def build_sections(
+    report: TraceReport, top: int, rank_rows_max: int | None = None, sort_by: str | None = None
+) -> list[Section]:
     """Return all tables in reading order, a comparison in front. `top` limits the rows of each; `rank_rows_max`, if
-    given, those of the tables with a line for each rank.
+    given, those of the tables with a line for each rank. With `sort_by`, a key of sorted_tables, stages, operators,
+    kernels, copies and ranges are the summaries sorted by it.
     """
     of_ranks = rank_rows_max or top
     by_shape = [_OPERATOR_SHAPES] if any(rank.operator_shapes is not None for rank in report.ranks) else []
@@ -830,20 +853,12 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _by_rank(report, _IDLE_TIME, _of_idle_time, of_ranks),
         _by_rank(report, _LAUNCH_QUEUE, _of_launch_queue, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
-        _by_rank(report, _MODEL, _of_model, of_ranks),
+        *([] if sort_by else [_by_rank(report, _MODEL, _of_model, of_ranks)]),
         *build_modules(report, top),
         *build_flops_sections(report.ranks, top, of_ranks),
-        *(
-            table.build(report, top)
-            for table in (
-                _with_sources(_OPERATORS, report),
-                *by_shape,
-                _with_sources(_KERNELS, report),
-                _COPIES,
-                _with_steps(_USER_RANGES, report),
-                _SYNCHRONISATIONS,
-            )
-        ),
+        *(build_sorted_sections(report, top, sort_by) if sort_by else _build_by_name(report, top)),
+        *build_operator_groups(report, top),
+        *(table.build(report, top) for table in (*by_shape, _SYNCHRONISATIONS)),
         *build_roofline_sections(report.ranks, top),
         *build_kernel_groups(report),
         *build_sequences(report, top),

@@ -22,6 +22,7 @@ from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns
 from rankscope.collector.traces.net import attempt
+from rankscope.collector.traces.operator_groups import choose_operator_groups
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
@@ -68,6 +69,9 @@ def analyze(
     flop_formulas: Mapping[str, Count] | None = None,
     memory_every: int | None = None,
     memory_flow: bool = False,
+    nest: bool = False,
+    by_thread: bool = False,
+    by_frames: int | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -86,20 +90,23 @@ def analyze(
     `peak_gbps`, or where these are None against the rates of its data sheet. `modules` adds the tree of nn.Modules,
     where the trace was recorded with stacks; it takes longer. `kernel_groups` adds device time by groups of one's
     own: patterns for the names of kernels, by the group's name; the first that is found decides. `sequences` adds
-    the costliest sequences of kernels that repeat, of up to so many each. `flops` adds the floating-point operations of
-    the model, by phase, operator and module, and MFU and HFU against `peak_tflops`, else the data sheet; it takes
-    longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded inputs
-    (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable.
-    `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of memory
-    flow. `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same
-    files; None uses the cores of this machine. A file that cannot be used is listed in `errors`. Raises
-    UnavailableError when a path has no file, SettingError for what cannot be asked for.
+    the costliest sequences of kernels that repeat, of up to so many each. `flops` adds the floating-point
+    operations of the model, by phase, operator and module, and MFU and HFU against `peak_tflops`, else the data
+    sheet; it takes longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded
+    inputs (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable.
+    `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of
+    memory flow. `nest` adds the operators with the kernels that each launched, `by_thread` by their thread,
+    `by_frames` by so many innermost frames around them. `executor` is a `concurrent.futures` executor, or
+    `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the cores of this machine. A file that
+    cannot be used is listed in `errors`. Raises UnavailableError when a path has no file, SettingError for what
+    cannot be asked for.
     """
     asked = Asked(
         shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,
         choose_groups(kernel_groups), check_length(sequences),
         choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
         check_every(memory_every), memory_flow,
+        choose_operator_groups(nests=nest, by_thread=by_thread, frames=by_frames),
     )  # fmt: skip
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:

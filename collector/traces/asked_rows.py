@@ -8,6 +8,7 @@ from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
+from rankscope.collector.traces.operator_groups import sum_operator_groups
 from rankscope.collector.traces.report import RankReport, RooflineRow
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX, find_roofline
 from rankscope.measure.device_peaks import PeakOverride, find_peaks
@@ -34,6 +35,7 @@ def add_asked(report: RankReport, view: RankView, asked: Asked) -> RankReport:
         report,
         warnings=warnings,
         operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if asked.shapes else None,
+        operator_groups=sum_operator_groups(view, asked.operator_groups) if asked.operator_groups else None,
         modules=modules,
         kernel_groups=sum_groups(view, asked.kernel_groups) if asked.kernel_groups is not None else sum_classes(view),
         kernel_sequences=sum_sequences(view, asked.sequence_length) if asked.sequence_length else None,

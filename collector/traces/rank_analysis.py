@@ -3,6 +3,7 @@
 import re
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from rankscope.collector.traces import stages, tables, windows
@@ -14,10 +15,11 @@ from rankscope.collector.traces.launch_queue import sum_queues
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.origin import Origin, match_devices, read_origin, refuse_foreign, refuse_several
 from rankscope.collector.traces.path_record import PathRecord, record_path
-from rankscope.collector.traces.report import DeviceReport, RankReport
+from rankscope.collector.traces.report import CpuUse, DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
+from rankscope.measure.capture_limits import CPU_KEY
 from rankscope.measure.errors import TraceError
 from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, KinetoTrace, find_uncounted
@@ -153,8 +155,18 @@ def _build_report(view: RankView, path: str, origin: Origin, collectives: list[C
         warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
         idle_time=windows.sum_idle(view),
         launch_queue=sum_queues(view),
+        cpu_use=_read_cpu_use(view),
         **windows.break_down_window(view, *bounds),
     )
+
+
+def _read_cpu_use(view: RankView) -> CpuUse | None:
+    """Return what a capture has noted of the processors; None where it has not, or where that is not sound."""
+    try:
+        found = msgspec.convert(view.trace.head.get(CPU_KEY), CpuUse)
+    except msgspec.ValidationError:
+        return None
+    return found if found.window_ns > 0 and found.process_ns >= 0 else None
 
 
 def _has_unknown_device(trace: KinetoTrace) -> bool:

@@ -109,6 +109,16 @@ class DeviceReport(Breakdown, frozen=True, kw_only=True):
     tensor_core_unknown_ratio: float | None = None
 
 
+class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Use of the processors during a capture by rankscope, `window_ns` long: `process_ns` is CPU time of this rank's
+    process, `system_ratio` the share of all processors of its machine that worked, None where that is not known.
+    """
+
+    window_ns: int
+    process_ns: int
+    system_ratio: float | None = None
+
+
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
     """A place in the user's own code that led to `count` of the calls or kernels of a row, with `total_ns` of its time:
     of kernels and device self time, on a CPU host self time. `line` is where the function begins (old traces: the line
@@ -191,13 +201,18 @@ class CounterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All memory copies or sets of one kind. The rate is bytes over time."""
+    """All memory copies or sets of one kind. The rate is bytes over time. `host_total_ns` is the time of the calls that
+    made them; None where one is not in the trace.
+    """
 
     name: str
     count: int
     bytes: int | None
     total_ns: int
     bytes_per_s: float | None
+    min_ns: int | None = None
+    max_ns: int | None = None
+    host_total_ns: int | None = None
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,7 +327,8 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator: host time, and device time of its launches, with and without the operators inside
-    it. `sources` are the places with the most of it, empty without stacks.
+    it; the least and the most of one call, with those inside. `allocated_bytes` is what was allocated right inside,
+    None where memory was not recorded. `sources` are the places with the most of it, empty without stacks.
     """
 
     name: str
@@ -322,6 +338,40 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     device_total_ns: int
     device_self_ns: int
     sources: list[SourceRow] = []
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
+    device_min_ns: int | None = None
+    device_max_ns: int | None = None
+    allocated_bytes: int | None = None
+
+
+class LaunchedKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels and copies of one name that operators of a row launched, without the operators inside."""
+
+    name: str
+    count: int
+    total_ns: int
+
+
+class OperatorGroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one operator, on one thread where asked for by thread, and from one place in the code where asked for by
+    frames: `frames` are the innermost ones around the calls, the innermost first. Times as in OperatorRow; `kernels`
+    are those launched, the most first, where asked for.
+    """
+
+    name: str
+    thread: str | None
+    frames: list[str]
+    count: int
+    host_total_ns: int
+    host_self_ns: int
+    device_total_ns: int
+    device_self_ns: int
+    kernels: list[LaunchedKernel] = []
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
+    device_min_ns: int | None = None
+    device_max_ns: int | None = None
 
 
 class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,6 +386,10 @@ class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
     host_self_ns: int
     device_total_ns: int
     device_self_ns: int
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
+    device_min_ns: int | None = None
+    device_max_ns: int | None = None
 
 
 class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -400,6 +454,8 @@ class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
     host_total_ns: int
     device_total_ns: int | None
     device_from: str | None = None
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -410,6 +466,9 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     host_ns: int
     device_ns: int
+    count: int = 0
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
 
 
 class EventTypeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -626,12 +685,14 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     launch_queue: list[QueueRow] = []
     hardware_counters: list[CounterRow] = []
     operator_shapes: list[OperatorShapeRow] | None = None
+    operator_groups: list[OperatorGroupRow] | None = None
     step_timelines: list[StepTimeline] = []
     roofline: list[RooflineRow] | None = None
     modules: list[ModuleRow] | None = None
     kernel_groups: list[KernelGroupRow] | None = None
     kernel_sequences: list[SequenceRow] | None = None
     flops: ModelProfile | None = None
+    cpu_use: CpuUse | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
