@@ -9,8 +9,11 @@
         save(model)
     with rankscope.evaluation():           # time inside belongs to no step; otherwise evaluations are detected
         evaluate(model)
+    with rankscope.profile("traces/"):     # a trace of what runs inside, written at its end; also a decorator
+        attend(queries)
     with rankscope.scope("attention"):     # a range in captures, beside operators; also a decorator
         attend(queries)
+    rankscope.profile_model(model, inputs) # parameters, MACs, FLOPs and time by module, without training
     rankscope.step()                       # end of a step; otherwise steps are detected
     rankscope.throughput()                 # steps, samples and tokens per second of this rank
     rankscope.report()                     # on rank 0 what the collector has found: slowdown, goodput, MFU, findings
@@ -31,12 +34,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rankscope.agent.part_profile import profile
+    from rankscope.agent.profiled_model import profile_model
     from rankscope.agent.run_report import RunReport
     from rankscope.agent.steps.throughput import Throughput
 
 __all__ = [
-    "batch", "capture", "evaluation", "model_flops", "phase", "report", "scope", "start", "step", "stop", "throughput",
+    "batch", "capture", "evaluation", "model_flops", "phase", "profile", "profile_model", "report", "scope", "start",
+    "step", "stop", "throughput",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Return `profile` and `profile_model` when they are first used: only who profiles pays for their imports."""
+    if name not in {"profile", "profile_model"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rankscope.agent.part_profile import profile as part  # noqa: PLC0415
+    from rankscope.agent.profiled_model import profile_model as model  # noqa: PLC0415
+
+    globals().update(profile=part, profile_model=model)
+    found: object = globals()[name]
+    return found
 
 
 def start() -> bool:

@@ -23,6 +23,7 @@ from rankscope.collector.commands.merge import Merge
 from rankscope.collector.commands.nodes import Nodes
 from rankscope.collector.commands.notify import Notify
 from rankscope.collector.commands.profile import Profile
+from rankscope.collector.commands.profile_model import ProfileModel
 from rankscope.collector.commands.relay import RelayReports
 from rankscope.collector.commands.report import Report
 from rankscope.collector.commands.selftest import Selftest
@@ -35,7 +36,7 @@ from rankscope.measure.errors import RankscopeError, SettingError
 
 COMMANDS: Final[Sequence[Command]] = (
     Serve(), RelayReports(), Top(), Status(), Incidents(), OrderCapture(), Nodes(), Notify(), Keys(), Report(),
-    Compare(), Analyze(), Profile(), Memory(), Merge(), View(), Doctor(), Files(), Demo(), Selftest(),
+    Compare(), Analyze(), Profile(), ProfileModel(), Memory(), Merge(), View(), Doctor(), Files(), Demo(), Selftest(),
 )  # fmt: skip
 """All commands, in the order of `rankscope --help`."""
 USAGE_ERROR: Final = 2

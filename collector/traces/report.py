@@ -996,7 +996,8 @@ class CriticalStep(msgspec.Struct, frozen=True, kw_only=True):
     under way; `launch_ns`: from a launching call to the start of its work; `compute_ns`, `communication_ns`, `copy_ns`:
     device work; `unexplained_ns`: work waited, and nothing in the trace says for what. `rank_ns` is the time of the
     path by rank, `rank_change_count` how often it moves to another one; `inferred_count` moves between streams rest on
-    the order of their work alone. `step` is None for the whole of a trace without steps.
+    the order of their work alone. `host_while_busy_ns` is the part of `host_ns` in which that rank's devices worked:
+    much of it speaks against the path. `step` is None for the whole of a trace without steps.
     """
 
     step: int | None
@@ -1011,6 +1012,7 @@ class CriticalStep(msgspec.Struct, frozen=True, kw_only=True):
     rank_ns: Mapping[str, int]
     rank_change_count: int
     inferred_count: int
+    host_while_busy_ns: int = 0
 
 
 class CriticalPart(msgspec.Struct, frozen=True, kw_only=True):
