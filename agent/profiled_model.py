@@ -18,11 +18,11 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from rankscope.measure.flops import FORMULAS, NO_FORMULA, Inputs, count_flops, has_no_product
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 PASSES: Final = 5
 """Timed passes; the median counts. One more comes before them."""
 TOP: Final = 3
-NS_PER_MS: Final = 1e6
 FORWARD, BACKWARD = "forward", "backward"
 _TYPES: Final = {
     "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
@@ -76,7 +76,7 @@ class ModelFigures(NamedTuple):
         between them; None where the batch is not known.
         """
         passes_ns = self.forward_ns + (self.backward_ns or 0) + (self.step_ns or 0)
-        return None if self.batch is None or not passes_ns else self.dp * self.batch * 1e9 / passes_ns
+        return None if self.batch is None or not passes_ns else self.dp * self.batch * NS_PER_S / passes_ns
 
     def find_top(self, quantity: str, depth: int, count: int = TOP) -> list[ModuleFigures]:
         """Return the modules of a depth with the most of a field of ModuleFigures."""

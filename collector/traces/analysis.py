@@ -2,8 +2,9 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -36,6 +37,8 @@ from rankscope.measure.flops import Count
 
 ALL_CYCLES: Final = "all"
 RANKS_SHOWN_MAX: Final = 16
+PART_OF_READING: Final = 0.8
+"""Of the time of one file, so that a bar does not stand at its end while the tables are made."""
 
 
 class Failure(NamedTuple):
@@ -209,11 +212,16 @@ class _Job(NamedTuple):
         return self._replace(asked=Asked(shapes=self.asked.every_shape))
 
 
-def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis | Failure:
-    """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
+def _analyse_file(
+    file: TraceFile, job: _Job, workers: int = 1, on_part: Callable[[float], None] | None = None
+) -> RankAnalysis | Failure:
+    """Return the analysis of one file, decoded by `workers` processes; `on_part` is told how much is read. Runs on a
+    worker; a bad file is a Failure.
+    """
     try:
         return attempt(
-            lambda: _read_and_reduce(file, job, workers), lambda reason: Failure(file.path, reason, is_no_trace=False)
+            lambda: _read_and_reduce(file, job, workers, on_part),
+            lambda reason: Failure(file.path, reason, is_no_trace=False),
         )
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
@@ -221,7 +229,7 @@ def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis 
         return Failure(file.path, "not enough memory to read it", is_no_trace=False)
 
 
-def _read_and_reduce(file: TraceFile, job: _Job, workers: int) -> RankAnalysis:
+def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable[[float], None] | None) -> RankAnalysis:
     return reduce_trace(
         read_file(
             file.path,
@@ -230,6 +238,7 @@ def _read_and_reduce(file: TraceFile, job: _Job, workers: int) -> RankAnalysis:
             every_wait=job.asked.critical_path,
             values_of=job.asked.values_of,
             autograd=job.asked.autograd,
+            on_part=on_part,
         ),
         file.path,
         job.steps,
@@ -253,7 +262,7 @@ def _analyse_files(
     """Return the analyses and the failures, each in the order of the files."""
     by_path: dict[str, RankAnalysis | Failure] = {}
     with _open_executor(executor, len(files)) as pool:
-        for path, result in _analyse_here(files, job) if pool is None else _analyse_on(pool, files, job):
+        for path, result in _analyse_here(files, job, progress) if pool is None else _analyse_on(pool, files, job):
             by_path[path] = result
             if progress is not None:
                 progress(len(by_path), len(files))
@@ -262,9 +271,16 @@ def _analyse_files(
     return found, [one for one in results if isinstance(one, Failure)]
 
 
-def _analyse_here(files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
-    for file in files:
-        yield file.path, _analyse_file(file, job, cores())
+def _analyse_here(
+    files: Sequence[TraceFile], job: _Job, progress: Progress | None
+) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+    for place, file in enumerate(files):
+        on_part = partial(_tell_part, progress, place, len(files)) if progress is not None else None
+        yield file.path, _analyse_file(file, job, cores(), on_part)
+
+
+def _tell_part(progress: Progress, place: int, count: int, part: float) -> None:
+    progress(place + PART_OF_READING * part, count)
 
 
 def _analyse_on(pool: Executor, files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:

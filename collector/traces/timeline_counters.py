@@ -15,7 +15,8 @@ from rankscope.measure.units import NS_PER_S
 
 COUNTER_BINS = 1_000
 """Points of each track of a rank: some 60 kB of JSON."""
-GB = 1e9
+GB = 1_000 * 1_000_000
+MB = 1_000_000
 HOST_DEVICE_TYPE = 0
 
 
@@ -99,7 +100,7 @@ def _of_memory(view: RankView, edges_ns: Ints) -> Iterator[tuple[str, Floats]]:
     for device in np.unique(memory.device[on_device]).tolist():
         mine = np.flatnonzero(on_device & (memory.device == device))
         last = np.searchsorted(memory.time_ns[mine], edges_ns[1:], side="left") - 1
-        yield f"GPU {device} allocated (MB)", memory.allocated_bytes[mine][np.maximum(last, 0)] / 1e6
+        yield f"GPU {device} allocated (MB)", memory.allocated_bytes[mine][np.maximum(last, 0)] / MB
 
 
 def _of_collectives(collectives: Sequence[Collective], edges_ns: Ints, base_ns: int) -> Iterator[tuple[str, Floats]]:

@@ -315,3 +315,11 @@ def test_name_of_a_megabyte_is_shortened_and_stays_distinct(tmp_path: Path) -> N
     (rank,) = analyze(write(tmp_path, events)).ranks
     assert len({row.name for row in rank.kernels}) == 2
     assert all(len(row.name) < 4_100 and "2,097,153 characters" in row.name for row in rank.kernels)
+
+
+def test_progress_tells_how_much_of_a_file_is_read(tmp_path: Path) -> None:
+    write(tmp_path, rank_of(2))
+    told: list[tuple[float, int]] = []
+    analyze(str(tmp_path / "rank0.json"), progress=lambda done, of: told.append((done, of)))
+    # Read whole it is four fifths of the work, then the file is done.
+    assert told[-2:] == [(0.8, 1), (1, 1)]
