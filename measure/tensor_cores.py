@@ -21,6 +21,10 @@ Kernel "xdl" (MFMA on gfx908 and later). FlashAttention, DeepGEMM, Marlin and Ma
 Marlin, Machete, FlashAttention 3 and CK's fmha are from their sources: no recorded trace here has them."""
 _NO_TENSOR_CORE = re.compile(r"sgemm|dgemm|simt|scudnn|gemv|gemmSN|gemmk1|dot_kernel|splitKreduce|winograd\w*<float")
 """Products and convolutions on the ordinary cores. Names that both patterns fit are on tensor cores: s1688gemm."""
+_BESIDE = re.compile(
+    r"flash_(?:fwd|bwd)_\w*(?:combine|convert|dot_do)|FlashAttn(?:FwdCombine|Bwd(?:Pre|Post)process)|repack|splitKreduce"
+)
+"""Kernels of such libraries around their products: they go before the names of these."""
 _NEVER = frozenset({kernel_classes.NORM, kernel_classes.ELEMENTWISE, kernel_classes.COPY})
 
 
@@ -33,6 +37,8 @@ def uses_tensor_cores(name: str) -> bool | None:
     >>> [uses_tensor_cores(name) for name in names]
     [True, False, None]
     """
+    if _BESIDE.search(name) is not None:
+        return False
     if _TENSOR_CORE.search(name) is not None:
         return True
     is_without = (

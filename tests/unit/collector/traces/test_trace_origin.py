@@ -13,7 +13,7 @@ from rankscope.collector.traces.origin import (
     refuse_several,
 )
 from rankscope.measure.errors import NotATraceError, TraceError
-from tests.unit.measure.written_traces import Event, event, kernel, read_events
+from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
 HEAD = {
     "distributedInfo": {"rank": 2, "world_size": 8, "pg_count": 1, "backend": "nccl"},
@@ -84,6 +84,14 @@ def test_steps_at_once_on_one_thread_are_of_several_ranks() -> None:
     with pytest.raises(NotATraceError, match="several of its steps run at once on one thread"):
         refuse_several(read_events(step(1, 0), step(1, 10)))
     refuse_several(read_events(step(1, 0), step(2, 99), step(1, 0, tid=2)))
+
+
+def test_launches_of_one_number_are_of_several_ranks() -> None:
+    # Containers give all ranks the same process and thread.
+    calls = [launch(10 * number, number) for number in range(20)]
+    with pytest.raises(NotATraceError, match="its launches have each number several times"):
+        refuse_several(read_events(*calls, *(launch(10 * number + 5, number) for number in range(20))))
+    refuse_several(read_events(*calls, launch(500, 3)))
 
 
 @pytest.mark.parametrize("number", ["2", 2.0, True, HEAD_NUMBER_MAX, -HEAD_NUMBER_MAX])
