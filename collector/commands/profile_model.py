@@ -17,8 +17,8 @@ class ProfileModel:
     name = "profile-model"
     summary = "print parameters, MACs, FLOPs and times of a model by module, without training"
     example = (
-        "rankscope profile-model models:make_small              make_small() of models.py returns model, inputs\n"
-        "rankscope profile-model models:make_small --depth 2    modules of two levels; --forward-only"
+        "rankscope profile-model models:make_small                make_small() of models.py returns model, inputs\n"
+        "rankscope profile-model models:make_small --depth 2      the modules of two levels"
     )
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
