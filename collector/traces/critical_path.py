@@ -299,7 +299,8 @@ def _find_late(known: Sequence[PathInput], matching: Matching) -> dict[_At, _At]
         if one.op in SYNCHRONISING_OPS:
             last = min(one.by_rank.values(), key=lambda call: call.duration_ns)
             waited = [call for call in one.by_rank.values() if call.duration_ns - last.duration_ns >= LATENESS_NS_MIN]
-            found.update({places[id(call)]: places[id(last)] for call in waited if id(call) in places})
+            if id(last) in places:  # else nothing is known of the rank that came last
+                found.update({places[id(call)]: places[id(last)] for call in waited if id(call) in places})
     return found
 
 

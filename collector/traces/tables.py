@@ -84,7 +84,9 @@ def _sum_sources_of_kernels(view: RankView, kernels: Ints, length_ns: Ints) -> d
         known = np.flatnonzero(launch != NONE)
         call = launch[known]
         inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
-        launch[known] = np.where(inside == OUTSIDE, NONE, view.host.operator_rows[inside])
+        within = inside != OUTSIDE
+        launch[known[within]] = view.host.operator_rows[inside[within]]
+        launch[known[~within]] = NONE
     return sum_sources(view, view.work.name[kernels], launch, length_ns)
 
 

@@ -108,7 +108,8 @@ def _of_collectives(collectives: Sequence[Collective], edges_ns: Ints, base_ns: 
         (one.start_ns - base_ns, one.duration_ns, one.bytes) for one in collectives if one.bytes and one.duration_ns
     ]
     if known:
-        start_ns, length_ns, size = (np.array(column) for column in zip(*known, strict=True))
+        start_ns, length_ns = (np.array(column, dtype=np.int64) for column in list(zip(*known, strict=True))[:2])
+        size = np.array([one[2] for one in known], dtype=np.float64)
         yield (
             "collectives (GB/s)",
             mean_of_bins(start_ns, start_ns + length_ns, size / length_ns * NS_PER_S / GB, edges_ns),

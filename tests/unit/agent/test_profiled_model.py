@@ -38,6 +38,7 @@ def test_flops_are_those_by_hand(name: str) -> None:
     assert found.uncounted == {}
 
 
+@pytest.mark.rest("a comparison with another counter")
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("name", [name for name in MODELS if "LSTM" not in name and "bf16" not in name])
 def test_counter_of_torch_agrees_but_for_what_it_does_not_know(name: str) -> None:
