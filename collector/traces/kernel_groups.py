@@ -4,7 +4,7 @@ is found decides.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,8 +90,8 @@ def sum_groups(view: RankView, groups: Sequence[KernelGroup]) -> list[KernelGrou
     """Return the device work by group in their order, and last what is in none: their times sum to all device work.
     Empty without a device.
     """
-    places = np.array([_find_group(name, groups) for name in view.trace.names], dtype=np.int64)
-    return _sum_places(view, places[view.work.name], [*(group.name for group in groups), None])
+    place = _place_names(view, lambda name: _find_group(name, groups))
+    return _sum_places(view, place, [*(group.name for group in groups), None])
 
 
 def sum_classes(view: RankView) -> list[KernelGroupRow]:
@@ -99,11 +99,18 @@ def sum_classes(view: RankView) -> list[KernelGroupRow]:
     are what the breakdown takes for them.
     """
     work, classes = view.work, kernel_classes.CLASSES
-    places = np.array([classes.index(kernel_classes.find_class(name)) for name in view.trace.names], dtype=np.int64)
-    place = np.where(work.is_kernel, places[work.name], classes.index(kernel_classes.COPY))
+    place = _place_names(view, lambda name: classes.index(kernel_classes.find_class(name)))
+    place = np.where(work.is_kernel, place, classes.index(kernel_classes.COPY))
     place[work.is_communication] = classes.index(kernel_classes.COMMUNICATION)
     rows = _sum_places(view, place, [name if name != kernel_classes.OTHER else None for name in classes])
     return [row for row in rows if row.count]
+
+
+def _place_names(view: RankView, find: Callable[[str], int]) -> Ints:
+    """Return for each piece of work what is found for its name, of which each is asked for once."""
+    codes, of_work = np.unique(view.work.name, return_inverse=True)
+    found: Ints = np.array([find(view.trace.names[code]) for code in codes.tolist()], dtype=np.int64)
+    return found[of_work] if len(codes) else np.empty(0, dtype=np.int64)
 
 
 def _sum_places(view: RankView, place: Ints, names: Sequence[str | None]) -> list[KernelGroupRow]:

@@ -249,8 +249,9 @@ def tensor_core_ratios(view: RankView, kernels: Ints) -> tuple[float | None, flo
     whole = int(length.sum())
     if not whole:
         return None, None
-    uses = [uses_tensor_cores(name) for name in view.trace.names]
-    known, unknown = (np.array([one is wanted for one in uses])[view.work.name[kernels]] for wanted in (True, None))
+    codes, of_kernel = np.unique(view.work.name[kernels], return_inverse=True)
+    uses = [uses_tensor_cores(view.trace.names[code]) for code in codes.tolist()]
+    known, unknown = (np.array([one is wanted for one in uses])[of_kernel] for wanted in (True, None))
     return int(length[known].sum()) / whole, int(length[unknown].sum()) / whole
 
 
