@@ -9,8 +9,11 @@
         save(model)
     with rankscope.evaluation():           # time inside belongs to no step; otherwise evaluations are detected
         evaluate(model)
+    with rankscope.profile("traces/"):     # a trace of what runs inside, written at its end; also a decorator
+        attend(queries)
     with rankscope.scope("attention"):     # a range in captures, beside operators; also a decorator
         attend(queries)
+    rankscope.profile_model(model, inputs) # parameters, MACs, FLOPs and time by module, without training
     rankscope.step()                       # end of a step; otherwise steps are detected
     rankscope.throughput()                 # steps, samples and tokens per second of this rank
     rankscope.status()                     # on rank 0 what the collector has found: slowdown, goodput, MFU, findings
@@ -31,21 +34,33 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rankscope.agent.part_profile import profile
+    from rankscope.agent.profiled_model import profile_model
     from rankscope.agent.run_report import RunReport
     from rankscope.agent.steps.throughput import Throughput
 
 __all__ = [
-    "batch", "capture", "evaluation", "model_flops", "phase", "scope", "start", "status", "step", "stop", "throughput",
+    "batch", "capture", "evaluation", "model_flops", "phase", "profile", "profile_model", "scope", "start", "status",
+    "step", "stop", "throughput",
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> str:
-    """Return the version as `__version__`, which torch's import of this file does not need."""
-    if name != "__version__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rankscope.measure import __version__  # noqa: PLC0415
+def __getattr__(name: str) -> object:
+    """Return `profile`, `profile_model` and `__version__` when they are first used: only who profiles pays for their
+    imports, and torch's import of this file needs no version.
+    """
+    if name == "__version__":
+        from rankscope.measure import __version__  # noqa: PLC0415
 
-    return __version__
+        return __version__
+    if name not in {"profile", "profile_model"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rankscope.agent.part_profile import profile as part  # noqa: PLC0415
+    from rankscope.agent.profiled_model import profile_model as model  # noqa: PLC0415
+
+    globals().update(profile=part, profile_model=model)
+    found: object = globals()[name]
+    return found
 
 
 class Started:

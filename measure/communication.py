@@ -103,6 +103,10 @@ _OPERATIONS = (
     ("reducescatter", "reduce_scatter"), ("alltoall", "all_to_all"), ("broadcast", "broadcast"), ("reduce", "reduce"),
     ("gather", "gather"), ("scatter", "scatter"), ("sendrecv", "send_recv"), ("send", "send"), ("recv", "recv"),
 )  # fmt: skip
+_EXPERT_KERNEL = re.compile(
+    r"(?:deep_ep|\bep)::(?:internode|intranode)\w*::(\w+)|\b(?:Ep|pplx::\w*)(dispatch|combine)", re.IGNORECASE
+)
+"""DeepEP's kernels, MORI's and pplx's: the exchange of tokens with experts."""
 _IN_KERNEL_NAME = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|barrier"
 
 _ITEM_BYTES = {
@@ -152,7 +156,12 @@ def find_operation_of_kernel(name: str) -> str | None:
 
     >>> find_operation_of_kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"), find_operation_of_kernel("rcclKernel")
     ('reduce_scatter', None)
+    >>> find_operation_of_kernel("void deep_ep::internode::notify_dispatch<false, 8>(int const*)")
+    'notify_dispatch'
     """
+    of_experts = _EXPERT_KERNEL.search(name)
+    if of_experts is not None:
+        return next(text for text in of_experts.groups() if text).lower()
     found = re.search(_IN_KERNEL_NAME, name, re.IGNORECASE)
     return None if found is None else find_operation(found.group())
 

@@ -1,5 +1,6 @@
 """Hold a Kineto trace as typed event columns, times in integer ns. `kineto_columns.read_trace` builds it from bytes."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -52,8 +53,11 @@ _CATEGORIES = {
 _NOT_OF_DEVICES = frozenset({"", "collective_comm", "ascend wait"})
 """Categories of events that are not counted, and are no work of a device: host events, and waits on a stream."""
 ASCEND_COMMUNICATION = "ascend communication"
-_ASCEND_COMPUTES = ("ai_", "mix_")
 _ASCEND_COPIES = ("memcpy", "sdma")
+_ASCEND_WAITS = re.compile(
+    r"wait|record|notify|barrier|maint|place_?holder|write_?value|profil|label|callback|stream_?active|model_?exec|nop$"
+)
+"""Types of tasks that hold a stream without working: events, notifications, control. All others work."""
 
 
 def find_category(spelling: str) -> Category:
@@ -69,7 +73,7 @@ def name_ascend_category(name: str, task_type: object) -> str:
     """Return the category of an event that has none, as Ascend's profiler writes the work of its devices: tasks with
     their type in the arguments, and collectives named `hcom_...`. The empty text for other events.
 
-    >>> [name_ascend_category("MatMul", kind) for kind in ("AI_CORE", "MIX_AIC", "SDMA_SQE", "EVENT_WAIT_SQE", None)]
+    >>> [name_ascend_category("MatMul", kind) for kind in ("AI_CORE", "Other", "SDMA_SQE", "EVENT_WAIT_SQE", None)]
     ['ascend kernel', 'ascend kernel', 'ascend memcpy', 'ascend wait', '']
     >>> name_ascend_category("hcom_allReduce__123_0_1", None), name_ascend_category("hcom_allReduce_Aicpu", "AI_CPU")
     ('ascend communication', 'ascend wait')
@@ -78,9 +82,10 @@ def name_ascend_category(name: str, task_type: object) -> str:
     if task_type is None:
         return ASCEND_COMMUNICATION if is_collective else ""
     kind = str(task_type).lower()
-    if kind.startswith(_ASCEND_COMPUTES) and not is_collective:  # a collective's own task is in its event already
-        return "ascend kernel"
-    return "ascend memcpy" if kind.startswith(_ASCEND_COPIES) else "ascend wait"
+    if kind.startswith(_ASCEND_COPIES):
+        return "ascend memcpy"
+    # A collective's own task is in its event already.
+    return "ascend wait" if is_collective or _ASCEND_WAITS.search(kind) else "ascend kernel"
 
 
 def find_uncounted(categories: Mapping[str, int]) -> dict[str, int]:

@@ -9,9 +9,11 @@ whole number of microseconds is parsed again from its text.
 ([1500], [2000], 'k')
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
@@ -19,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure.communication import MESSAGE_CALLS, needs_input_shapes
-from rankscope.measure.impossible_times import PROFILE_NS_MAX, find_impossible, find_middle
+from rankscope.measure.errors import NotATraceError
+from rankscope.measure.impossible_times import PROFILE_NS_MAX, clip_spilled, find_impossible, find_middle
 from rankscope.measure.kineto import (
     DEVICE_WORK,
     NONE,
@@ -53,6 +56,10 @@ from rankscope.measure.kineto_numbers import NO_TIME, is_int64, one_to_ns, to_fl
 Value = TypeVar("Value")
 
 WARNING_EXAMPLES = 3
+NAME_CHARACTERS_MAX = 4_000
+"""Longest name that is kept as it is. The longest in tests/traces has 2,990 characters."""
+REJECTED_MAX = 1_000_000
+"""Values that are no events, beyond which a file without more events than these is none."""
 WAITS_CATEGORY = "cuda_sync"
 
 
@@ -144,6 +151,9 @@ class TraceColumns:
         self._event_count += len(block.events) + len(block.rejected)
         self._phases.update({_phase(kind): count for kind, count in Counter(map(type, block.events)).items()})
         self._reject(block.rejected)
+        rejected = sum(self._rejected.values())
+        if rejected > REJECTED_MAX and 2 * rejected > self._event_count:
+            raise NotATraceError(f"most of its {self._event_count:,} first values are no events: it is no trace")
         complete = [event for event in block.events if type(event) is CompleteEvent]
         times_us = [event.ts for event in complete]
         start_ns = to_ns(times_us)
@@ -188,7 +198,7 @@ class TraceColumns:
                 for event, a in zip(complete, arguments, strict=True)
             ]
         category = self._categories.of(spellings)
-        names = np.array(self._names.of([event.name for event in complete]), dtype=np.int32)
+        names = np.array(self._names.of(_bound_names([event.name for event in complete])), dtype=np.int32)
         threads = self._thread_codes(complete)
         external = to_ints([a.external_id for a in arguments])
         if (external == NONE).any():
@@ -348,12 +358,18 @@ class TraceColumns:
         memory = self._build_memory(thread_keys, events.start_ns, warnings)
         place = np.full(self._row_count, NONE, dtype=np.int64)
         place[order] = np.arange(len(order))
+        device_work = _place_device_work(device_columns, place)
+        events, spilled = _clip_spilled(events, device_work)
+        if spilled:
+            warnings.append(
+                f"{spilled:,} pieces of device work last beyond the next ones of their stream: they end there"
+            )
         return KinetoTrace(
             head=head,
             names=names,
             threads=threads,
             events=events,
-            device_work=_place_device_work(device_columns, place),
+            device_work=device_work,
             collectives=_place(self._collectives, place),
             shapes=_place(self._shapes, place),
             addresses=_place(self._addresses, place),
@@ -403,6 +419,19 @@ _MESSAGE_OPS = frozenset({"send", "recv"})
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
 
 
+def _bound_names(names: list[str]) -> list[str]:
+    """Return the names, with the middle of those beyond NAME_CHARACTERS_MAX replaced by its length and checksum."""
+    if not names or max(map(len, names)) <= NAME_CHARACTERS_MAX:
+        return names
+    half = NAME_CHARACTERS_MAX // 2
+    return [
+        f"{name[:half]}...({len(name):,} characters, {zlib.crc32(name.encode()):08x})...{name[-half:]}"
+        if len(name) > NAME_CHARACTERS_MAX
+        else name
+        for name in names
+    ]
+
+
 def _stream_of(event: Any, a: Arguments) -> Any:
     stream = a.stream if a.stream is not None else a.stream_id
     return event.tid if stream is None else stream
@@ -445,6 +474,21 @@ def read_collective(a: Arguments) -> CollectiveArguments:
         group_ranks=_text(a.group_ranks),
         sequence=_integer(a.sequence),
     )
+
+
+def _clip_spilled(events: Events, work: DeviceWork) -> tuple[Events, int]:
+    """Return the events with device work ended where its stream went on, and the number of pieces."""
+    if not len(work.row):
+        return events, 0
+    start_ns, end_ns = events.start_ns[work.row], events.end_ns[work.row]
+    lane = np.unique(np.stack([work.device, work.stream], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    clipped_ns = clip_spilled(start_ns, end_ns, lane, events.correlation[work.row])
+    changed = np.flatnonzero(clipped_ns != end_ns)
+    if not len(changed):
+        return events, 0
+    duration_ns = events.duration_ns.copy()
+    duration_ns[work.row[changed]] = (clipped_ns - start_ns)[changed]
+    return replace(events, duration_ns=duration_ns), len(changed)
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ START_BYTES = 512
 """So many bytes of a file tell whether it is JSON; a tar archive says what it is at byte 257."""
 CUTS_MAX = 64
 """Commas tried before more bytes are awaited. A comma that separates no events is rare; one suffices mostly."""
-HEAD_BYTES_MAX = 64 << 20
+HEAD_BYTES_MAX = TAIL_BYTES_MAX = EVENT_BYTES_MAX = 64 << 20
 """Bytes in which the events must begin. Real heads have up to 26 kB."""
 
 DAMAGED_EVENT_BYTES_MAX = 16 << 20
@@ -304,6 +304,7 @@ class TraceBlocks:
         self._is_cut_inside = False
         self._likely_events: int | None = None
         self._buffer = b""
+        self._cut_from_bytes = block_bytes
         self._consumed = 0
         self._part = "head"
         self._head = b""
@@ -322,13 +323,36 @@ class TraceBlocks:
 
     def feed(self, chunk: bytes) -> Iterator[Block]:
         """Yield the blocks that are complete with this chunk."""
-        self._buffer += chunk
+        if not self._take(chunk):
+            return
         if self._part == "head":
             self._find_events()
-        if self._part == "events" and len(self._buffer) >= self._block_bytes:
+        if self._part == "events" and len(self._buffer) >= self._cut_from_bytes:
+            held = len(self._buffer)
             for block in self._cut():
                 self._has_events |= bool(block.events)
                 yield block
+            self._wait_for_more(held)
+
+    def _take(self, chunk: bytes) -> bool:
+        """Append a chunk to the buffer, and return whether it belongs to the trace: of what follows the events, blanks
+        and all beyond TAIL_BYTES_MAX are left out.
+        """
+        if self._part == "tail" and (chunk.isspace() or len(self._buffer) > TAIL_BYTES_MAX):
+            return False
+        self._buffer += chunk
+        return True
+
+    def _wait_for_more(self, held: int) -> None:
+        """After an attempt to cut the buffer, of `held` bytes, wait for twice as much before the next where nothing
+        could be cut, so that the time grows with the bytes. Raises TraceError where no event ends for EVENT_BYTES_MAX.
+        """
+        if len(self._buffer) < held or self._part != "events":
+            self._cut_from_bytes = self._block_bytes
+            return
+        if held > EVENT_BYTES_MAX:
+            raise TraceError(f"no event ends within {held:,} bytes", byte=self._consumed)
+        self._cut_from_bytes = 2 * held
 
     def read_piece(self, chunk: bytes) -> bytes | None:
         """Return what is ready as an undecoded JSON array of events, for readers that decode elsewhere; None if too
@@ -336,14 +360,17 @@ class TraceBlocks:
 
         Its end is a guess: if it is wrong, decoding it raises a TraceError, or `finish` does.
         """
-        self._buffer += chunk
+        if not self._take(chunk):
+            return None
         if self._part == "head":
             self._find_events()
-        if self._part != "events" or len(self._buffer) < self._block_bytes:
+        if self._part != "events" or len(self._buffer) < self._cut_from_bytes:
             return None
         comma = next(_find_cuts(self._buffer), None)
         if comma is None:
+            self._wait_for_more(len(self._buffer))
             return None
+        self._cut_from_bytes = self._block_bytes
         piece = b"[" + self._buffer[:comma] + b"]"
         self._consume(comma + 1)
         return piece
@@ -525,6 +552,11 @@ class TraceBlocks:
             self._damage.notes.append(f"{cut}: what follows is missing (a profiler writes device work last)")
         if self._is_cut_inside:
             self._buffer = b"}" if self._is_object else b""
+        if _EVENTS_KEY.search(self._buffer):
+            raise TraceError(
+                "it holds several traces, one behind the other: give each rank and each record a file of its own",
+                byte=self._consumed,
+            )
         if not self._is_object:
             rest = self._buffer.strip(SPACE)
             if rest:

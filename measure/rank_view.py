@@ -4,6 +4,7 @@ Everything is computed at most once, when it is first asked for.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -19,6 +20,11 @@ from rankscope.measure.nesting import OUTSIDE, Nesting, nest
 Bools = npt.NDArray[np.bool_]
 
 STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d+)$")
+_LAUNCHES_WORK = re.compile(r"^(?:cuda|cu|hip)\w*Launch")
+"""Calls that put a kernel or a graph of them on a stream."""
+LOST_LAUNCHES_SHARE_MAX = 0.05
+"""Share of a step's launches without work up to which its idle time is judged. Of 12,246 launches in the traces of
+devices in tests/traces none is without work."""
 
 
 class Step(NamedTuple):
@@ -182,6 +188,42 @@ class RankView:
         """For each device work the row of the runtime or driver call that launched it, NONE when it is not there."""
         calls = self.trace.rows(*LAUNCHES)
         return self._match(calls, self.events.correlation[self.work.row], self.events.correlation[calls])
+
+    @cached_property
+    def lost_launch_rows(self) -> Ints:
+        """Return the rows of calls that launched kernels of which the trace has none: the profiler has lost their work.
+        None on a CPU, and where no work is tied to its launch.
+        """
+        calls = self.trace.rows_named(self.trace.rows(*LAUNCHES), _LAUNCHES_WORK.match)
+        if not self.has_device or not (self.launch != NONE).any():
+            return calls[:0]
+        keys = self.events.correlation[calls]
+        is_lost: Bools = (keys != NONE) & ~np.isin(keys, self.events.correlation[self.work.row])
+        return calls[is_lost]
+
+    @cached_property
+    def launch_count(self) -> int:
+        """Return the number of calls that launched kernels."""
+        return len(self.trace.rows_named(self.trace.rows(*LAUNCHES), _LAUNCHES_WORK.match))
+
+    @property
+    def has_lost_work(self) -> bool:
+        """Return whether more than LOST_LAUNCHES_SHARE_MAX of all launches have no work."""
+        return len(self.lost_launch_rows) > LOST_LAUNCHES_SHARE_MAX * self.launch_count
+
+    @cached_property
+    def steps_with_lost_work(self) -> dict[int, int]:
+        """Return the steps of whose launches more than LOST_LAUNCHES_SHARE_MAX have no work, with their number: the
+        device was not idle when it seems to be.
+        """
+        calls = self.trace.rows_named(self.trace.rows(*LAUNCHES), _LAUNCHES_WORK.match)
+        launched = Counter(self.find_step_numbers(self.events.start_ns[calls]))
+        lost = Counter(self.find_step_numbers(self.events.start_ns[self.lost_launch_rows]))
+        return {
+            number: count
+            for number, count in lost.items()
+            if number is not None and count > LOST_LAUNCHES_SHARE_MAX * launched[number]
+        }
 
     @cached_property
     def work_by_call(self) -> tuple[Ints, Ints]:

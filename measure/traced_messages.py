@@ -5,8 +5,8 @@ Whom a message went to is known from the arguments of NCCL's kernels, from the r
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,14 +18,17 @@ from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, find_communication_rows
 
 _DIRECTION = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)\s*$")
+"""The rank's own number in the group and that of its peer, in the name of NCCL's range."""
 _PEER, _TAG = 2, 3
 """Places in the recorded inputs of c10d::send and c10d::recv_: tensors, group, rank, tag."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
     """One operation of one rank: `send`, `recv`, or `send_recv` where one kernel does both. `peer` and `tag` are None
-    when the trace does not have them. Times are by the host's clock; `blocked_from_ns` is when the rank had nothing
-    else left than to wait for its end; `step` is the number of the step that launched it.
+    when the trace does not have them; `is_by_number` says that the peer is the number of a group whose members the
+    trace does not have, taken for that of the run since the rank's own agrees. Times are by the host's clock;
+    `blocked_from_ns` is when the rank had nothing else left than to wait for its end; `step` is the number of the step
+    that launched it.
     """
 
     op: str
@@ -36,6 +39,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     start_ns: int
     duration_ns: int
     blocked_from_ns: int
+    is_by_number: bool = False
 
     @property
     def end_ns(self) -> int:
@@ -68,7 +72,8 @@ def find_messages(
     steps = view.find_step_numbers(launched_ns)
     return {
         place: Message(
-            one.op, *address, one.bytes, step, one.start_ns, one.duration_ns, int(blocked_from) + base_ns
+            one.op, address.peer, address.tag, one.bytes, step, one.start_ns, one.duration_ns,
+            int(blocked_from) + base_ns, address.is_by_number,
         )
         for place, one, address, step, blocked_from in zip(
             places, of_kernels, addresses, steps, blocked_ns.tolist(), strict=True
@@ -98,25 +103,40 @@ def _last_activity(view: RankView, rows: Ints) -> Ints:
 # -- to whom ----------------------------------------------------------------------------------------------------------
 
 
-def _address_of_kernel(view: RankView, row: int, one: Collective, rank: int | None) -> tuple[int | None, int | None]:
+class _Address(NamedTuple):
+    """To or from whom, with which tag; see Message."""
+
+    peer: int | None = None
+    tag: int | None = None
+    is_by_number: bool = False
+
+
+def _address_of_kernel(view: RankView, row: int, one: Collective, rank: int | None) -> _Address:
     """Return the peer of a kernel, and no tag: NCCL has none. Its arguments have the rank in the run, a range's name
-    that in the group.
+    the numbers of both in the group. Without the members of the group these are taken for ranks of the run where the
+    rank's own number is its rank.
     """
     arguments = view.trace.collectives.get(row)
     if arguments is not None and one.op in {"send", "recv"}:
         peer = arguments.destination if one.op == "send" else arguments.source
         if peer is not None:
-            return peer, None
+            return _Address(peer if peer != rank else None)
     place = int(np.searchsorted(view.work.row, row))
     inside = int(view.launching_range[place])
     found = _DIRECTION.search(view.trace.name(inside)) if inside != NONE else None
-    peer = int(found.group(2)) if found is not None else None
-    return _to_global(peer, rank, [read_members(one.ranks)]), None
+    if found is None:
+        return _Address()
+    own, peer = map(int, found.groups())
+    if one.ranks is not None:
+        members = read_members(one.ranks)
+        return _Address(_to_global(peer, rank, [members]) if members else None)
+    is_believed = peer != own and rank in {own, None}
+    return _Address(peer, is_by_number=True) if is_believed else _Address(is_by_number=True)
 
 
 def _addresses_of_calls(
     view: RankView, rows: Ints, rank: int | None, groups: Sequence[Sequence[int]]
-) -> list[tuple[int | None, int | None]]:
+) -> list[_Address]:
     """Return the peer and the tag of each range, from the call around it."""
     operators = view.trace.rows(Category.CPU_OP)
     calls = view.trace.rows_named(operators, is_message_call)
@@ -125,7 +145,8 @@ def _addresses_of_calls(
     for place in inside.tolist():
         inputs = view.trace.addresses.get(int(calls[place])) if place != OUTSIDE else None
         peer, tag = _read_address(inputs)
-        found.append((_to_global(peer, rank, groups), tag))
+        named = _to_global(peer, rank, groups)
+        found.append(_Address(named, tag, is_by_number=peer is not None and named in {peer, None}))
     return found
 
 
@@ -151,13 +172,28 @@ def read_members(text: str | None) -> Sequence[int]:
 
 
 def _to_global(peer: int | None, rank: int | None, groups: Sequence[Sequence[int]]) -> int | None:
-    """Return the rank in the run of a rank in its group; None when the groups leave it open.
+    """Return the rank in the run of a rank in its group; None when the groups leave it open, and for the rank itself.
 
-    >>> _to_global(1, 0, [[0, 4]]), _to_global(1, 0, []), _to_global(1, 0, [[0, 4], [0, 1]]), _to_global(4, 0, [[0, 4]])
-    (4, 1, None, 4)
+    >>> _to_global(1, 0, [[0, 4]]), _to_global(1, 0, []), _to_global(1, 0, [[0, 4], [0, 1]]), _to_global(0, 0, [])
+    (4, 1, None, None)
     """
-    if peer is None:
+    if peer is None or peer < 0:
         return None
-    within = [group[peer] for group in groups if rank in group and peer < len(group)]
-    named = {one for one in within if one != rank} or {peer}
+    mine = [group for group in groups if rank in group]
+    named = {group[peer] for group in mine if peer < len(group)} if mine else {peer}
+    named.discard(rank if rank is not None else NONE)
     return named.pop() if len(named) == 1 else None
+
+
+def forget_numbers(by_rank: Mapping[int, Mapping[int, Message]]) -> dict[int, dict[int, Message]]:
+    """Return the messages of several ranks; if the number of one in its group is not its rank, those of all ranks that
+    are known by such numbers alone have no peer.
+    """
+    is_denied = any(one.is_by_number and one.peer is None for found in by_rank.values() for one in found.values())
+    return {
+        rank: {
+            place: msgspec.structs.replace(one, peer=None) if is_denied and one.is_by_number else one
+            for place, one in found.items()
+        }
+        for rank, found in by_rank.items()
+    }

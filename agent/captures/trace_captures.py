@@ -20,6 +20,7 @@ from rankscope.agent.capture_settings import (
     parse_schedule,
 )
 from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTrace
+from rankscope.agent.captures.cpu_use import CpuUse
 from rankscope.agent.captures.marked_ranges import MarkedRanges, find_modules_obstacle
 from rankscope.agent.captures.model_memory import ModelMemory
 from rankscope.agent.captures.trace_files import TraceFiles, Written
@@ -125,6 +126,7 @@ class TraceCaptures:
         """CPU time of writing files on the agent thread so far."""
         self._ranges = ranges = MarkedRanges(guard)
         self._model_memory = ModelMemory(guard)
+        self._cpu_use = CpuUse(guard)
         self.recording = TraceRecording(
             self._begin,
             parse_schedule(config.capture_schedule),
@@ -133,7 +135,7 @@ class TraceCaptures:
             on_refused=lambda steps, reason: self._refused.append(Refused(steps, reason)),
             find_obstacle=self._find_obstacle,
             on_running=lambda steps: mark_beside(
-                ranges, self._model_memory, None if steps is None else self._options_of(steps)
+                ranges, self._model_memory, self._cpu_use, None if steps is None else self._options_of(steps)
             ),
             is_capturing_graph=graphs.is_open,
             settle=settle,
@@ -258,7 +260,7 @@ class TraceCaptures:
         elif self._rank == 0:
             log_line(f"capturing {steps}. {self._describe_price(steps)}")
         session = self._make_session(steps)
-        self._ranges.session = self._model_memory.session = session
+        self._ranges.session = self._model_memory.session = self._cpu_use.session = session
         return session
 
     def _options_of(self, steps: CaptureSteps) -> CaptureOptions:
@@ -310,12 +312,14 @@ class TraceCaptures:
         log_once_per_node(text, self._environment, topic=f"capture {reason}")
 
 
-def mark_beside(ranges: MarkedRanges, memory: ModelMemory, options: CaptureOptions | None) -> None:
+def mark_beside(ranges: MarkedRanges, memory: ModelMemory, cpu: CpuUse, options: CaptureOptions | None) -> None:
     """Begin what is marked and noted beside a capture with these options; None: end it, and raise nothing."""
     if options is None:
         ranges.end()
         memory.end()
+        cpu.end()
         return
+    cpu.begin()
     ranges.begin(options)
     if options.memory:
         memory.begin()

@@ -58,6 +58,7 @@ class Analyze:
         add_communication_kernels(parser)
         _add_more_tables(parser)
         _add_memory(parser)
+        _add_orders(parser)
         parser.add_argument(
             "--source-url",
             default=None,
@@ -77,14 +78,15 @@ class Analyze:
 
     def run(self, options: argparse.Namespace) -> int:
         """Analyse and print, and return 0, 1 when some files failed, 2 when none was usable or a comparison refused."""
+        from rankscope.collector.reports.sorted_tables import choose_sort_key  # noqa: PLC0415
         from rankscope.collector.reports.source_links import check_template  # noqa: PLC0415
-        from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415 - no other command needs these
-        from rankscope.collector.reports.trace_text import render_text  # noqa: PLC0415
+        from rankscope.collector.reports.trace_text import render_text  # noqa: PLC0415 - no other command needs these
 
         if options.top < 1:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
         if options.force and options.against is None:
             raise SettingError("--force is given without --against; there is nothing to compare")
+        sort_by = choose_sort_key(options.sort_by)
         check_template(options.source_url)
         if options.source_url is not None and options.html is None:
             raise SettingError("--source-url is given without --html; only the page has links")
@@ -115,27 +117,42 @@ class Analyze:
                     flops=options.flops,
                     memory_every=options.memory_every,
                     memory_flow=options.memory_flow is not None,
+                    nest=options.nest,
+                    by_thread=options.by_thread,
+                    by_frames=options.by_frames,
                     executor=options.executor,
                     progress=progress,
                 )
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE
-        if options.json_file is not None:
-            write_output(
-                options.json_file, "--json-file", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-            )
-        if options.html is not None:
-            write_output(options.html, "--html", render_page(report, options.top, options.source_url).encode())
-        if options.memory_flow is not None:
-            write_flows_of(report, options.memory_flow)
+        _write_outputs(report, options, sort_by)
         if report.ranks:
-            print(render_text(report, options.top))
+            print(render_text(report, options.top, sort_by=sort_by))
         return print_errors(report)
+
+
+def _write_outputs(report: TraceReport, options: argparse.Namespace, sort_by: str | None) -> None:
+    """Write the files that are asked for."""
+    from rankscope.collector.reports.table_files import write_tables  # noqa: PLC0415 - as above
+    from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415
+
+    if options.json_file is not None:
+        report_json = msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+        write_output(options.json_file, "--json-file", report_json)
+    if options.html is not None:
+        write_output(options.html, "--html", render_page(report, options.top, options.source_url, sort_by).encode())
+    if options.tables is not None:
+        write_tables(report, options.tables, options.tables_as)
+    if options.memory_flow is not None:
+        write_flows_of(report, options.memory_flow)
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
     """Raise SettingError where one file is named for two outputs, UnavailableError where one cannot be written."""
+    from rankscope.collector.reports.table_files import choose_format  # noqa: PLC0415 - as above
+
+    choose_format(options.tables_as)
     given: dict[Path, str] = {}
     for path, option in (
         (options.json_file, "--json-file"),
@@ -175,6 +192,32 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         help="also how unevenly ranks send and receive in all-to-alls, by rank and by call",
     )
     _add_rates(parser)
+
+
+def _add_orders(parser: argparse.ArgumentParser) -> None:
+    """Add the options that order and group operators, and write tables as files."""
+    parser.add_argument(
+        "--sort-by",
+        default=None,
+        metavar="KEY",
+        help="stages, operators, kernels, copies and ranges with total, mean, most and least, sorted by cpu_total, "
+        "cpu_avg, cpu_max, cpu_min, gpu_total, gpu_avg, gpu_max, gpu_min, calls or memory; torch's names too",
+    )
+    parser.add_argument("--nest", action="store_true", help="also the operators with the kernels that each launched")
+    parser.add_argument("--by-thread", action="store_true", help="also the operators by the thread they ran on")
+    parser.add_argument(
+        "--by-frames",
+        type=int,
+        default=None,
+        metavar="N",
+        help="also the operators by the N innermost frames of the code around them, recorded with with_stack=True",
+    )
+    parser.add_argument(
+        "--tables", type=Path, default=None, metavar="DIR", help="write every table with rows to a file in this folder"
+    )
+    parser.add_argument(
+        "--tables-as", default="csv", metavar="FORMAT", help="with --tables: csv or parquet (needs pyarrow) [csv]"
+    )
 
 
 def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from rankscope.collector.commands.merge import Merge
 from rankscope.collector.commands.nodes import Nodes
 from rankscope.collector.commands.notify import Notify
 from rankscope.collector.commands.profile import Profile
+from rankscope.collector.commands.profile_model import ProfileModel
 from rankscope.collector.commands.relay import RelayReports
 from rankscope.collector.commands.report import Report
 from rankscope.collector.commands.selftest import Selftest
@@ -35,7 +36,7 @@ from rankscope.measure.errors import RankscopeError, SettingError
 
 GROUPS: Final[Mapping[str, Sequence[Command]]] = {
     "watch": (Top(), Status(), Incidents(), Report(), Nodes()),
-    "investigate": (OrderCapture(), Compare(), Analyze(), Merge(), View(), Profile(), Memory()),
+    "investigate": (OrderCapture(), Compare(), Analyze(), Merge(), View(), Profile(), ProfileModel(), Memory()),
     "run": (Serve(), RelayReports(), Keys(), Files()),
     "check": (Demo(), Doctor(), Selftest(), Notify()),
 }

@@ -23,6 +23,15 @@ class Merge:
         add_choice_of_files(parser)
         add_communication_kernels(parser)
         parser.add_argument(
+            "--counters",
+            action="store_true",
+            help="also tracks of GPU utilization, SM efficiency, queue length, memory, and bandwidth of copies and "
+            "collectives",
+        )
+        parser.add_argument(
+            "--critical-path", action="store_true", help="also the critical path of each step, through the ranks"
+        )
+        parser.add_argument(
             "-o", "--output", type=Path, required=True, metavar="FILE", help="output file, for example merged.json.gz"
         )
 
@@ -38,6 +47,8 @@ class Merge:
                     cycle=options.cycle,
                     rank_from=options.rank_from,
                     communication_kernels=options.communication_kernels,
+                    counters=options.counters,
+                    critical_path=options.critical_path,
                     progress=progress,
                 )
         except UnavailableError as error:

@@ -23,7 +23,7 @@ def progress_bar(unit: str) -> Iterator[Progress | None]:
         return
     with tqdm(unit=f" {unit}", disable=None, leave=False) as bar:
 
-        def move(done: int, of: int) -> None:
+        def move(done: float, of: int) -> None:
             bar.total = of
             bar.update(done - bar.n)
 

@@ -20,17 +20,17 @@ from rankscope.collector.reports.trace_cells import (
 from rankscope.collector.traces.report import CounterSum, KernelGroupRow, SequenceRow, TraceReport
 
 _GROUPS = Section(
-    "kernel_groups", "Groups of kernels",
-    "Device work by the groups that you gave: the first pattern found in a name decides. Other is work in no group, "
-    "so that the times sum to all device work.",
+    "kernel_groups", "Classes of kernels",
+    "Device work by class, found by name, or by the groups that you gave (--kernel-groups): the first that fits "
+    "decides. Other is work in none, so that the times sum to all device work.",
     columns_of("<group, calls, names, total ms, share %"), "No device work: the traces are of the CPU alone.",
 )  # fmt: skip
 OTHER = "other (in no group)"
 
 
 def build_kernel_groups(report: TraceReport) -> list[Section]:
-    """Return the table of all groups, over all ranks, the work in no group last; no table if it was not asked for."""
-    if all(rank.kernel_groups is None for rank in report.ranks):
+    """Return the table of all classes or groups, over all ranks, the work in none last; no table without a device."""
+    if not any(rank.kernel_groups for rank in report.ranks):
         return []
     found: dict[str | None, list[KernelGroupRow]] = {}
     for rank in report.ranks:

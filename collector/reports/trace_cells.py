@@ -110,6 +110,18 @@ mib = partial(amount, divisor=MIB, decimals=2)
 rate = partial(amount, divisor=GB, decimals=2)
 
 
+def at_least(known: float | None, unknown: float | None) -> Cell:
+    """Return a cell of a share in per cent that is a lower bound where some of the whole is not known.
+
+    >>> at_least(0.25, 0.0).text, at_least(0.25, 0.1).text, at_least(0.0, 0.1).text
+    ('25.0', '>=25.0', 'not known')
+    """
+    cell = percent(known)
+    if not unknown or known is None:
+        return cell
+    return Cell(f">={cell.text}", cell.order) if known else Cell("not known")
+
+
 def size_range(from_bytes: int | None, to_bytes: int | None) -> Cell:
     """Return a cell of a class of sizes from a power of two to, not including, the next.
 

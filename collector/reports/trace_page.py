@@ -31,12 +31,12 @@ _BREAKS = re.compile(r"(?<=[_/<>(\[,;])(?=\S)|(?<=::)(?=\S)")
 SCRIPTS = ("trace_page.js", "timelines.js", "step_bars.js")
 
 
-def render_page(report: TraceReport, top: int = TOP, source_url: str | None = None) -> str:
+def render_page(report: TraceReport, top: int = TOP, source_url: str | None = None, sort_by: str | None = None) -> str:
     """Return the page: at most `top` rows of each table, but a row for each rank up to RANK_ROWS_MAX. `source_url` is
-    the template of links to places in the code (`source_links.make_link`).
+    the template of links to places in the code (`source_links.make_link`), `sort_by` that of `build_sections`.
     """
     style, script = read_asset("trace_page.css"), "".join(map(read_asset, SCRIPTS))
-    sections = build_sections(report, top, max(top, RANK_ROWS_MAX))
+    sections = build_sections(report, top, max(top, RANK_ROWS_MAX), sort_by)
     links = [(section.key, section.title) for section in sections]
     drawings = {"pipeline": render_pipeline(report)}
     bodies = [render_section(section, drawings.get(section.key, ""), source_url) for section in sections]

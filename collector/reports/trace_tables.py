@@ -18,12 +18,14 @@ from rankscope.collector.reports.difference_tables import build_difference_secti
 from rankscope.collector.reports.flops_tables import build_flops_sections
 from rankscope.collector.reports.kernel_tables import build_counters, build_kernel_groups, build_sequences
 from rankscope.collector.reports.module_table import build_modules
+from rankscope.collector.reports.sorted_tables import build_operator_groups, build_sorted_sections
 from rankscope.collector.reports.source_links import source_cell
 from rankscope.collector.reports.trace_cells import (
     MISSING,
     Cells,
     Section,
     amount,
+    at_least,
     columns_of,
     mib,
     ms,
@@ -41,6 +43,10 @@ from rankscope.measure.units import NS_PER_S, format_duration
 
 EVENT_TYPES_MAX = 8
 """All kinds: a table this short is never cut."""
+STEPS_NAMED_MAX = 8
+"""Steps that a note names."""
+NAME_SHOWN_MAX = 80
+"""Characters of a kernel's name in a sentence."""
 GROWTH_STEPS_MAX = 8
 """Steps whose growth of memory is listed."""
 
@@ -92,11 +98,68 @@ def _not_judged(report: TraceReport, top: int) -> Section:
     return _NOT_JUDGED._replace(folded_as=f"{what}, and why").of(rows, top)
 
 
+def _note_time(report: TraceReport) -> list[tuple[str, str]]:
+    """Return where the time of one rank went, if no rule found anything."""
+    if report.advice or len(report.ranks) != 1 or not report.ranks[0].window_ns:
+        return []
+    (one,) = report.ranks
+    shares = [
+        (one.compute_ns, f"computing{_name_largest(one)}"),
+        (one.exposed_communication_ns, "communicating and not computing, waits included"),
+        (one.copy_ns, "copying only"),
+        (one.idle_ns, "idle" if one.devices else "in no operator"),
+    ]
+    what = "the device" if one.devices else "the host"
+    parts = [f"{percent(share_of(ns, one.window_ns)).text} % {text}" for ns, text in shares if ns]
+    return [("time", f"Of {format_duration(one.window_ns)}, {what} was {'; '.join(parts)}.")]
+
+
+def _name_largest(one: RankReport) -> str:
+    """Return the class of kernels with the most time, and the kernel; on a CPU the operator."""
+    if not one.devices:
+        first = max(one.operators, key=lambda row: row.host_self_ns, default=None)
+        return f", the most in {first.name}" if first is not None else ""
+    own = [row for row in one.kernels if not row.is_communication]
+    if not own:
+        return ""
+    whole_ns = sum(row.total_ns for row in own)
+    by_class: dict[str, int] = {}
+    for row in own:
+        by_class[row.kind] = by_class.get(row.kind, 0) + row.total_ns
+    kind = max(by_class, key=lambda name: by_class[name])
+    share = percent(share_of(by_class[kind], whole_ns)).text
+    return f" ({share} % of the kernels' time in {kind} kernels; the longest in total is {_shorten(own[0].name)})"
+
+
+def _shorten(name: str) -> str:
+    """Return a name as far as a sentence can hold it."""
+    return name if len(name) <= NAME_SHOWN_MAX else f"{name[: NAME_SHOWN_MAX - 3]}..."
+
+
+def _note_lost(report: TraceReport) -> list[tuple[str, str]]:
+    """Return how many launches of all ranks have no work, and which steps are not judged for it."""
+    lost = sum(one.signs.lost_launch_count or 0 for one in report.ranks)
+    if not lost:
+        return []
+    launched = sum(one.signs.launch_count or 0 for one in report.ranks)
+    steps = sorted({step.step for one in report.ranks for step in one.steps if not step.is_judged})
+    text = f"{lost:,} of {launched:,} launches have no work in the traces: the profiler lost it."
+    if steps:
+        text += f" Not judged, and not compared: {_name_steps(steps)}."
+    return [("lost work", text)]
+
+
+def _name_steps(steps: Sequence[int]) -> str:
+    named = ", ".join(map(str, steps[:STEPS_NAMED_MAX]))
+    more = f" and {len(steps) - STEPS_NAMED_MAX:,} more" if len(steps) > STEPS_NAMED_MAX else ""
+    return f"step{'s' * (len(steps) > 1)} {named}{more}"
+
+
 def _notes(report: TraceReport) -> list[tuple[str, str]]:
-    across, notes = report.cross_rank, _note_empty(report)
+    across, notes = report.cross_rank, [*_note_empty(report), *_note_lost(report)]
     if across is None:
         alone = [("ranks", "One rank's trace: there is nothing to compare it with.")] if report.ranks else []
-        return notes + alone
+        return [*_note_time(report), *notes, *alone]
     if across.refused is not None:
         notes.append(("matching refused", f"Waiting could not be separated from transfer: {across.refused}"))
     elif not across.findings:
@@ -235,7 +298,8 @@ _PIPELINE = Section(
 _DEVICES = Section(
     "devices", "Device summary",
     "Busy is the share of the trace with device work, utilisation that of the steps with a kernel; SM efficiency and "
-    "achieved occupancy are the profiler's estimates; tensor cores is the share of kernel time on them.",
+    "achieved occupancy are the profiler's estimates; tensor cores is the share of kernel time on them, by the names "
+    "of kernels. Of captures by rankscope also the processors: of the process 100 % are one core, of the machine all.",
     columns_of("rank, device, <name, kernels, busy %, utilisation %, SM efficiency %, occupancy %, tensor cores %"),
     "No device work: the traces are of the CPU alone.",
 )  # fmt: skip
@@ -313,12 +377,18 @@ def _of_device_steps(rank: RankReport) -> list[Cells]:
 
 
 def _of_devices(rank: RankReport) -> list[Cells]:
-    return [
+    """Return a line for each device, and two for the processors where a capture has noted their use."""
+    nothing = text_cell(None)
+    use = rank.cpu_use
+    cpu = [] if use is None else [("CPU, process", use.process_ns / use.window_ns), ("CPU, machine", use.system_ratio)]
+    found: list[Cells] = [(nothing, text_cell(name), nothing, percent(ratio), *(nothing,) * 4) for name, ratio in cpu]
+    found += [
         (text_cell(one.device), text_cell(one.name), amount(one.kernel_count), percent(one.busy_ratio),
          percent(one.utilisation_ratio), percent(one.sm_efficiency_ratio), percent(one.achieved_occupancy_ratio),
-         percent(one.tensor_core_ratio))
+         at_least(one.tensor_core_ratio, one.tensor_core_unknown_ratio))
         for one in rank.devices
     ]  # fmt: skip
+    return found
 
 
 def _of_idle_time(rank: RankReport) -> list[Cells]:
@@ -493,6 +563,11 @@ class Gathered(NamedTuple):
             return None
         return share_of(sum(rate * ns for rate, ns in zip(rates, times_ns, strict=True)), sum(times_ns))
 
+    def weighted(self, quantity: str) -> float | None:
+        """Return the mean over the ranks where it is known, weighted by total time."""
+        known = [(getattr(row, quantity), row.total_ns) for _, row in self.rows if getattr(row, quantity) is not None]
+        return share_of(sum(value * ns for value, ns in known), sum(ns for _, ns in known))
+
     def on_ranks(self, quantity: str) -> Cells:
         """Return cells of the number of ranks, the largest total of one, and that rank."""
         totals: dict[int | None, int] = {}
@@ -606,26 +681,33 @@ _OPERATOR_SHAPES = _ByName(
     lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     by=("device_self_ns", "host_self_ns"),
 )  # fmt: skip
+_TENSOR_CORES = {True: "yes", False: "no", None: "not known"}
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
-        "Kernels on the devices, the longest in total first; use of tensor cores is inferred from the kernel's name. "
+        "Kernels on the devices, the longest in total first; use of tensor cores is inferred from the name. "
+        "Blocks per SM and occupancy are the profiler's estimates, weighted with time. "
         "Recorded with_stack, the source is the function of your own code that launched the most of it.",
-        columns_of("<kernel, calls, total ms, share %, mean us, min us, max us, <tensor cores"),
+        columns_of(
+            "<kernel, calls, total ms, share %, mean us, min us, max us, blocks/SM, occupancy %, <tensor cores"
+        ),
         "No kernels: record with ProfilerActivity.CUDA on a machine with a GPU.",
     ),
     lambda rank: rank.kernels, ("name",),
     lambda one: (*one.times("total_ns"), percent(share_of(one.total("total_ns"), one.whole_ns)),
                  us(one.mean("total_ns")), us(min(one.all_of("min_ns"))), us(max(one.all_of("max_ns"))),
-                 text_cell("yes" if one.first.uses_tensor_cores else "no")),
+                 amount(one.weighted("blocks_per_sm"), decimals=2), percent(one.weighted("occupancy_ratio")),
+                 text_cell(_TENSOR_CORES[one.first.uses_tensor_cores])),
 )  # fmt: skip
 _COPIES = _ByName(
     Section(
-        "copies", "Memory copies", "Copies and sets on the devices by kind; the rate is bytes over time.",
-        columns_of("<kind, calls, total ms, moved bytes, rate GB/s"), "No memory copies on a device.",
+        "copies", "Memory copies",
+        "Copies and sets on the devices by kind; the rate is bytes over time. Host is the time of the calls that made "
+        "them.",
+        columns_of("<kind, calls, total ms, host ms, moved bytes, rate GB/s"), "No memory copies on a device.",
     ),
     lambda rank: rank.copies, ("name",),
-    lambda one: (*one.times("total_ns"), amount(one.total("bytes")), rate(one.per_s("bytes"))),
+    lambda one: (*one.times("total_ns", "host_total_ns"), amount(one.total("bytes")), rate(one.per_s("bytes"))),
 )  # fmt: skip
 _USER_RANGES = _ByName(
     Section(
@@ -733,9 +815,22 @@ def _warnings(report: TraceReport, top: int) -> Section:
     return _WARNINGS.of([(text_cell(text), amount(len(of)), rank_list(of)) for text, of in found.items()], top)
 
 
-def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = None) -> list[Section]:
+def _build_by_name(report: TraceReport, top: int) -> list[Section]:
+    tables = (
+        _with_sources(_OPERATORS, report),
+        _with_sources(_KERNELS, report),
+        _COPIES,
+        _with_steps(_USER_RANGES, report),
+    )
+    return [table.build(report, top) for table in tables]
+
+
+def build_sections(
+    report: TraceReport, top: int, rank_rows_max: int | None = None, sort_by: str | None = None
+) -> list[Section]:
     """Return all tables in reading order, a comparison in front. `top` limits the rows of each; `rank_rows_max`, if
-    given, those of the tables with a line for each rank.
+    given, those of the tables with a line for each rank. With `sort_by`, a key of sorted_tables, stages, operators,
+    kernels, copies and ranges are the summaries sorted by it.
     """
     of_ranks = rank_rows_max or top
     by_shape = [_OPERATOR_SHAPES] if any(rank.operator_shapes is not None for rank in report.ranks) else []
@@ -758,20 +853,12 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _by_rank(report, _IDLE_TIME, _of_idle_time, of_ranks),
         _by_rank(report, _LAUNCH_QUEUE, _of_launch_queue, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
-        _by_rank(report, _MODEL, _of_model, of_ranks),
+        *([] if sort_by else [_by_rank(report, _MODEL, _of_model, of_ranks)]),
         *build_modules(report, top),
         *build_flops_sections(report.ranks, top, of_ranks),
-        *(
-            table.build(report, top)
-            for table in (
-                _with_sources(_OPERATORS, report),
-                *by_shape,
-                _with_sources(_KERNELS, report),
-                _COPIES,
-                _with_steps(_USER_RANGES, report),
-                _SYNCHRONISATIONS,
-            )
-        ),
+        *(build_sorted_sections(report, top, sort_by) if sort_by else _build_by_name(report, top)),
+        *build_operator_groups(report, top),
+        *(table.build(report, top) for table in (*by_shape, _SYNCHRONISATIONS)),
         *build_roofline_sections(report.ranks, top),
         *build_kernel_groups(report),
         *build_sequences(report, top),

@@ -21,9 +21,11 @@ FINDING_COLUMNS = 6
 """Columns of the verdict: kind, about, ranks, finding, what to do, evidence."""
 
 
-def render_text(report: TraceReport, top: int, width: int = WIDTH) -> str:
-    """Return all tables, at most `top` rows of each, in lines of `width` columns; of a comparison only its own."""
-    sections = build_difference_sections(report.comparison, top) or build_sections(report, top)
+def render_text(report: TraceReport, top: int, width: int = WIDTH, sort_by: str | None = None) -> str:
+    """Return all tables, at most `top` rows of each, in lines of `width` columns; of a comparison only its own.
+    `sort_by` is that of `build_sections`.
+    """
+    sections = build_difference_sections(report.comparison, top) or build_sections(report, top, sort_by=sort_by)
     return "\n\n".join([headline(report), *("\n".join(render_section(section, width)) for section in sections)])
 
 

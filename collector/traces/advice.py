@@ -6,47 +6,57 @@ measured number and its threshold.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from rankscope.collector.traces import advice_rules_device, advice_rules_host, advice_rules_ranks
+from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, RankReport
 
 Verdict = Advice | Abstention | None
 
 SEVERITIES = ("critical", "warning", "hint")
 
-RULES_OF_ONE_RANK: tuple[Callable[[RankReport], Verdict], ...] = (
-    advice_rules_host.judge_gpu_utilisation,
-    advice_rules_host.judge_small_kernels,
-    advice_rules_host.judge_data_loading,
-    advice_rules_host.judge_blocking_sync,
-    advice_rules_device.judge_copies,
-    advice_rules_device.judge_memory_growth,
-    advice_rules_device.judge_tensor_cores,
-    advice_rules_ranks.judge_serial_communication,
-)
-RULES_OF_ALL_RANKS: tuple[Callable[[Sequence[RankReport], CrossRank | None], Verdict], ...] = (
-    advice_rules_ranks.judge_communication,
-    advice_rules_ranks.judge_stragglers,
-    advice_rules_ranks.judge_load_balance,
-    advice_rules_ranks.judge_slow_stage,
-    advice_rules_ranks.judge_bubble,
-)
+RULES_OF_ONE_RANK: Mapping[str, Callable[[RankReport], Verdict]] = {
+    "low_gpu_utilisation": advice_rules_host.judge_gpu_utilisation,
+    "long_step": advice_rules_host.judge_long_steps,
+    "small_kernels": advice_rules_host.judge_small_kernels,
+    "data_bound": advice_rules_host.judge_data_loading,
+    "blocking_sync": advice_rules_host.judge_blocking_sync,
+    "redundant_copies": advice_rules_device.judge_copies,
+    "memory_growth": advice_rules_device.judge_memory_growth,
+    "no_tensor_cores": advice_rules_device.judge_tensor_cores,
+    "serial_communication": advice_rules_ranks.judge_serial_communication,
+}
+RULES_OF_ALL_RANKS: Mapping[str, Callable[[Sequence[RankReport], CrossRank | None], Verdict]] = {
+    "communication_bound": advice_rules_ranks.judge_communication,
+    "straggler": advice_rules_ranks.judge_stragglers,
+    "load_imbalance": advice_rules_ranks.judge_load_balance,
+    "slow_stage": advice_rules_ranks.judge_slow_stage,
+    "pipeline_bubble": advice_rules_ranks.judge_bubble,
+}
 
 
 def advise(reports: Sequence[RankReport], across: CrossRank | None) -> tuple[list[Advice], list[Abstention]]:
     """Return what the rules found, the most severe first, and their abstentions; at most one of each per key."""
-    verdicts: list[Verdict] = [rule(reports, across) for rule in RULES_OF_ALL_RANKS] if reports else []
-    for rule in RULES_OF_ONE_RANK:
-        verdicts += merge([(report.rank, rule(report)) for report in reports])
+    verdicts: list[Verdict] = []
+    for key, rule in RULES_OF_ALL_RANKS.items() if reports else ():
+        verdicts.append(attempt(partial(rule, reports, across), partial(_abstain, key)))
+    for key, judge in RULES_OF_ONE_RANK.items():
+        judged = [(report.rank, attempt(partial(judge, report), partial(_abstain, key))) for report in reports]
+        verdicts += merge(judged)
     found = [one for one in verdicts if isinstance(one, Advice)]
     abstained = [one for one in verdicts if isinstance(one, Abstention)]
     return (
         sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.key)),
         sorted(abstained, key=lambda one: one.key),
     )
+
+
+def _abstain(key: str, reason: str) -> Verdict:
+    return Abstention(key=key, reason=reason)
 
 
 def merge(verdicts: Sequence[tuple[int | None, Verdict]]) -> list[Advice | Abstention]:

@@ -31,6 +31,12 @@ def on_rank(report: RankReport) -> str:
     return f"On rank {report.rank} " if report.rank is not None else "Here "
 
 
-def no_device(key: str) -> Abstention:
-    """Return the abstention of rules about a device."""
+def no_device(key: str, report: RankReport | None = None) -> Abstention:
+    """Return the abstention of rules about a device, or about the idle time of one whose work is lost."""
+    lost, launched = (report.signs.lost_launch_count, report.signs.launch_count) if report is not None else (None, None)
+    if lost and launched:
+        return Abstention(
+            key=key,
+            reason=f"{lost:,} of {launched:,} launches have no work in the trace: its idle time is not known",
+        )
     return Abstention(key=key, reason=NO_DEVICE)

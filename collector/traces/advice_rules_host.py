@@ -10,6 +10,7 @@ from rankscope.collector.traces.advice_rules import (
     severity_of,
     window_of,
 )
+from rankscope.collector.traces.judged_time import LONG_STEP_RATIO_MIN
 from rankscope.collector.traces.report import Abstention, Advice, RankReport, SynchronisationRow
 from rankscope.measure.units import format_duration
 
@@ -23,7 +24,7 @@ def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
     """
     key, signs, window_ns = "low_gpu_utilisation", report.signs, window_of(report)
     if signs.idle_ns is None or signs.idle_launch_ns is None or signs.idle_allocation_ns is None or not window_ns:
-        return no_device(key)
+        return no_device(key, report)
     host_ratio = (signs.idle_launch_ns + signs.idle_allocation_ns) / window_ns
     if host_ratio < IDLE_RATIO_MIN:
         return None
@@ -73,7 +74,7 @@ def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
         window_of(report),
     )
     if launched is None or short is None or idle_ns is None or not window_ns:
-        return no_device(key)
+        return no_device(key, report)
     if launched < LAUNCHES_MIN:
         return Abstention(key=key, reason=f"only {launched} kernels with their launches, fewer than {LAUNCHES_MIN}")
     if short / launched < SHORT_KERNEL_RATIO_MIN or idle_ns / window_ns < SMALL_KERNEL_IDLE_RATIO_MIN:
@@ -107,11 +108,13 @@ def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
 def judge_data_loading(report: RankReport) -> Advice | Abstention | None:
     """Judge whether the steps wait for the data loader: by the device's idle time in it, else by the loader's time."""
     key, signs = "data_bound", report.signs
-    if not report.steps or not signs.window_ns:
+    if not report.steps:
         return Abstention(key=key, reason="no steps in the trace (profiler.step() was not called)")
+    if not signs.window_ns:
+        return no_device(key, report)
     if not signs.data_loader_count:
         return Abstention(key=key, reason="no DataLoader in the trace: other sources of data cannot be judged")
-    loader_ns = next((row.host_ns for row in report.model if row.stage == "data_loader"), 0)
+    loader_ns = signs.data_loader_host_ns
     waited_ns = loader_ns if signs.idle_data_loader_ns is None else signs.idle_data_loader_ns
     ratio = waited_ns / signs.window_ns
     if ratio < DATA_RATIO_MIN:
@@ -124,7 +127,7 @@ def judge_data_loading(report: RankReport) -> Advice | Abstention | None:
         ranks=ranks_of(report),
         sentence=(
             f"{waits}{of_rank(report)} waited for the data loader {percent(ratio)} of the time, "
-            f"{format_duration(waited_ns / len(report.steps))} in a step."
+            f"{format_duration(waited_ns / max(signs.step_count, 1))} in a step."
         ),
         action=_advise_on_data(single_process=signs.single_process_loader, pageable=pageable),
         evidence={
@@ -160,7 +163,7 @@ def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
     """
     key, signs, window_ns = "blocking_sync", report.signs, window_of(report)
     if signs.blocked_ns is None or signs.idle_launch_ns is None or signs.idle_synchronisation_ns is None:
-        return no_device(key)
+        return no_device(key, report)
     cost_ns = min(signs.blocked_ns, signs.idle_launch_ns + signs.idle_synchronisation_ns)
     if not window_ns or cost_ns / window_ns < BLOCKED_RATIO_MIN:
         return None
@@ -207,3 +210,46 @@ def describe_synchronisation(row: SynchronisationRow) -> str:
     where = f" at {row.source}" if row.source else ""
     times = f"{row.count:,} time{'s' if row.count != 1 else ''}, {format_duration(row.total_ns)}"
     return f"{row.operator} ({row.name}, {times}){where}" if row.operator else f"{row.name} ({times}){where}"
+
+
+# -- long_step --------------------------------------------------------------------------------------------------------
+
+
+def judge_long_steps(report: RankReport) -> Advice | None:
+    """Judge whether a few steps took many times as long as the others: one step must not stand for a trace."""
+    long, signs = report.signs.long_steps, report.signs
+    if not long:
+        return None
+    worst = max(long, key=lambda one: one.window_ns)
+    others = f"the other {signs.step_count}" if signs.step_count > 1 else "the other one"
+    inside = f" in {worst.range_name}" if worst.range_name is not None else ""
+    took = f"took {format_duration(worst.window_ns)}{inside}"
+    more = f", {len(long) - 1} more took long too" if len(long) > 1 else ""
+    idle = ""
+    if signs.idle_ns is not None and signs.window_ns:
+        idle = f"; there the GPU was idle {percent(signs.idle_ns / signs.window_ns)} of the time"
+    ratio = worst.window_ns / max(1, worst.usual_ns)
+    return Advice(
+        key="long_step",
+        severity="hint",
+        ranks=ranks_of(report),
+        sentence=(
+            f"Step {worst.step}{of_rank(report)} {took}{more}: {ratio:,.0f} times as long as {others} in the median. "
+            f"Shares of idle time are of {others} only{idle}."
+        ),
+        action=(
+            "If it compiles, loads or captures for the first time, record later steps: schedule(wait=..., warmup=...). "
+            "If it comes again, such as saving or evaluating, move it off the training thread or do it less often."
+        ),
+        evidence={
+            "step_ratio": ratio,
+            "step_ratio_min": LONG_STEP_RATIO_MIN,
+            "step": worst.step,
+            "window_ns": worst.window_ns,
+            "usual_ns": worst.usual_ns,
+            "idle_ns": worst.idle_ns,
+            "range": worst.range_name,
+            "range_ns": worst.range_ns,
+            "long_step_count": len(long),
+        },
+    )

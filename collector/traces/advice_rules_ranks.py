@@ -13,7 +13,7 @@ from rankscope.collector.detect.suggestions import COMMUNICATE_LESS, OVERLAP
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
 from rankscope.collector.traces.pipeline import SLOW_STAGE_MIN
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport, RankStanding
-from rankscope.collector.traces.stragglers import MORE_WORK_MIN, STEADY_SLOWDOWN_MIN, describe_noise
+from rankscope.collector.traces.stragglers import MORE_WORK_MIN, STEADY_SLOWDOWN_MIN, describe_noise, find_noise
 
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
@@ -33,9 +33,7 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
             "is not known from these traces",
         )
     working_ns = report.window_ns - report.idle_ns
-    waited_ns = (report.signs.message_excess_ns or 0) + (report.signs.stage_wait_ns or 0)
-    exposed_ns = report.exposed_communication_ns - waited_ns
-    hideable_ns = max(0, min(exposed_ns, report.compute_ns - report.overlap_ns))
+    hideable_ns = max(0, min(_find_exposed_transfer(report), report.compute_ns - report.overlap_ns))
     ratio = hideable_ns / working_ns
     if report.overlap_ratio >= OVERLAP_RATIO_MAX or ratio < HIDEABLE_RATIO_MIN:
         return None
@@ -48,7 +46,8 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
         ranks=ranks_of(report),
         sentence=(
             f"Only {percent(report.overlap_ratio)} of the communication{of_rank(report)} overlaps with compute; "
-            f"full overlap would save up to {percent(ratio)} of the time the device works.{same}"
+            f"full overlap would save up to {percent(ratio)} of the time the device works, {_describe_waits(report)}."
+            f"{same}"
         ),
         action=_OWN_STREAM if same else f"{OVERLAP} {_CHECK_THE_HOST}",
         evidence={
@@ -58,8 +57,15 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
             "overlap_ratio_max": OVERLAP_RATIO_MAX,
             "shared_stream_ratio": shared,
             "hideable_ns": hideable_ns,
+            "wait_ns": report.signs.exposed_wait_ns,
         },
     )
+
+
+def _describe_waits(report: RankReport) -> str:
+    if report.signs.exposed_wait_ns is not None or report.world_size == 1:
+        return "waits for other ranks not counted"
+    return "less what of it is waiting for other ranks, which these traces do not show"
 
 
 _OWN_STREAM = (
@@ -77,12 +83,12 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
     judged = [one for one in reports if one.communication_ns and window_of(one)]
     if not judged:
         return Abstention(key=key, reason="no communication in the traces")
-    ratios = [(_transfer_exposed_ns(one, across) / window_of(one), one) for one in judged]
+    ratios = [(_find_transfer_of_steps(one) / window_of(one), one) for one in judged]
     fired = [(ratio, one) for ratio, one in ratios if ratio >= EXPOSED_RATIO_MIN]
     if not fired:
         return None
     ratio, worst = max(fired, key=lambda pair: pair[0])
-    known = _waited_ns(worst, across) is not None
+    known = worst.signs.exposed_wait_ns is not None
     doubt = "" if known else " How much of it is waits for other ranks is not known from these traces."
     if known and across is not None and across.lower_bound:
         doubt = " Some of it may still be waits for ranks whose traces are missing."
@@ -98,8 +104,8 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
         evidence={
             "exposed_transfer_ratio": ratio,
             "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN,
-            "exposed_communication_ns": worst.exposed_communication_ns,
-            "wait_ns": _waited_ns(worst, across),
+            "exposed_communication_ns": worst.signs.exposed_communication_ns,
+            "wait_ns": worst.signs.step_wait_ns,
             "rank": worst.rank,
         },
     )
@@ -108,17 +114,21 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
 _COMPARE_BANDWIDTH = "Compare the bus bandwidth in the table of collectives with what the links can do."
 
 
-def _waited_ns(report: RankReport, across: CrossRank | None) -> int | None:
-    return across.wait_ns.get(str(report.rank)) if across is not None and across.wait_ns is not None else None
-
-
-def _transfer_exposed_ns(report: RankReport, across: CrossRank | None) -> int:
-    """Return exposed communication less the waits in ns: a lower bound, since some waits may have been hidden. Messages
-    count with what the fastest of their kind took: a receive lasts until its sender has come, a send until it is asked
-    for.
+def _find_exposed_transfer(report: RankReport) -> int:
+    """Return exposed communication less the waits that are known in ns. Messages count with what the fastest of their
+    kind took: a receive lasts until its sender has come, a send until it is asked for.
     """
-    waited_ns = (_waited_ns(report, across) or 0) + (report.signs.message_excess_ns or 0)
-    return max(0, report.exposed_communication_ns - waited_ns)
+    return _subtract_waits(report.exposed_communication_ns, report.signs.exposed_wait_ns, report)
+
+
+def _find_transfer_of_steps(report: RankReport) -> int:
+    """Return the same over the steps that shares are of."""
+    return _subtract_waits(report.signs.exposed_communication_ns, report.signs.step_wait_ns, report)
+
+
+def _subtract_waits(exposed_ns: int, waited_ns: int | None, report: RankReport) -> int:
+    known_ns = (report.signs.message_excess_ns or 0) + (report.signs.stage_wait_ns or 0)
+    return max(0, exposed_ns - (known_ns if waited_ns is None else waited_ns))
 
 
 # -- straggler --------------------------------------------------------------------------------------------------------
@@ -182,7 +192,7 @@ def _find_comparison(key: str, reports: Sequence[RankReport], across: CrossRank 
     reason = across.pipeline_refused or across.refused
     if reason is not None:
         return Abstention(key=key, reason=reason)
-    numbers = [{step.step for step in report.steps} for report in reports]
+    numbers = [{step.step for step in report.steps if step.is_judged} for report in reports]
     return across if set.intersection(*numbers) else Abstention(key=key, reason="no step that all ranks have")
 
 
@@ -263,26 +273,39 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
         )
     if any(finding.kind == "straggler" for finding in compared.findings):
         return None
-    computed = {place: sum(step.compute_ns for step in report.steps) for place, report in enumerate(reports)}
-    average_ns = mean(computed.values())
-    most = max(computed, key=lambda place: computed[place])
-    window_ns = sum(step.window_ns for step in reports[most].steps)
-    excess_ns = computed[most] - average_ns
-    if not average_ns or excess_ns < max(IMBALANCE_MIN * average_ns, IMBALANCE_COST_RATIO_MIN * window_ns):
+    steps = [{step.step: step.on_device or step for step in report.steps if step.is_judged} for report in reports]
+    common = sorted(set.intersection(*map(set, steps)))
+    computed = [[mine[number].compute_ns for number in common] for mine in steps]
+    average_ns = [mean(at) for at in zip(*computed, strict=True)]
+    most = max(range(len(reports)), key=lambda place: sum(computed[place]))
+    window_ns = sum(steps[most][number].window_ns for number in common)
+    excess_ns = [mine - usual for mine, usual in zip(computed[most], average_ns, strict=True)]
+    whole_ns, more_ns = sum(average_ns), sum(excess_ns)
+    if not whole_ns or more_ns < max(IMBALANCE_MIN * whole_ns, IMBALANCE_COST_RATIO_MIN * window_ns):
         return None
-    return _advise_on_balance(reports, most, excess_ns / average_ns, excess_ns / window_ns)
+    noise_ns = find_noise(excess_ns)
+    if noise_ns is not None and mean(excess_ns) <= noise_ns:
+        return Abstention(
+            key=key,
+            reason=f"rank {reports[most].rank} computed {percent(more_ns / whole_ns)} longer than the ranks do on "
+            "average, but its steps differ by as much: record more of them",
+        )
+    kernels = [sum(mine[number].kernel_count for number in common) for mine in steps]
+    return _advise_on_balance(reports[most], kernels[most], mean(kernels), more_ns / whole_ns, more_ns / window_ns)
 
 
-def _advise_on_balance(reports: Sequence[RankReport], most: int, imbalance: float, cost: float) -> Advice:
-    kernels = mean(report.kernel_count for report in reports)
-    more_work = reports[most].kernel_count >= MORE_WORK_MIN * kernels
-    why = "it runs more kernels" if more_work else "with as many kernels as the others"
+def _advise_on_balance(report: RankReport, count: int, usual: float, imbalance: float, cost: float) -> Advice:
+    """Return the advice on a rank with so many kernels (on a CPU: operators) in its steps, `usual` in the mean."""
+    what = "kernels" if report.devices else "operators"
+    why = f"with as many {what} as the others"
+    if usual:
+        why = f"it runs more {what}" if count >= MORE_WORK_MIN * usual else why
     return Advice(
         key="load_imbalance",
         severity="warning",
-        ranks=ranks_of(reports[most]),
+        ranks=ranks_of(report),
         sentence=(
-            f"Rank {reports[most].rank} computed {percent(imbalance)} longer than the ranks do on average, {why}; "
+            f"Rank {report.rank} computed {percent(imbalance)} longer than the ranks do on average, {why}; "
             f"spread evenly the steps would be up to {percent(cost)} shorter."
         ),
         action=(
@@ -294,8 +317,8 @@ def _advise_on_balance(reports: Sequence[RankReport], most: int, imbalance: floa
             "imbalance_ratio_min": IMBALANCE_MIN,
             "cost_ratio": cost,
             "cost_ratio_min": IMBALANCE_COST_RATIO_MIN,
-            "kernel_count": reports[most].kernel_count,
-            "kernel_count_mean": kernels,
+            "kernel_count": count,
+            "kernel_count_mean": usual,
         },
     )
 

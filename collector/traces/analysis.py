@@ -2,8 +2,9 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -21,18 +22,23 @@ from rankscope.collector.traces.asked import (
 from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns
+from rankscope.collector.traces.net import attempt
+from rankscope.collector.traces.operator_groups import choose_operator_groups
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
+from rankscope.collector.traces.rank_comparison import Comparison as RankComparison
 from rankscope.collector.traces.rank_comparison import compare_ranks
 from rankscope.collector.traces.recognised import choose_files, compile_kernels, find_cycles
-from rankscope.collector.traces.report import FileError, TraceReport
+from rankscope.collector.traces.report import Comparison, FileError, TraceReport
 from rankscope.collector.traces.step_comparison import compare_steps
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
 from rankscope.measure.flops import Count
 
 ALL_CYCLES: Final = "all"
 RANKS_SHOWN_MAX: Final = 16
+PART_OF_READING: Final = 0.8
+"""Of the time of one file, so that a bar does not stand at its end while the tables are made."""
 
 
 class Failure(NamedTuple):
@@ -66,6 +72,9 @@ def analyze(
     flop_formulas: Mapping[str, Count] | None = None,
     memory_every: int | None = None,
     memory_flow: bool = False,
+    nest: bool = False,
+    by_thread: bool = False,
+    by_frames: int | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -84,20 +93,23 @@ def analyze(
     `peak_gbps`, or where these are None against the rates of its data sheet. `modules` adds the tree of nn.Modules,
     where the trace was recorded with stacks; it takes longer. `kernel_groups` adds device time by groups of one's
     own: patterns for the names of kernels, by the group's name; the first that is found decides. `sequences` adds
-    the costliest sequences of kernels that repeat, of up to so many each. `flops` adds the floating-point operations of
-    the model, by phase, operator and module, and MFU and HFU against `peak_tflops`, else the data sheet; it takes
-    longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded inputs
-    (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable.
-    `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of memory
-    flow. `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same
-    files; None uses the cores of this machine. A file that cannot be used is listed in `errors`. Raises
-    UnavailableError when a path has no file, SettingError for what cannot be asked for.
+    the costliest sequences of kernels that repeat, of up to so many each. `flops` adds the floating-point
+    operations of the model, by phase, operator and module, and MFU and HFU against `peak_tflops`, else the data
+    sheet; it takes longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded
+    inputs (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable.
+    `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of
+    memory flow. `nest` adds the operators with the kernels that each launched, `by_thread` by their thread,
+    `by_frames` by so many innermost frames around them. `executor` is a `concurrent.futures` executor, or
+    `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the cores of this machine. A file that
+    cannot be used is listed in `errors`. Raises UnavailableError when a path has no file, SettingError for what
+    cannot be asked for.
     """
     asked = Asked(
         shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,
         choose_groups(kernel_groups), check_length(sequences),
         choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
         check_every(memory_every), memory_flow,
+        choose_operator_groups(nests=nest, by_thread=by_thread, frames=by_frames),
     )  # fmt: skip
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:
@@ -106,11 +118,17 @@ def analyze(
         return _analyse_cycles(paths, job, _Choice(rank, None, rank_from), executor, progress)
     choice = _Choice(rank, cycle, rank_from)
     found, errors = _analyse_side(paths, job, choice, executor, progress)
-    report = _compare(found, errors, job.asked)
+    compared = compare_ranks(found, job.asked)
+    report = _build_report(compared, errors)
     if against is None:
         return report
     others, other_errors = _analyse_side(against, job.of_other_side, choice, executor, progress)
-    comparison = compare_steps(found, others, any_world=any_world)
+    comparison = attempt(
+        lambda: compare_steps(
+            found, others, any_world=any_world, waits=compared.waits, against_waits=compare_ranks(others).waits
+        ),
+        lambda reason: Comparison(against_files=[one.report.file for one in others], refused=reason),
+    )
     return msgspec.structs.replace(report, errors=[*errors, *other_errors], comparison=comparison)
 
 
@@ -126,7 +144,7 @@ def _analyse_cycles(
     reports: dict[int, TraceReport] = {}
     for number in find_cycles(files, choice.rank, choice.rank_from):
         found, errors = _analyse_side(paths, job, choice._replace(cycle=number), executor, progress)
-        reports[number] = _compare(found, errors, job.asked)
+        reports[number] = _build_report(compare_ranks(found, job.asked), errors)
     errors = [error for report in reports.values() for error in report.errors]
     return msgspec.structs.replace(reports[max(reports)], cycles=build_cycle_rows(reports), errors=errors)
 
@@ -194,29 +212,42 @@ class _Job(NamedTuple):
         return self._replace(asked=Asked(shapes=self.asked.every_shape))
 
 
-def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis | Failure:
-    """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
+def _analyse_file(
+    file: TraceFile, job: _Job, workers: int = 1, on_part: Callable[[float], None] | None = None
+) -> RankAnalysis | Failure:
+    """Return the analysis of one file, decoded by `workers` processes; `on_part` is told how much is read. Runs on a
+    worker; a bad file is a Failure.
+    """
     try:
-        return reduce_trace(
-            read_file(
-                file.path,
-                workers,
-                every_shape=job.asked.every_shape,
-                every_wait=job.asked.critical_path,
-                values_of=job.asked.values_of,
-                autograd=job.asked.autograd,
-            ),
-            file.path,
-            job.steps,
-            file.rank,
-            job.communication_kernels,
-            divides_steps=job.divides_steps,
-            asked=job.asked,
+        return attempt(
+            lambda: _read_and_reduce(file, job, workers, on_part),
+            lambda reason: Failure(file.path, reason, is_no_trace=False),
         )
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
     except MemoryError:
         return Failure(file.path, "not enough memory to read it", is_no_trace=False)
+
+
+def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable[[float], None] | None) -> RankAnalysis:
+    return reduce_trace(
+        read_file(
+            file.path,
+            workers,
+            every_shape=job.asked.every_shape,
+            every_wait=job.asked.critical_path,
+            values_of=job.asked.values_of,
+            autograd=job.asked.autograd,
+            on_part=on_part,
+        ),
+        file.path,
+        job.steps,
+        file.rank,
+        job.communication_kernels,
+        divides_steps=job.divides_steps,
+        asked=job.asked,
+        may_guess=file.may_guess,
+    )
 
 
 # -- many files -------------------------------------------------------------------------------------------------------
@@ -231,7 +262,7 @@ def _analyse_files(
     """Return the analyses and the failures, each in the order of the files."""
     by_path: dict[str, RankAnalysis | Failure] = {}
     with _open_executor(executor, len(files)) as pool:
-        for path, result in _analyse_here(files, job) if pool is None else _analyse_on(pool, files, job):
+        for path, result in _analyse_here(files, job, progress) if pool is None else _analyse_on(pool, files, job):
             by_path[path] = result
             if progress is not None:
                 progress(len(by_path), len(files))
@@ -240,9 +271,16 @@ def _analyse_files(
     return found, [one for one in results if isinstance(one, Failure)]
 
 
-def _analyse_here(files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
-    for file in files:
-        yield file.path, _analyse_file(file, job, cores())
+def _analyse_here(
+    files: Sequence[TraceFile], job: _Job, progress: Progress | None
+) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+    for place, file in enumerate(files):
+        on_part = partial(_tell_part, progress, place, len(files)) if progress is not None else None
+        yield file.path, _analyse_file(file, job, cores(), on_part)
+
+
+def _tell_part(progress: Progress, place: int, count: int, part: float) -> None:
+    progress(place + PART_OF_READING * part, count)
 
 
 def _analyse_on(pool: Executor, files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
@@ -301,8 +339,7 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
 # -- all ranks --------------------------------------------------------------------------------------------------------
 
 
-def _compare(found: Sequence[RankAnalysis], errors: list[FileError], asked: Asked) -> TraceReport:
-    compared = compare_ranks(found, asked)
+def _build_report(compared: RankComparison, errors: list[FileError]) -> TraceReport:
     advice, abstained = advise(compared.reports, compared.across)
     return TraceReport(
         ranks=compared.reports,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rankscope.collector.traces.kernel_groups import KernelGroup, Patterns, compile_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_MAX
+from rankscope.collector.traces.operator_groups import GroupsAsked
 from rankscope.measure.device_peaks import PeakOverride
 from rankscope.measure.errors import SettingError
 from rankscope.measure.flops import VALUE_OPERATORS, Count
@@ -21,7 +22,7 @@ class FlopsAsked(NamedTuple):
 class Asked(NamedTuple):
     """What is asked for; `roofline` is None, or the peaks that the user gives; `kernel_groups` None, or those of
     the user; `sequence_length` 0, or the most kernels of a sequence; `flops` None, or how to count them; `memory_every`
-    0, or of how many operators one is a point of the curve of memory.
+    0, or of how many operators one is a point of the curve of memory; `operator_groups` None, or how to group them.
     """
 
     shapes: bool = False
@@ -34,6 +35,7 @@ class Asked(NamedTuple):
     flops: FlopsAsked | None = None
     memory_every: int = 0
     memory_flow: bool = False
+    operator_groups: GroupsAsked | None = None
 
     @property
     def every_shape(self) -> bool:

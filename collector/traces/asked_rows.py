@@ -4,10 +4,11 @@ import msgspec
 
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.asked import Asked
-from rankscope.collector.traces.kernel_groups import sum_groups
+from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
+from rankscope.collector.traces.operator_groups import sum_operator_groups
 from rankscope.collector.traces.report import RankReport, RooflineRow
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX, find_roofline
 from rankscope.measure.device_peaks import PeakOverride, find_peaks
@@ -34,8 +35,9 @@ def add_asked(report: RankReport, view: RankView, asked: Asked) -> RankReport:
         report,
         warnings=warnings,
         operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if asked.shapes else None,
+        operator_groups=sum_operator_groups(view, asked.operator_groups) if asked.operator_groups else None,
         modules=modules,
-        kernel_groups=sum_groups(view, asked.kernel_groups) if asked.kernel_groups is not None else None,
+        kernel_groups=sum_groups(view, asked.kernel_groups) if asked.kernel_groups is not None else sum_classes(view),
         kernel_sequences=sum_sequences(view, asked.sequence_length) if asked.sequence_length else None,
         roofline=roofline[:ROOFLINE_ROWS_MAX] if asked.roofline is not None else None,
         flops=profile_model(view, _name_devices(report), asked.flops) if asked.flops is not None else None,

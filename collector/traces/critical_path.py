@@ -22,10 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from rankscope.collector.traces.cross_rank import LATENESS_NS_MIN, Matching
 from rankscope.collector.traces.path_record import KINDS, Bounds, PathRecord
 from rankscope.collector.traces.pipeline import Pair
 from rankscope.collector.traces.report import CriticalPart, CriticalPath, CriticalStep
+from rankscope.measure import intervals
 from rankscope.measure.kineto import NONE
 from rankscope.measure.records import SYNCHRONISING_OPS
 from rankscope.measure.traced_collectives import Collective
@@ -74,6 +77,7 @@ class _Rank:
         self.host_start_ns = (record.host.start_ns - offset_ns).tolist()
         self.host_end_ns = (record.host.end_ns - offset_ns).tolist()
         self.host_name = record.host.name.tolist()
+        self.busy = intervals.union(np.stack([record.start_ns, record.end_ns], axis=1)) - offset_ns
         self.steps = {
             step.number: Bounds(step.number, step.start_ns - offset_ns, step.end_ns - offset_ns)
             for step in record.steps
@@ -136,6 +140,10 @@ class Walk:
     def steps_of(self, key: int) -> Mapping[int | None, Bounds]:
         """Return the steps of one rank by the common clock."""
         return self._ranks[key].steps
+
+    def measure_busy(self, one: Stretch) -> int:
+        """Return how long the devices of its rank worked during a stretch, in ns."""
+        return intervals.total_ns(intervals.clip(self._ranks[one.key].busy, one.start_ns, one.end_ns))
 
     def follow(self, key: int, bounds: Bounds) -> list[Stretch]:
         """Return the path that ends on this rank at the end of its step, from the end to the start of the step."""
@@ -212,6 +220,56 @@ def find_critical_path(
     `pairs` are the sends with their receives.
     """
     known = [one for one in ranks if one.record is not None]
+    walk, paths = _walk(known, matching, pairs)
+    parts, left_out_ns = _sum_parts(known, [path for _, _, path in paths])
+    steps = [_sum_step(known, walk, *path) for path in paths]
+    inferred = sum(step.inferred_count for step in steps)
+    return CriticalPath(
+        steps=steps,
+        parts=parts,
+        left_out_ns=left_out_ns,
+        notes=[
+            *_find_notes(len(ranks) - len(known), len(ranks), matching),
+            *_describe_inferred(inferred),
+            *_describe_busy(steps),
+        ],
+    )
+
+
+class PathPiece(NamedTuple):
+    """A stretch of a path on one rank, by the clock of that rank's host; `step` is the number of the step."""
+
+    rank: int | None
+    step: int | None
+    kind: str
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+def list_pieces(
+    ranks: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair] = ()
+) -> list[list[PathPiece]]:
+    """Return the paths of all steps as pieces, each from its begin to its end; arguments as of `find_critical_path`."""
+    known = [one for one in ranks if one.record is not None]
+    _, paths = _walk(known, matching, pairs)
+    offsets = matching.offsets_ns if matching is not None and matching.refused is None else {}
+
+    def place(one: Stretch, number: int | None) -> PathPiece:
+        rank = known[one.key].rank
+        offset_ns = offsets.get(rank, 0) if rank is not None else 0
+        return PathPiece(rank, number, one.kind, one.name, one.start_ns + offset_ns, one.end_ns + offset_ns)
+
+    return [
+        [place(one, bounds.number) for one in reversed(path) if one.end_ns > one.start_ns] for _, bounds, path in paths
+    ]
+
+
+_Paths = list[tuple[int | None, Bounds, list[Stretch]]]
+
+
+def _walk(known: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair]) -> tuple[Walk, _Paths]:
+    """Return the walk over ranks whose records are known, and the path of each step."""
     records = [one.record for one in known if one.record is not None]
     offsets = matching.offsets_ns if matching is not None and matching.refused is None else {}
     late = {}
@@ -219,20 +277,12 @@ def find_critical_path(
         late = {**_find_late(known, matching), **_find_late_messages(known, offsets, pairs)}
     walk = Walk(records, [offsets.get(one.rank, 0) if one.rank is not None else 0 for one in known], late)
     related = [set(one) for one in matching.related] if offsets and matching is not None else []
-    paths = []
+    paths: _Paths = []
     for keys in _group(known, related):
         for key, bounds in _find_last(walk, keys):
             paths.append((known[key].rank, bounds, walk.follow(key, bounds)))
     paths.sort(key=lambda path: (path[1].number is None, path[1].number or 0, path[0] or 0))
-    parts, left_out_ns = _sum_parts(known, [path for _, _, path in paths])
-    steps = [_sum_step(known, *path) for path in paths]
-    inferred = sum(step.inferred_count for step in steps)
-    return CriticalPath(
-        steps=steps,
-        parts=parts,
-        left_out_ns=left_out_ns,
-        notes=[*_find_notes(len(ranks) - len(known), len(ranks), matching), *_describe_inferred(inferred)],
-    )
+    return walk, paths
 
 
 def _find_late(known: Sequence[PathInput], matching: Matching) -> dict[_At, _At]:
@@ -249,7 +299,8 @@ def _find_late(known: Sequence[PathInput], matching: Matching) -> dict[_At, _At]
         if one.op in SYNCHRONISING_OPS:
             last = min(one.by_rank.values(), key=lambda call: call.duration_ns)
             waited = [call for call in one.by_rank.values() if call.duration_ns - last.duration_ns >= LATENESS_NS_MIN]
-            found.update({places[id(call)]: places[id(last)] for call in waited if id(call) in places})
+            if id(last) in places:  # else nothing is known of the rank that came last
+                found.update({places[id(call)]: places[id(last)] for call in waited if id(call) in places})
     return found
 
 
@@ -295,7 +346,9 @@ def _find_last(walk: Walk, keys: Sequence[int]) -> list[tuple[int, Bounds]]:
     return list(last.values())
 
 
-def _sum_step(known: Sequence[PathInput], rank: int | None, bounds: Bounds, path: Sequence[Stretch]) -> CriticalStep:
+def _sum_step(
+    known: Sequence[PathInput], walk: Walk, rank: int | None, bounds: Bounds, path: Sequence[Stretch]
+) -> CriticalStep:
     by_kind: dict[str, int] = dict.fromkeys(ALL_KINDS, 0)
     by_rank: dict[int, int] = defaultdict(int)
     for one in path:
@@ -309,6 +362,7 @@ def _sum_step(known: Sequence[PathInput], rank: int | None, bounds: Bounds, path
         rank_ns={str(known[key].rank): by_rank[key] for key in sorted(by_rank) if known[key].rank is not None},
         rank_change_count=sum(one.key != other.key for one, other in pairwise(path)),
         inferred_count=sum(one.is_inferred for one in path),
+        host_while_busy_ns=sum(walk.measure_busy(one) for one in path if one.kind == HOST and known[one.key].on_device),
     )
 
 
@@ -342,6 +396,25 @@ def _find_notes(left_out: int, rank_count: int, matching: Matching | None) -> li
             "counts as communication."
         )
     return notes
+
+
+HOST_BUSY_SHARE_MIN = 0.3
+"""Share of the steps from which the note is written: less is the host's work behind a queue that ran short."""
+
+
+def _describe_busy(steps: Sequence[CriticalStep]) -> list[str]:
+    """Return a note where the host is on the path for long although its device was at work: the sum of the device's
+    work contradicts the path.
+    """
+    whole_ns, busy_ns = sum(one.window_ns for one in steps), sum(one.host_while_busy_ns for one in steps)
+    if not whole_ns or busy_ns < HOST_BUSY_SHARE_MIN * whole_ns:
+        return []
+    share = f"{100 * busy_ns / whole_ns:.0f} %"
+    note = (
+        f"For {share} of the steps the host is on the path while its device worked: it may have waited for the device "
+        "in a way that the trace does not show."
+    )
+    return [note]
 
 
 def _describe_inferred(count: int) -> list[str]:

@@ -10,7 +10,16 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 
-ASKED_OF_RANKS = ("operator_shapes", "roofline", "modules", "kernel_groups", "kernel_sequences", "flops")
+ASKED_OF_RANKS = (
+    "cpu_use",
+    "operator_shapes",
+    "operator_groups",
+    "roofline",
+    "modules",
+    "kernel_groups",
+    "kernel_sequences",
+    "flops",
+)
 """Tables of a rank that are None where they were not asked for."""
 
 

@@ -24,8 +24,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 Paths: TypeAlias = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
-Progress = Callable[[int, int], None]
-"""Called with the number of files read so far, and of all to read."""
+Progress = Callable[[float, int], None]
+"""Called with the number of files read so far, of a large one with its part, and of all to read."""
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|(?:^|[_.-])r)[-_.]?(\d+)(?=\D|$)|(?:^|[_.-])(?:trace[-_]|TP-)(\d{1,5})(?=\D|$)", re.IGNORECASE
 )
@@ -36,12 +36,13 @@ _NO_RANK_IN_NAME = re.compile(r"worker-\d+_\d+\.|-(?:DP|PP|EP)-\d", re.IGNORECAS
 
 class TraceFile(NamedTuple):
     """A file to read. `named` is True when the user named the file itself, not its folder; `rank` is what the user's
-    pattern finds in its path.
+    pattern finds in its path; `may_guess` is False where a number in its name is known to be no rank.
     """
 
     path: str
     named: bool
     rank: int | None = None
+    may_guess: bool = True
 
 
 def find_traces(paths: Paths) -> list[TraceFile]:
@@ -148,13 +149,31 @@ def rank_in_name(path: str) -> int | None:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_chunks(path: str) -> Iterator[bytes]:
-    """Yield the bytes of a trace, inflated if their content, not the name, shows that they are compressed.
+def watch_bytes(path: str, on_part: Callable[[float], None] | None) -> Callable[[int], None]:
+    """Return what tells `on_part` how much of a local file is read, 0 to 1, from the bytes of each read."""
+    with contextlib.suppress(OSError):
+        size = Path(path.removeprefix("file://")).stat().st_size
+        read = [0]
+
+        def count(more: int) -> None:
+            read[0] = min(read[0] + more, size)
+            if on_part is not None and size:
+                on_part(read[0] / size)
+
+        return count
+    return lambda _: None
+
+
+def read_chunks(path: str, on_part: Callable[[float], None] | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a trace, inflated if their content, not the name, shows that they are compressed. `on_part` is
+    told how much of the file is read.
 
     Raises UnavailableError when it cannot be opened or read, TraceError when the compression is broken, CutOffError at
     the end of a compressed file that ends too early.
     """
-    with _wrapping_errors("it cannot be read", path), _open(path) as file:
+    count = watch_bytes(path, on_part)
+    with _wrapping_errors("it cannot be read", path), _open(path) as opened:
+        file = _Watched(opened, count)
         first = file.read(CHUNK_BYTES)
         if first[:2] == GZIP_MAGIC:
             yield from _inflate(first, file)
@@ -162,6 +181,20 @@ def read_chunks(path: str) -> Iterator[bytes]:
         while first:
             yield first
             first = file.read(CHUNK_BYTES)
+
+
+class _Watched:
+    """A file whose reads are counted."""
+
+    def __init__(self, file: IO[bytes], count: Callable[[int], None]) -> None:
+        self._file = file
+        self._count = count
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, at most so many."""
+        found = self._file.read(size)
+        self._count(len(found))
+        return found
 
 
 def _open(path: str) -> IO[bytes]:
@@ -172,7 +205,7 @@ def _open(path: str) -> IO[bytes]:
     return Path(path.removeprefix("file://")).open("rb")
 
 
-def _inflate(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
+def _inflate(first: bytes, file: _Watched) -> Iterator[bytes]:
     """Yield the inflated members of a gzip file, one after the other."""
     make, broken = _find_inflater()
     inflater = make()

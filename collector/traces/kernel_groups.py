@@ -1,15 +1,19 @@
-"""Sum the device work by groups of one's own: patterns for the names of kernels, the first that is found decides."""
+"""Sum the device work by class of kernel, or by groups of one's own: patterns for the names of kernels, the first that
+is found decides.
+"""
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from rankscope.collector.traces.report import KernelGroupRow
+from rankscope.measure import kernel_classes
 from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.kineto import Ints
 from rankscope.measure.rank_view import RankView
 
 Patterns = Mapping[str, str | Sequence[str]]
@@ -86,21 +90,46 @@ def sum_groups(view: RankView, groups: Sequence[KernelGroup]) -> list[KernelGrou
     """Return the device work by group in their order, and last what is in none: their times sum to all device work.
     Empty without a device.
     """
+    place = _place_names(view, lambda name: _find_group(name, groups))
+    return _sum_places(view, place, [*(group.name for group in groups), None])
+
+
+def sum_classes(view: RankView) -> list[KernelGroupRow]:
+    """Return the device work by class, those without work left out, what is of no class last. Copies and communication
+    are what the breakdown takes for them.
+    """
+    work, classes = view.work, kernel_classes.CLASSES
+    place = _place_names(view, lambda name: classes.index(kernel_classes.find_class(name)))
+    place = np.where(work.is_kernel, place, classes.index(kernel_classes.COPY))
+    place[work.is_communication] = classes.index(kernel_classes.COMMUNICATION)
+    rows = _sum_places(view, place, [name if name != kernel_classes.OTHER else None for name in classes])
+    return [row for row in rows if row.count]
+
+
+def _place_names(view: RankView, find: Callable[[str], int]) -> Ints:
+    """Return for each piece of work what is found for its name, of which each is asked for once."""
+    codes, of_work = np.unique(view.work.name, return_inverse=True)
+    found: Ints = np.array([find(view.trace.names[code]) for code in codes.tolist()], dtype=np.int64)
+    return found[of_work] if len(codes) else np.empty(0, dtype=np.int64)
+
+
+def _sum_places(view: RankView, place: Ints, names: Sequence[str | None]) -> list[KernelGroupRow]:
+    """Return a row for each name, from the place among them that each piece of work has; none without a device."""
     if not view.has_device:
         return []
-    codes, of_work = np.unique(view.work.name, return_inverse=True)
-    group_of = np.array([_find_group(view.trace.names[code], groups) for code in codes.tolist()], dtype=np.int64)
-    place = group_of[of_work]
-    counts = np.bincount(place, minlength=len(groups) + 1).tolist()
-    names = np.bincount(group_of, minlength=len(groups) + 1).tolist()
-    total_ns = np.zeros(len(groups) + 1, dtype=np.int64)
-    np.add.at(total_ns, place, view.work.end_ns - view.work.start_ns)
-    return [
-        KernelGroupRow(group=name, count=count, name_count=of_names, total_ns=ns)
-        for name, count, of_names, ns in zip(
-            [*(group.name for group in groups), None], counts, names, total_ns.tolist(), strict=True
+    length_ns = view.work.end_ns - view.work.start_ns
+    rows = []
+    for number, name in enumerate(names):
+        mine = place == number
+        rows.append(
+            KernelGroupRow(
+                group=name,
+                count=int(mine.sum()),
+                name_count=len(np.unique(view.work.name[mine])),
+                total_ns=int(length_ns[mine].sum()),
+            )
         )
-    ]
+    return rows
 
 
 def _find_group(name: str, groups: Sequence[KernelGroup]) -> int:

@@ -3,18 +3,23 @@
 A head is not trusted: a value of the wrong type counts as missing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from rankscope.collector.traces.files import rank_in_name
 from rankscope.measure.errors import NotATraceError, TraceError
-from rankscope.measure.kineto import Category, KinetoTrace, find_category
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, KinetoTrace, find_category
+from rankscope.measure.rank_view import STEP_NAME
 
 Read = TypeVar("Read")
 
 HEAD_NUMBER_MAX = 1 << 62
 """In ns since 1970: the year 2116."""
-CATEGORIES_SHOWN_MAX = 3
+CATEGORIES_SHOWN_MAX = PROCESSES_SHOWN_MAX = 3
+REPEATED_NUMBERS_MAX, REPEATED_NUMBERS_SHARE_MAX = 8, 0.25
+"""Launches with the number of another one up to which a file is taken for that of one process."""
 MERGED_MARK = "rankscopeTimeline"
 MERGED_REPORT = "rankscope"
 """Fields of a merged timeline, in front of its events and behind them. Its events are those of several ranks."""
@@ -75,12 +80,27 @@ def read_origin(head: Mapping[str, Any], path: str) -> Origin:
     )
 
 
+def match_devices(devices: Sequence[DeviceProperties], at_work: Sequence[int]) -> tuple[DeviceProperties, ...]:
+    """Return the properties of the devices that worked, by the numbers that their work has. ROCm numbers them as
+    agents, behind the processors: such a number is a device here only where all devices of the trace are alike.
+
+    >>> match_devices([DeviceProperties(0, "AMD Instinct MI300X", None)], [2])
+    (DeviceProperties(device=2, name='AMD Instinct MI300X', compute_capability=None),)
+    """
+    known = {one.device: one for one in devices}
+    alike = {one._replace(device=0) for one in devices}
+    found = [known.get(number, alike.copy().pop() if len(alike) == 1 else None) for number in at_work]
+    return tuple(one._replace(device=number) for number, one in zip(at_work, found, strict=True) if one is not None)
+
+
 def refuse_foreign(trace: KinetoTrace) -> None:
     """Raise NotATraceError for a timeline whose events are all of kinds that torch.profiler does not record: other
     tools write the same format, and nothing of theirs is counted here.
     """
-    counts = {spelling: count for spelling, count in trace.categories.items() if count}
     halves = trace.phases.get("B", 0) + trace.phases.get("E", 0)
+    if not (len(trace.events) or len(trace.memory.time_ns) or trace.left_out or halves):
+        raise NotATraceError("it has no events that can be used: nothing was recorded, or it is no trace")
+    counts = {spelling: count for spelling, count in trace.categories.items() if count}
     if any(find_category(spelling) is not Category.OTHER for spelling in counts) or not (counts or halves):
         return
     names = [repr(spelling) for spelling in sorted(counts) if spelling]
@@ -89,6 +109,46 @@ def refuse_foreign(trace: KinetoTrace) -> None:
     raise NotATraceError(
         f"none of its events is of a kind that torch.profiler records{shown}: is it the timeline of another tool?"
     )
+
+
+def refuse_several(trace: KinetoTrace) -> None:
+    """Raise NotATraceError for a file with the events of several processes: ranks that another tool has merged, or that
+    have written to one file. Their launches have the same numbers, so that their work cannot be told apart.
+    """
+    rows = trace.rows(Category.CPU_OP, Category.ANNOTATION, *LAUNCHES)
+    processes = sorted({trace.threads[code][0] for code in np.unique(trace.events.thread[rows]).tolist()})
+    cure = "name the files that it was made from, one for each rank"
+    if len(processes) > 1:
+        more = ", ..." if len(processes) > PROCESSES_SHOWN_MAX else ""
+        shown = ", ".join(processes[:PROCESSES_SHOWN_MAX])
+        raise NotATraceError(
+            f"it has the events of {len(processes)} processes ({shown}{more}), not of one rank: {cure}"
+        )
+    if _have_steps_at_once(trace):
+        raise NotATraceError(f"several of its steps run at once on one thread, so it is of several ranks: {cure}")
+    if _repeats_numbers(trace):
+        raise NotATraceError(f"its launches have each number several times, so it is of several ranks: {cure}")
+
+
+def _repeats_numbers(trace: KinetoTrace) -> bool:
+    """Return whether launches share their numbers, which are of one process: of 28,009 calls in the traces of devices
+    in tests/traces no two have one.
+    """
+    numbers = trace.events.correlation[trace.rows(*LAUNCHES)]
+    numbers = numbers[numbers != NONE]
+    repeated = len(numbers) - len(np.unique(numbers))
+    return repeated > max(REPEATED_NUMBERS_MAX, REPEATED_NUMBERS_SHARE_MAX * len(numbers))
+
+
+def _have_steps_at_once(trace: KinetoTrace) -> bool:
+    """Return whether steps on one thread overlap by more than half of the shorter one."""
+    rows = trace.rows_named(trace.rows(Category.ANNOTATION, Category.CPU_OP), STEP_NAME.match)
+    rows = rows[np.argsort(trace.events.thread[rows], kind="stable")]
+    start_ns, end_ns, thread = trace.events.start_ns[rows], trace.events.end_ns[rows], trace.events.thread[rows]
+    length_ns = end_ns - start_ns
+    shared_ns = np.minimum(end_ns[:-1], end_ns[1:]) - start_ns[1:]
+    at_once = 2 * shared_ns > np.minimum(length_ns[:-1], length_ns[1:])
+    return bool((at_once & (thread[:-1] == thread[1:]) & (length_ns[1:] > 0)).any())
 
 
 def _read_devices(properties: list[Any]) -> list[DeviceProperties]:

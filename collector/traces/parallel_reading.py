@@ -46,9 +46,11 @@ def read_file(
     every_wait: bool = False,
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
+    on_part: Callable[[float], None] | None = None,
 ) -> KinetoTrace:
     """Return the trace in a file, decoded by up to `workers` processes; `every_shape`, `every_wait`, `values_of` and
-    `autograd` are those of `read_trace`. Raises TraceError and UnavailableError.
+    `autograd` are those of `read_trace`; `on_part` is told how much of the file is read. Raises TraceError and
+    UnavailableError.
     """
     wanted: _Wanted = {
         "every_shape": every_shape,
@@ -58,10 +60,10 @@ def read_file(
     }
     if workers > 1 and _is_large(path):
         try:
-            return read_in_parallel(read_chunks(path), min(workers, WORKERS_MAX), **wanted)
+            return read_in_parallel(read_chunks(path, on_part), min(workers, WORKERS_MAX), **wanted)
         except TraceError:
             pass  # a wrong cut, or a damaged file: one process finds which, and mends it
-    return read_trace(read_chunks(path), **wanted)
+    return read_trace(read_chunks(path, on_part), **wanted)
 
 
 def _is_large(path: str) -> bool:

@@ -24,6 +24,10 @@ RELEASE_NS_MAX = 20 * NS_PER_US
 """Longest gap between the end of work on one stream and the start of work on another that may have waited for it,
 where only their order is known. The 14 such gaps of any length in tests/traces last 1 to 8 us."""
 KINDS = (COMPUTE, COMMUNICATION, COPY)
+POLL_NS_MIN = 100 * NS_PER_US
+"""Least time in a range without any operator or call that is taken for polling: an operator's own work on the host
+between two calls takes some 10 us."""
+_QUERIES = re.compile(r"^(?:cuda|hip)(?:Event|Stream)Query")
 _STREAM_WAITS = re.compile(r"^(?:cuda|hip)StreamWaitEvent")
 
 Bools = npt.NDArray[np.bool_]
@@ -76,8 +80,10 @@ class PathRecord(NamedTuple):
 
 
 def record_path(view: RankView, collectives: Sequence[Collective], base_ns: int) -> PathRecord | None:
-    """Return the record of a trace whose times count from `base_ns`; None without work that is known."""
-    if view.bounds_ns is None:
+    """Return the record of a trace whose times count from `base_ns`; None without work that is known, and where the
+    work of all its steps is lost.
+    """
+    if view.bounds_ns is None or (view.steps and not find_step_bounds(view)):
         return None
     find = _record_device if view.has_device else _record_cpu
     found = find(view, _name_collectives(collectives))
@@ -140,23 +146,73 @@ def _nothing(count: int) -> Ints:
 
 
 def _find_waits(view: RankView) -> Waits:
-    """Return the calls of launching threads that returned when work ended, by their return."""
+    """Return the calls of launching threads that returned when work ended, by their return, and the ends of polling."""
     work, events = view.work, view.events
     rows = find_blocking_calls(view)
     rows = rows[np.isin(events.thread[rows], find_launching_threads(view))]
     by_end = np.argsort(work.end_ns, kind="stable")
     ends_ns = work.end_ns[by_end]
     found = []
-    for row in rows.tolist():
-        start_ns, end_ns = int(events.start_ns[row]), int(events.end_ns[row])
+    for row, start_ns, end_ns in [*_bounds_of(view, rows), *_find_polls(view)]:
         last, first = np.searchsorted(ends_ns, [end_ns, start_ns], side="right").tolist()
         for place in by_end[first:last][::-1].tolist():
             call = int(view.launch[place])
             if call in {NONE, row} or events.start_ns[call] < start_ns:
                 found.append((end_ns, place))
                 break
+    found += _find_silent_polls(view, by_end, ends_ns)
     columns = np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
     return Waits(columns[:, 0], columns[:, 1])
+
+
+def _bounds_of(view: RankView, rows: Ints) -> list[tuple[int, int, int]]:
+    """Return each row with its start and its end."""
+    start_ns, end_ns = view.events.start_ns[rows].tolist(), view.events.end_ns[rows].tolist()
+    return list(zip(rows.tolist(), start_ns, end_ns, strict=True))
+
+
+def _find_polls(view: RankView) -> list[tuple[int, int, int]]:
+    """Return the runs of two or more queries of an event or a stream on a launching thread, without a launch between
+    them: the row of the last one, the start of the first, and the end of the last, with which the host went on.
+    """
+    calls, events = view.trace.rows(*LAUNCHES), view.events
+    is_query = view.trace.names_like(_QUERIES.match)[events.name[calls]]
+    found = []
+    for thread in find_launching_threads(view).tolist():
+        mine = np.flatnonzero(events.thread[calls] == thread)
+        edges = np.flatnonzero(np.diff(is_query[mine])) + 1
+        for run in np.split(mine, edges):
+            if len(run) > 1 and is_query[run[0]]:
+                first, last = int(calls[run[0]]), int(calls[run[-1]])
+                found.append((last, int(events.start_ns[first]), int(events.end_ns[last])))
+    return found
+
+
+def _find_silent_polls(view: RankView, by_end: Ints, ends_ns: Ints) -> list[tuple[int, int]]:
+    """Return the ends of ranges and operators in which the host did nothing that is recorded for POLL_NS_MIN or more,
+    until within RELEASE_NS_MAX a communicating kernel had ended that was launched inside: it read a flag of that kernel
+    until then. With each the place of the kernel.
+    """
+    work, events = view.work, view.events
+    threads = find_launching_threads(view)
+    ranges = np.unique(np.concatenate([view.host.operator_rows, find_user_ranges(view)]))
+    ranges = ranges[np.isin(events.thread[ranges], threads) & (events.duration_ns[ranges] >= POLL_NS_MIN)]
+    inside = np.union1d(view.host.operator_rows, view.trace.rows(*LAUNCHES))
+    found = []
+    for thread in threads.tolist():
+        mine = inside[events.thread[inside] == thread]
+        ended_ns = np.sort(events.end_ns[mine])
+        for _, start_ns, end_ns in _bounds_of(view, ranges[events.thread[ranges] == thread]):
+            silent = int(np.searchsorted(ended_ns, end_ns, side="left")) - 1
+            if silent < 0 or end_ns - max(int(ended_ns[silent]), start_ns) < POLL_NS_MIN:
+                continue
+            first, last = np.searchsorted(ends_ns, [end_ns - RELEASE_NS_MAX, end_ns], side="right").tolist()
+            for place in by_end[first:last][::-1].tolist():
+                call = int(view.launch[place])
+                if work.is_communication[place] and call != NONE and start_ns <= events.start_ns[call] < end_ns:
+                    found.append((end_ns, place))
+                    break
+    return found
 
 
 def _find_host(view: RankView) -> HostSegments:

@@ -110,11 +110,15 @@ def find_message_waits(messages: Sequence[Message], shortest: Shortest, *, on_ho
     return np.array([wait for wait in waits if wait[1] > wait[0]], dtype=np.int64).reshape(-1, 2)
 
 
-def sum_excess(messages: Sequence[Message], shortest: Shortest, overlap: Intervals) -> int:
-    """Return the ns in which messages were under way longer than the fastest and nothing was computed: no transfer."""
+def find_excess(messages: Sequence[Message], shortest: Shortest) -> Intervals:
+    """Return raw intervals (n, 2) in ns in which messages were under way longer than the fastest: no transfer."""
     longer = [(one.start_ns, one.end_ns - shortest[one.op, one.bytes]) for one in messages]
-    raw = np.array(longer, dtype=np.int64).reshape(-1, 2)
-    return intervals.total_ns(intervals.subtract(intervals.union(raw), overlap))
+    return np.array(longer, dtype=np.int64).reshape(-1, 2)
+
+
+def sum_excess(messages: Sequence[Message], shortest: Shortest, overlap: Intervals) -> int:
+    """Return the ns of that in which nothing was computed."""
+    return intervals.total_ns(intervals.subtract(intervals.union(find_excess(messages, shortest)), overlap))
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------

@@ -3,26 +3,34 @@
 import re
 from typing import NamedTuple
 
+import msgspec
+import numpy as np
+
 from rankscope.collector.traces import stages, tables, windows
 from rankscope.collector.traces.asked import NOTHING_ASKED, Asked
 from rankscope.collector.traces.asked_rows import add_asked
 from rankscope.collector.traces.hardware_counters import sum_counters
+from rankscope.collector.traces.judged_time import find_judged_time
 from rankscope.collector.traces.launch_queue import sum_queues
 from rankscope.collector.traces.memory import summarise_memory
-from rankscope.collector.traces.origin import Origin, read_origin, refuse_foreign
+from rankscope.collector.traces.origin import Origin, match_devices, read_origin, refuse_foreign, refuse_several
 from rankscope.collector.traces.path_record import PathRecord, record_path
-from rankscope.collector.traces.report import DeviceReport, RankReport
+from rankscope.collector.traces.report import CpuUse, DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
+from rankscope.measure.capture_limits import CPU_KEY
 from rankscope.measure.errors import TraceError
 from rankscope.measure.intervals import EMPTY, Intervals
-from rankscope.measure.kineto import LAUNCHES, NONE, KinetoTrace, find_uncounted
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives
 from rankscope.measure.traced_messages import Message, find_messages
+from rankscope.measure.units import format_duration
 
 UNCOUNTED_SHOWN_MAX = 5
+STEPS_NAMED_MAX = 8
+"""Steps that a warning names."""
 StepRange = tuple[int | None, int | None]
 """Steps from the first number up to, not including, the second; None leaves an end open."""
 
@@ -33,7 +41,7 @@ class RankAnalysis(NamedTuple):
     that launched each collective, None outside of the steps; `messages` those between two ranks, by their place among
     the collectives; `parts` the steps divided, None unless asked for, and without steps; `origin_ns` is when the
     trace's first event began; `backward` is when the backward ran, of a trace with messages; `path` what the critical
-    path needs, None unless asked for.
+    path needs, None unless asked for; `judged` is the time that shares are of.
     """
 
     report: RankReport
@@ -46,6 +54,7 @@ class RankAnalysis(NamedTuple):
     origin_ns: int = 0
     backward: Intervals = EMPTY
     path: PathRecord | None = None
+    judged: Intervals = EMPTY
 
 
 def reduce_trace(
@@ -57,14 +66,16 @@ def reduce_trace(
     *,
     divides_steps: bool = False,
     asked: Asked = NOTHING_ASKED,
+    may_guess: bool = True,
 ) -> RankAnalysis:
-    """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, and
-    kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps, `asked`
-    what else is asked for: the trace was then read with it. Raises NotATraceError for what is no trace of one rank,
-    TraceError where none of its steps is in the range.
+    """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, which
+    its file's name may tell if `may_guess`; kernels in whose names the pattern is found communicate too.
+    `divides_steps` adds the parts of the steps, `asked` what else is asked for: the trace was then read with it. Raises
+    NotATraceError for what is no trace of one rank, TraceError where none of its steps is in the range.
     """
-    origin = read_origin(trace.head, path)
+    origin = read_origin(trace.head, path if may_guess else "")
     refuse_foreign(trace)
+    refuse_several(trace)
     _refuse_other_steps(trace, steps)
     view = RankView(
         trace,
@@ -73,6 +84,7 @@ def reduce_trace(
         communication_kernels=communication_kernels,
     )
     origin = origin if rank is None else origin._replace(rank=rank)
+    origin = origin._replace(devices=match_devices(origin.devices, np.unique(view.work.device).tolist()))
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
     report = add_asked(_build_report(view, path, origin, collectives, asked), view, asked)
     compute, communication, _ = view.sets
@@ -93,6 +105,7 @@ def reduce_trace(
         view.origin_ns + origin.base_ns,
         stages.find_backward(view) + origin.base_ns if messages else EMPTY,
         record_path(view, collectives, origin.base_ns) if asked.critical_path else None,
+        find_judged_time(view).windows + origin.base_ns,
     )
 
 
@@ -142,8 +155,18 @@ def _build_report(view: RankView, path: str, origin: Origin, collectives: list[C
         warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
         idle_time=windows.sum_idle(view),
         launch_queue=sum_queues(view),
+        cpu_use=_read_cpu_use(view),
         **windows.break_down_window(view, *bounds),
     )
+
+
+def _read_cpu_use(view: RankView) -> CpuUse | None:
+    """Return what a capture has noted of the processors; None where it has not, or where that is not sound."""
+    try:
+        found = msgspec.convert(view.trace.head.get(CPU_KEY), CpuUse)
+    except msgspec.ValidationError:
+        return None
+    return found if found.window_ns > 0 and found.process_ns >= 0 else None
 
 
 def _has_unknown_device(trace: KinetoTrace) -> bool:
@@ -192,6 +215,8 @@ def _warn(view: RankView, device_count: int) -> list[str]:
             "have several recordings?"
         )
     found += windows.find_overlaps(view)
+    found += _warn_of_lost(view)
+    found += _check_ascend(view)
     lost = int((view.launch == NONE).sum()) if view.has_device else 0
     if lost:
         found.append(
@@ -199,3 +224,38 @@ def _warn(view: RankView, device_count: int) -> list[str]:
             "are not in it: they are in no step's launched view"
         )
     return found
+
+
+def _warn_of_lost(view: RankView) -> list[str]:
+    lost = len(view.lost_launch_rows)
+    if not lost:
+        return []
+    steps = sorted(view.steps_with_lost_work)
+    named = ", ".join(map(str, steps[:STEPS_NAMED_MAX]))
+    more = f" and {len(steps) - STEPS_NAMED_MAX:,} more" if len(steps) > STEPS_NAMED_MAX else ""
+    told = f"{lost:,} of {view.launch_count:,} launches have no work in the trace"
+    if view.steps:
+        which = f"step{'s' * (len(steps) > 1)} {named}{more}"
+        return [f"{told}: {which} {'are' if len(steps) > 1 else 'is'} not judged for idle time" if steps else told]
+    return [f"{told}: its idle time is not judged" if view.has_lost_work else told]
+
+
+ASCEND_LANE = "Computing"
+"""Name of the events with which Ascend's profiler itself marks when something computed."""
+ASCEND_DIFFERENCE_MAX = 0.1
+
+
+def _check_ascend(view: RankView) -> list[str]:
+    """Return a warning where what is read as computing is not what Ascend's own lane says."""
+    rows = view.trace.rows_named(view.trace.rows(Category.OTHER), ASCEND_LANE.__eq__)
+    if not len(rows) or not any(spelling.startswith("ascend ") for spelling in view.trace.categories):
+        return []
+    lane_ns = intervals.total_ns(intervals.union(view.intervals_of(rows)))
+    mine_ns = intervals.total_ns(view.sets[0])
+    if abs(mine_ns - lane_ns) <= ASCEND_DIFFERENCE_MAX * lane_ns:
+        return []
+    warning = (
+        f"the file's own lane {ASCEND_LANE!r} has {format_duration(lane_ns)}, its tasks that are read as computing "
+        f"{format_duration(mine_ns)}: types of tasks may be read wrongly"
+    )
+    return [warning]

@@ -1,6 +1,7 @@
 """Compare the ranks of one run: their collectives, their messages, and who is slower than its peers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from rankscope.collector.traces.asked import NOTHING_ASKED, Asked
 from rankscope.collector.traces.collective_sizes import sum_by_size
 from rankscope.collector.traces.critical_path import PathInput, find_critical_path
 from rankscope.collector.traces.cross_rank import Matching
+from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.pipeline_picture import StageStep, draw_pipeline
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import (
@@ -26,6 +28,7 @@ from rankscope.collector.traces.report import (
     RankStanding,
     RankWait,
     SharedClock,
+    Signs,
     StepReport,
 )
 from rankscope.collector.traces.stragglers import find_self_times, find_standings, find_stragglers
@@ -33,7 +36,7 @@ from rankscope.collector.traces.tables import kind_of
 from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.intervals import EMPTY, Intervals
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import Message, forget_numbers
 from rankscope.measure.units import NS_PER_S
 
 ABSENT_SHOWN_MAX = 8
@@ -42,7 +45,8 @@ ABSENT_SHOWN_MAX = 8
 
 class Comparison(NamedTuple):
     """All ranks side by side: the comparison, None of one rank, the ranks' reports completed with transfers, their
-    collectives by size, and the critical path and the all-to-alls, None where they were not asked for.
+    collectives by size, the critical path and the all-to-alls, None where they were not asked for, and every wait of
+    one for another, None where these are not known.
     """
 
     across: CrossRank | None
@@ -50,28 +54,68 @@ class Comparison(NamedTuple):
     collective_sizes: list[CollectiveSizeRow]
     critical_path: CriticalPath | None
     all_to_all: AllToAlls | None
+    waits: Sequence[RankWait] | None = None
 
 
 def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -> Comparison:
-    """Return the comparison of the ranks, with what is asked for of all of them together."""
-    across, matching, reports = None, None, [_complete_alone(one) for one in found]
-    pairs: Sequence[pipeline.Pair] = ()
+    """Return the comparison of the ranks, with what is asked for of all of them together. What fails by a fault of ours
+    is refused with that as the reason.
+    """
+    found = _forget_numbers(found)
+    compared = _Compared(None, None, [attempt(partial(_complete_alone, one), _keep(one)) for one in found], ())
     if len(found) > 1:
-        across, matching, reports, pairs = _compare(found)
+        alone = compared.reports
+        compared = attempt(lambda: _compare(found), lambda reason: _refuse_all(reason, alone))
+    matching = compared.matching
     paths = [
         PathInput(one.report.rank, one.path, one.collectives, one.messages, on_device=bool(one.report.devices))
         for one in found
     ]
     return Comparison(
-        across,
-        reports,
-        sum_by_size(found, matching),
-        find_critical_path(paths, matching, pairs) if asked.critical_path else None,
-        sum_all_to_alls(found, matching) if asked.all_to_all else None,
+        compared.across,
+        compared.reports,
+        attempt(lambda: sum_by_size(found, matching), lambda _: []),
+        _follow(paths, compared) if asked.critical_path else None,
+        attempt(lambda: sum_all_to_alls(found, matching), lambda _: None) if asked.all_to_all else None,
+        compared.waits,
     )
 
 
-def _compare(found: Sequence[RankAnalysis]) -> tuple[CrossRank, Matching, list[RankReport], Sequence[pipeline.Pair]]:
+def _forget_numbers(found: Sequence[RankAnalysis]) -> list[RankAnalysis]:
+    by_file = forget_numbers(dict(enumerate(one.messages for one in found)))
+    return [one._replace(messages=by_file[place]) for place, one in enumerate(found)]
+
+
+def _keep(one: RankAnalysis) -> Callable[[str], RankReport]:
+    return lambda reason: msgspec.structs.replace(one.report, warnings=[*one.report.warnings, reason])
+
+
+def _follow(paths: Sequence[PathInput], compared: "_Compared") -> CriticalPath:
+    return attempt(
+        lambda: find_critical_path(paths, compared.matching, compared.pairs),
+        lambda reason: CriticalPath(steps=[], parts=[], left_out_ns=0, notes=[f"No path was found: {reason}."]),
+    )
+
+
+class _Compared(NamedTuple):
+    """Result of comparing all ranks with each other."""
+
+    across: CrossRank | None
+    matching: Matching | None
+    reports: list[RankReport]
+    pairs: Sequence[pipeline.Pair]
+    waits: Sequence[RankWait] | None = None
+
+
+def _refuse_all(reason: str, reports: list[RankReport]) -> _Compared:
+    across = CrossRank(
+        collectives=[], wait_ns=None, transfer_ns=None, findings=[], lower_bound=False,
+        refused=f"the comparison of the ranks: {reason}", end_disagreement_ns=None,
+    )  # fmt: skip
+    return _Compared(across, None, reports, ())
+
+
+def _compare(found: Sequence[RankAnalysis]) -> _Compared:
     ranked = {one.report.rank: one for one in found if one.report.rank is not None}
     worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
     matching = cross_rank.match(
@@ -91,9 +135,8 @@ def _compare(found: Sequence[RankAnalysis]) -> tuple[CrossRank, Matching, list[R
     clock = shared_clock.place_traces(ranked, matching)
     staged = work.compare_stages(clock)
     standings = work.find_standings(collectives) if believed else []
-    waits, wait_count = shared_clock.find_longest_waits(
-        [*shared_clock.find_collective_waits(ranked, matching), *traffic.find_rank_waits()]
-    )
+    every_wait = [*shared_clock.find_collective_waits(ranked, matching), *traffic.find_rank_waits()]
+    waits, wait_count = shared_clock.find_longest_waits(every_wait)
     across = CrossRank(
         collectives=collectives,
         wait_ns=wait if believed else None,
@@ -113,7 +156,8 @@ def _compare(found: Sequence[RankAnalysis]) -> tuple[CrossRank, Matching, list[R
         wait_count=wait_count,
     )
     reports = [work.complete(_add_transfers(one.report, matching)) for one in found]
-    return across, matching, reports, traffic.paired.pairs
+    known = believed and (not traffic.by_rank or bool(traffic.paired.pairs))
+    return _Compared(across, matching, reports, traffic.paired.pairs, every_wait if known else None)
 
 
 def _complete_alone(one: RankAnalysis) -> RankReport:
@@ -193,6 +237,10 @@ class _Traffic:
     def sum_excess(self, rank: int) -> int:
         """Return the ns that a rank's messages took longer than the fastest of all ranks, outside of compute."""
         return pipeline.sum_excess(self.by_rank[rank], self._shortest, self._ranked[rank].overlap)
+
+    def find_excess(self, rank: int) -> Intervals:
+        """Return raw intervals in which a rank's messages took longer than the fastest of all ranks."""
+        return pipeline.find_excess(self.by_rank.get(rank, ()), self._shortest)
 
 
 def _name_absent(ranks: Sequence[int]) -> str:
@@ -302,6 +350,7 @@ class _Work:
         rank = report.rank
         if rank is None:
             return report
+        report = msgspec.structs.replace(report, signs=self._add_waits(report, rank))
         if self._believed or self._traffic.paired.pairs:
             report = msgspec.structs.replace(report, steps=[self._add_waiting(rank, step) for step in report.steps])
         if rank not in self._traffic.by_rank:
@@ -314,6 +363,22 @@ class _Work:
             stage_wait_ns=waited_ns if self._believed else None,
         )
         return msgspec.structs.replace(report, signs=signs)
+
+    def _add_waits(self, report: RankReport, rank: int) -> Signs:
+        """Return the signs with the exposed communication that was no transfer: waits in collectives, and what messages
+        took beyond the fastest; unchanged where one of these is not known.
+        """
+        if not self._believed or (self._traffic.by_rank and not self._traffic.paired.pairs):
+            return report.signs
+        one = self._ranked[rank]
+        raw = np.concatenate([cross_rank.find_waiting(self._matching, rank), self._traffic.find_excess(rank)])
+        waits = intervals.subtract(intervals.union(raw), one.overlap)
+        start_ns = one.origin_ns + report.start_ns
+        return msgspec.structs.replace(
+            report.signs,
+            exposed_wait_ns=intervals.total_ns(intervals.clip(waits, start_ns, start_ns + report.window_ns)),
+            step_wait_ns=intervals.total_ns(intervals.intersect(waits, one.judged)),
+        )
 
     def _add_waiting(self, rank: int, step: StepReport) -> StepReport:
         on_device = step.on_device

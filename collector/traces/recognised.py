@@ -7,7 +7,7 @@ the file goes first. Only the head of each file is read.
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -223,6 +223,19 @@ def choose_cycle(found: Sequence[Recognised], cycle: int | None) -> tuple[list[R
     return kept, notes
 
 
+def _drop_guesses(kept: Sequence[Recognised]) -> list[Recognised]:
+    """Return the files without the ranks that were guessed from the names of several, or that another file says of
+    itself: such a number is that of a host or a job.
+    """
+    counts = Counter(one.rank for one in kept if one.refusal is None)
+    return [
+        one._replace(rank=None, rank_from=None, file=one.file._replace(may_guess=False))
+        if one.rank_from == FROM_NAME and counts[one.rank] > 1
+        else one
+        for one in kept
+    ]
+
+
 def find_cycles(files: Sequence[TraceFile], rank: int | None, rank_from: str | None) -> list[int]:
     """Return the numbers of the cycles of a rank, or of all. Raises UnavailableError where each has only one."""
     found = recognise(files, compile_rank_from(rank_from))
@@ -244,6 +257,7 @@ def choose_files(
     if len(files) == 1 and pattern is None and cycle is None:
         return list(files), {}
     kept, notes = choose_cycle(recognise(files, pattern), cycle)
+    kept = _drop_guesses(kept)
     if rank is not None:
         kept = [one for one in kept if one.rank in {rank, None}] or kept
     return [one.file for one in kept], notes

@@ -11,6 +11,7 @@ import msgspec
 
 from rankscope.collector.traces.data_frames import build_tables
 from rankscope.collector.traces.profile_rows import ModelProfile
+from rankscope.measure.kernel_classes import OTHER
 from rankscope.measure.memory_flow import MemoryFlow
 
 SCHEMA = 1
@@ -61,7 +62,8 @@ class StepReport(Breakdown, frozen=True, kw_only=True):
     """One step by the host's clock, from its start to the start of the next (the last: to its own end). `launched` is
     None on a CPU; `on_device` is None there too, and where a step launched nothing or its work is not in order.
     `waiting_ns` is the part of the exposed communication in which the rank waited for another one, in matched
-    collectives and for messages; None where neither could be matched.
+    collectives and for messages; None where neither could be matched. `lost_launch_count`: calls that launched kernels
+    of which the trace has none; a step with more than a few is not judged (`is_judged`), and not compared.
     """
 
     step: int
@@ -70,12 +72,31 @@ class StepReport(Breakdown, frozen=True, kw_only=True):
     launched: LaunchedWork | None
     on_device: DeviceStep | None = None
     waiting_ns: int | None = None
+    lost_launch_count: int = 0
+    is_judged: bool = True
+
+
+class LongStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that took many times as long as the median of the others, `usual_ns`, by the host's clock. `idle_ns`: no
+    device worked, None on a CPU. `range_name`: the range or operator with the most of what it took more, `range_ns` its
+    time in the step; None where none has half of that.
+    """
+
+    step: int
+    start_ns: int
+    window_ns: int
+    usual_ns: int
+    idle_ns: int | None
+    range_name: str | None
+    range_ns: int | None
 
 
 class DeviceReport(Breakdown, frozen=True, kw_only=True):
     """One device. `utilisation_ratio`: the share of the steps in which a kernel ran; `sm_efficiency_ratio`: the share
     of its multiprocessors that kernels had blocks for, over the same time; `achieved_occupancy_ratio`: warps resident,
-    over the time of its kernels. The last two are the profiler's estimates.
+    over the time of its kernels. The last two are the profiler's estimates. `tensor_core_ratio`: the share of kernel
+    time on tensor cores by the kernels' names, a lower bound where `tensor_core_unknown_ratio`, the share of kernels
+    whose names do not tell, is above 0.
     """
 
     device: int | None
@@ -85,6 +106,17 @@ class DeviceReport(Breakdown, frozen=True, kw_only=True):
     sm_efficiency_ratio: float | None
     achieved_occupancy_ratio: float | None
     tensor_core_ratio: float | None
+    tensor_core_unknown_ratio: float | None = None
+
+
+class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Use of the processors during a capture by rankscope, `window_ns` long: `process_ns` is CPU time of this rank's
+    process, `system_ratio` the share of all processors of its machine that worked, None where that is not known.
+    """
+
+    window_ns: int
+    process_ns: int
+    system_ratio: float | None = None
 
 
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +133,9 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All kernels of one name. `pct` is of the kernel time. `sources` are the places that launched the most of it,
+    """All kernels of one name. `pct` is of the kernel time. `uses_tensor_cores` is None where the name does not tell;
+    `kind` is its class, as in the table of classes. `blocks_per_sm` and `occupancy_ratio` (the profiler's estimate) are
+    means over the time of those that have one, None without. `sources` are the places that launched the most of it,
     empty without stacks.
     """
 
@@ -113,13 +147,16 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     max_ns: int
     pct: float
     is_communication: bool
-    uses_tensor_cores: bool
+    uses_tensor_cores: bool | None
     sources: list[SourceRow] = []
+    kind: str = OTHER
+    blocks_per_sm: float | None = None
+    occupancy_ratio: float | None = None
 
 
 class KernelGroupRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All device work of one of the user's groups of kernels, by `name_count` names; `group` is None for the work in no
-    group. The times of a rank's rows sum to its device work.
+    """All device work of one class of kernels, or of one of the user's groups, by `name_count` names; `group` is None
+    for the work in no group. The times of a rank's rows sum to its device work.
     """
 
     group: str | None
@@ -164,13 +201,18 @@ class CounterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All memory copies or sets of one kind. The rate is bytes over time."""
+    """All memory copies or sets of one kind. The rate is bytes over time. `host_total_ns` is the time of the calls that
+    made them; None where one is not in the trace.
+    """
 
     name: str
     count: int
     bytes: int | None
     total_ns: int
     bytes_per_s: float | None
+    min_ns: int | None = None
+    max_ns: int | None = None
+    host_total_ns: int | None = None
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,7 +327,8 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator: host time, and device time of its launches, with and without the operators inside
-    it. `sources` are the places with the most of it, empty without stacks.
+    it; the least and the most of one call, with those inside. `allocated_bytes` is what was allocated right inside,
+    None where memory was not recorded. `sources` are the places with the most of it, empty without stacks.
     """
 
     name: str
@@ -295,6 +338,40 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     device_total_ns: int
     device_self_ns: int
     sources: list[SourceRow] = []
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
+    device_min_ns: int | None = None
+    device_max_ns: int | None = None
+    allocated_bytes: int | None = None
+
+
+class LaunchedKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels and copies of one name that operators of a row launched, without the operators inside."""
+
+    name: str
+    count: int
+    total_ns: int
+
+
+class OperatorGroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one operator, on one thread where asked for by thread, and from one place in the code where asked for by
+    frames: `frames` are the innermost ones around the calls, the innermost first. Times as in OperatorRow; `kernels`
+    are those launched, the most first, where asked for.
+    """
+
+    name: str
+    thread: str | None
+    frames: list[str]
+    count: int
+    host_total_ns: int
+    host_self_ns: int
+    device_total_ns: int
+    device_self_ns: int
+    kernels: list[LaunchedKernel] = []
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
+    device_min_ns: int | None = None
+    device_max_ns: int | None = None
 
 
 class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,6 +386,10 @@ class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
     host_self_ns: int
     device_total_ns: int
     device_self_ns: int
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
+    device_min_ns: int | None = None
+    device_max_ns: int | None = None
 
 
 class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,6 +454,8 @@ class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
     host_total_ns: int
     device_total_ns: int | None
     device_from: str | None = None
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -383,6 +466,9 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     host_ns: int
     device_ns: int
+    count: int = 0
+    host_min_ns: int | None = None
+    host_max_ns: int | None = None
 
 
 class EventTypeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -488,19 +574,25 @@ class StepTimeline(Timeline, frozen=True, kw_only=True):
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
     """Input of the advice rules that no table shows. Values of a device are None on a CPU.
 
-    `window_ns`: from the first step's start to the last one's end; without steps that of the breakdown. `idle_ns`: no
-    device worked; meanwhile the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for
-    the device (`idle_synchronisation_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the
-    work that ended the gap too late (`idle_launch_ns`).
+    `window_ns`: from the first step's start to the last one's end, without `long_steps` and steps whose work is lost:
+    `step_count` are left, `lost_launch_count` of `launch_count` launches are without work. Without steps that of the
+    breakdown; None where nothing is left. What follows is of that time. `exposed_communication_ns`: something
+    communicated, nothing computed; `step_wait_ns` of it was no transfer, as `exposed_wait_ns`. `idle_ns`: no device
+    worked; meanwhile the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for the device
+    (`idle_synchronisation_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the work that
+    ended the gap too late (`idle_launch_ns`).
     `blocked_ns`: the host's time in calls that found the device at work and waited for it, on threads that launch.
     `profiler_synchronisation_ns`: the call with which the profiler stops, which is in none of the others.
     `launched_kernel_count`: kernels whose launching call is in the trace, `launch_call_ns` the time of these calls,
     `short_kernel_count` the kernels that ran shorter than their call.
-    `data_loader_count`: batches requested from a DataLoader, `single_process_loader`: it had no workers.
+    `data_loader_count`: batches requested from a DataLoader in the whole trace, `data_loader_host_ns` the time of it,
+    `single_process_loader`: it had no workers.
     `shared_stream_communication_ns`: communication on streams that compute too.
     `message_excess_ns`: point-to-point operations beyond the fastest of their kind and size, outside of compute.
     `stage_wait_ns`: waiting in collectives for other stages of a pipeline, outside of compute; for any rank where the
     stages are not known, None where waiting is not.
+    `exposed_wait_ns`: exposed communication of the breakdown that was no transfer: waiting in collectives, and messages
+    beyond the fastest; None where waiting is not known.
     `copy_operator_device_ns`: device time of the copies within the device launched by clone, contiguous, reshape and
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
@@ -508,6 +600,10 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     window_ns: int | None = None
+    step_count: int = 0
+    long_steps: list[LongStep] = []
+    launch_count: int | None = None
+    lost_launch_count: int | None = None
     idle_ns: int | None = None
     idle_data_loader_ns: int | None = None
     idle_synchronisation_ns: int | None = None
@@ -519,10 +615,14 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     short_kernel_count: int | None = None
     launch_call_ns: int | None = None
     data_loader_count: int = 0
+    data_loader_host_ns: int = 0
     single_process_loader: bool | None = None
     shared_stream_communication_ns: int | None = None
     message_excess_ns: int | None = None
     stage_wait_ns: int | None = None
+    exposed_wait_ns: int | None = None
+    step_wait_ns: int | None = None
+    exposed_communication_ns: int = 0
     copy_operator_device_ns: int | None = None
     copy_operator_host_ns: int = 0
     copy_operator: str | None = None
@@ -585,12 +685,14 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     launch_queue: list[QueueRow] = []
     hardware_counters: list[CounterRow] = []
     operator_shapes: list[OperatorShapeRow] | None = None
+    operator_groups: list[OperatorGroupRow] | None = None
     step_timelines: list[StepTimeline] = []
     roofline: list[RooflineRow] | None = None
     modules: list[ModuleRow] | None = None
     kernel_groups: list[KernelGroupRow] | None = None
     kernel_sequences: list[SequenceRow] | None = None
     flops: ModelProfile | None = None
+    cpu_use: CpuUse | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -894,7 +996,8 @@ class CriticalStep(msgspec.Struct, frozen=True, kw_only=True):
     under way; `launch_ns`: from a launching call to the start of its work; `compute_ns`, `communication_ns`, `copy_ns`:
     device work; `unexplained_ns`: work waited, and nothing in the trace says for what. `rank_ns` is the time of the
     path by rank, `rank_change_count` how often it moves to another one; `inferred_count` moves between streams rest on
-    the order of their work alone. `step` is None for the whole of a trace without steps.
+    the order of their work alone. `host_while_busy_ns` is the part of `host_ns` in which that rank's devices worked:
+    much of it speaks against the path. `step` is None for the whole of a trace without steps.
     """
 
     step: int | None
@@ -909,6 +1012,7 @@ class CriticalStep(msgspec.Struct, frozen=True, kw_only=True):
     rank_ns: Mapping[str, int]
     rank_change_count: int
     inferred_count: int
+    host_while_busy_ns: int = 0
 
 
 class CriticalPart(msgspec.Struct, frozen=True, kw_only=True):

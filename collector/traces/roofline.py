@@ -131,7 +131,7 @@ def _build_row(key: _Key, sums: _Sums, device: str | None, override: PeakOverrid
 def _find_peaks(device: str | None, override: PeakOverride, dtype: str | None, kernel: str) -> _Rates:
     """Return the highest rates for inputs of this type."""
     peaks = find_peaks(device)
-    number_type = name_number_type(dtype or "", on_tensor_cores=uses_tensor_cores(kernel))
+    number_type = name_number_type(dtype or "", on_tensor_cores=uses_tensor_cores(kernel) is True)
     tflops = find_tflops(device, number_type or "", override)
     gbps = peaks.memory_gbps if peaks is not None else None
     gbps = override.memory_gbps if override.memory_gbps is not None else gbps

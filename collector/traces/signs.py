@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rankscope.collector.traces.judged_time import find_judged_time
 from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER
@@ -22,7 +23,7 @@ from rankscope.measure import intervals
 from rankscope.measure.blocking_calls import COPIES_WITHIN_DEVICE, find_blocking_calls, find_launching_threads
 from rankscope.measure.communication import GEMMS
 from rankscope.measure.counted_operators import find_innermost_places
-from rankscope.measure.intervals import EMPTY, Intervals
+from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import Bools, RankView
@@ -43,13 +44,19 @@ def find_signs(view: RankView, devices: Sequence[DeviceProperties]) -> Signs:
     copied_ns, copied_host_ns, copying = _sum_copy_operators(view)
     loader = view.events.name[idle.loader_rows]
     return Signs(
-        window_ns=idle.end_ns - idle.start_ns if idle.end_ns > idle.start_ns else None,
+        window_ns=intervals.total_ns(idle.windows) or None,
+        exposed_communication_ns=idle.exposed_communication_ns,
+        step_count=idle.judged.step_count,
+        long_steps=idle.judged.long_steps,
+        launch_count=view.launch_count if view.has_device else None,
+        lost_launch_count=len(view.lost_launch_rows) if view.has_device else None,
         **idle.split(),
         launched_kernel_count=launched,
         short_kernel_count=short,
         launch_call_ns=call_ns,
         profiler_synchronisation_ns=idle.profiler_synchronisation_ns,
         data_loader_count=len(loader),
+        data_loader_host_ns=idle.data_loader_host_ns,
         single_process_loader=any(_SINGLE_PROCESS in view.trace.names[code] for code in np.unique(loader).tolist())
         if len(loader)
         else None,
@@ -68,18 +75,17 @@ def find_signs(view: RankView, devices: Sequence[DeviceProperties]) -> Signs:
 
 
 class _Idle:
-    """The idle time of the devices of a trace, over its steps (without steps: over its device work)."""
+    """The idle time of the devices of a trace, over the time that shares are of."""
 
     def __init__(self, view: RankView) -> None:
         self.view = view
-        self.start_ns, self.end_ns = view.bounds_ns or (0, 0)
-        if view.steps:
-            self.start_ns, self.end_ns = view.steps[0].start_ns, view.steps[-1].next_start_ns
+        self.judged = find_judged_time(view)
+        self.windows = self.judged.windows
 
     def split(self) -> dict[str, int | None]:
         """Return the fields of Signs with the idle time by cause."""
         names = ("idle_data_loader_ns", "idle_synchronisation_ns", "idle_allocation_ns", "idle_launch_ns")
-        if not self.view.has_device:
+        if not self.view.has_device or not len(self.windows):
             return dict.fromkeys(("idle_ns", *names, "blocked_ns"))
         remaining, found = self.gaps, []
         late = self.gaps[self._ends_with_late_launch()]
@@ -97,16 +103,12 @@ class _Idle:
     def busy(self) -> Intervals:
         """Intervals of the window in which any device worked."""
         work = self.view.work
-        return intervals.clip(
-            intervals.union(np.stack([work.start_ns, work.end_ns], axis=1)), self.start_ns, self.end_ns
-        )
+        return intervals.intersect(intervals.union(np.stack([work.start_ns, work.end_ns], axis=1)), self.windows)
 
     @cached_property
     def gaps(self) -> Intervals:
         """Intervals of the window in which no device worked."""
-        if self.end_ns <= self.start_ns:
-            return EMPTY
-        return intervals.subtract(np.array([[self.start_ns, self.end_ns]], dtype=np.int64), self.busy)
+        return intervals.subtract(self.windows, self.busy)
 
     def _ends_with_late_launch(self) -> Bools:
         """Return for each gap whether the call that launched the work after it began inside the gap."""
@@ -122,7 +124,7 @@ class _Idle:
         events, rows = self.view.events, self.blocking_rows
         mine = np.isin(events.thread[rows], find_launching_threads(self.view))
         waited = intervals.contains(self.busy, events.start_ns[rows]) & mine
-        return intervals.total_ns(intervals.clip(self._of_rows(rows[waited]), self.start_ns, self.end_ns))
+        return intervals.total_ns(intervals.intersect(self._of_rows(rows[waited]), self.windows))
 
     # -- what the host did --------------------------------------------------------------------------------------------
 
@@ -135,6 +137,17 @@ class _Idle:
     @cached_property
     def _loader(self) -> Intervals:
         return self._of_rows(self.loader_rows)
+
+    @property
+    def exposed_communication_ns(self) -> int:
+        """Time in which something communicated and nothing computed."""
+        compute, communication, _ = self.view.sets
+        return intervals.total_ns(intervals.intersect(intervals.subtract(communication, compute), self.windows))
+
+    @property
+    def data_loader_host_ns(self) -> int:
+        """Time in which a batch was requested."""
+        return intervals.total_ns(intervals.intersect(self._loader, self.windows))
 
     @cached_property
     def _calls(self) -> Ints:

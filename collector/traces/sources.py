@@ -106,6 +106,29 @@ def find_sources(view: RankView, rows: Ints, operators: Sequence[int]) -> list[s
     return found
 
 
+def find_frames_around(view: RankView, rows: Ints, count: int) -> list[tuple[str, ...]]:
+    """Return for each row the innermost frames around it, the innermost first, at most `count`: Python's, or those of
+    an operator's recorded stack (old traces); empty where none are known.
+    """
+    frames, nesting = view.host.frame_rows, view.host.frames
+    if not len(frames):
+        stacks = (view.trace.stacks.get(row, "") for row in rows.tolist())
+        return [tuple(part.strip() for part in stack.split(";")[:count] if part.strip()) for stack in stacks]
+    names, parents = view.events.name[frames].tolist(), nesting.parent.tolist()
+    known: dict[int, tuple[str, ...]] = {OUTSIDE: ()}
+    found = []
+    for place in nesting.find_innermost(*_find_threads(view, rows, frames)).tolist():
+        if place not in known:
+            around: list[str] = []
+            above = place
+            while above != OUTSIDE and len(around) < count:
+                around.append(view.trace.names[names[above]])
+                above = parents[above]
+            known[place] = tuple(around)
+        found.append(known[place])
+    return found
+
+
 def _find_threads(view: RankView, rows: Ints, frames: Ints) -> tuple[Codes, Ints]:
     """Return the thread and the time at which to search the frames of each row. Some versions of Kineto give Python
     frames other thread ids: when a row's thread has no frames and only one thread has any, that one is used. So the

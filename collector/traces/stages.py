@@ -8,8 +8,9 @@ sum to the step. Communication means the host's ranges: on a device it is a kern
 
 By stage
 --------
-On the thread that runs the steps: data_loader is inside the loader's `__next__`, optimizer inside `Optimizer.step`,
-backward from the first to the last range of autograd's engine in each stretch between those (the engine may work on a
+On the thread that runs the steps: data_loader is inside the loader's `__next__`, optimizer inside `Optimizer.step`, but
+not in the closure that it may be given (Lightning): that ends with the last range of autograd's engine inside. backward
+is from the first to the last range of autograd's engine in each stretch between those (the engine may work on a
 thread of its own), forward the remaining operators, other the remaining time. The device time of a stage is that of the
 work launched during it.
 """
@@ -96,13 +97,20 @@ def sum_stages(view: RankView) -> list[ModelRow]:
     if not view.steps:
         return []
     sets = _sets_of_stages(view)
-    host_ns = dict.fromkeys(STAGES, 0)
-    for step in view.steps:
-        split = split_by_kind([*sets.values()], step.start_ns, step.next_start_ns)
-        for stage, length in zip((*sets, "other"), split, strict=True):
-            host_ns[stage] += length
+    of_steps = [split_by_kind([*sets.values()], step.start_ns, step.next_start_ns) for step in view.steps]
+    host_ns = dict(zip((*sets, "other"), zip(*of_steps, strict=True), strict=True))
     device_ns = _device_time(view, sets)
-    return [ModelRow(stage=stage, host_ns=host_ns[stage], device_ns=device_ns.get(stage, 0)) for stage in STAGES]
+    return [
+        ModelRow(
+            stage=stage,
+            host_ns=sum(host_ns[stage]),
+            device_ns=device_ns.get(stage, 0),
+            count=len(view.steps),
+            host_min_ns=min(host_ns[stage]),
+            host_max_ns=max(host_ns[stage]),
+        )
+        for stage in STAGES
+    ]
 
 
 def find_backward(view: RankView) -> Intervals:
@@ -120,6 +128,15 @@ def find_host_backward(view: RankView) -> Intervals:
     return _sets_of_stages(view)["backward"]
 
 
+def _cut_closures(optimizer: Intervals, engine: Intervals) -> Intervals:
+    """Return the intervals of the optimizer from the end of the last range of autograd's engine inside of each on."""
+    if not len(optimizer) or not len(engine):
+        return optimizer
+    last = np.searchsorted(engine[:, 1], optimizer[:, 1], side="right") - 1
+    ends_ns = np.where(last >= 0, engine[np.maximum(last, 0), 1], optimizer[:, 0])
+    return np.stack([np.maximum(optimizer[:, 0], ends_ns), optimizer[:, 1]], axis=1)
+
+
 def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
     """Return the intervals of each stage, in the order of precedence."""
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
@@ -127,7 +144,8 @@ def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
     def of(matches: Callable[[str], object]) -> Intervals:
         return intervals.union(view.intervals_of(view.trace.rows_named(host, matches)))
 
-    loader, optimizer, engine = of(DATA_LOADER.match), of(_OPTIMIZER.match), of(_BACKWARD.search)
+    loader, engine = of(DATA_LOADER.match), of(_BACKWARD.search)
+    optimizer = _cut_closures(of(_OPTIMIZER.match), engine)
     between = intervals.union(np.concatenate([loader, optimizer]))
     backward = _bridge(engine, between)
     rows = view.host.operator_rows if view.has_device else view.host.compute_rows

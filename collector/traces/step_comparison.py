@@ -3,9 +3,20 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import Comparison, DifferenceRow, DifferenceTable
-from rankscope.collector.traces.step_parts import IDLE, Amount, DividedSteps, Label, Name, StepParts
+from rankscope.collector.traces.report import Comparison, DifferenceRow, DifferenceTable, RankWait
+from rankscope.collector.traces.step_parts import (
+    IDLE,
+    WAITING,
+    Amount,
+    DividedSteps,
+    Label,
+    Name,
+    StepParts,
+    split_waiting,
+)
 
 TABLES = ("kernels", "collectives", "operators", "modules", "ranges")
 """Tables in the order in which they are shown."""
@@ -13,13 +24,20 @@ WARNINGS_MAX = 10
 HERE, THERE = "these traces", "the traces to compare with"
 
 _Side = list[DividedSteps]
+Waits = Sequence[RankWait] | None
 
 
 def compare_steps(
-    found: Sequence[RankAnalysis], others: Sequence[RankAnalysis], *, any_world: bool = False
+    found: Sequence[RankAnalysis],
+    others: Sequence[RankAnalysis],
+    *,
+    any_world: bool = False,
+    waits: Waits = None,
+    against_waits: Waits = None,
 ) -> Comparison:
     """Return the difference of the steps, mean over all steps of the ranks that both sides have (with other numbers of
-    ranks: of all). `any_world` allows these numbers to differ.
+    ranks: of all). `any_world` allows these numbers to differ. `waits` are those of the ranks of a side for each other,
+    None where they are not known: then waiting is not told from communication.
     """
     files = [one.report.file for one in others]
     refused = _find_refusal(found, others, any_world=any_world)
@@ -29,11 +47,17 @@ def compare_steps(
     if not found:
         return Comparison(against_files=files, refused=f"no rank is on both sides: {notes[0]}")
     clock, here, there = _choose_clock(_parts_of(found), _parts_of(others))
+    unknown: list[str] = []
+    if waits is not None and against_waits is not None:
+        here, there = _split_waiting(found, here, waits), _split_waiting(others, there, against_waits)
+    elif any(one.report.communication_ns for one in (*found, *others)):
+        side = HERE if waits is None else THERE
+        unknown.append(f"how much of the communication is waiting for other ranks is not known of {side}")
     step_ns, against_ns = _mean_ns(here), _mean_ns(there)
     return Comparison(
         against_files=files,
         refused=None,
-        notes=[*notes, *_note_differences(found, others)],
+        notes=[*notes, *_note_differences(found, others), *unknown],
         clock=clock,
         ranks=[one.report.rank for one in found],
         against_ranks=[one.report.rank for one in others],
@@ -159,6 +183,20 @@ def _find_warnings(side: str, ranks: Sequence[RankAnalysis]) -> list[str]:
     return [*shown[:WARNINGS_MAX], f"{side}: {more:,} more warnings"] if more > 0 else shown
 
 
+def _split_waiting(ranks: Sequence[RankAnalysis], side: _Side, waits: Sequence[RankWait]) -> _Side:
+    """Return the steps of each rank with its waits for each other rank as parts of their own."""
+    by_rank: dict[int, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    for one in waits:
+        by_rank[one.rank][one.late_rank].append((one.start_ns, one.start_ns + one.wait_ns))
+    known = [one for one in ranks if one.parts is not None]
+    return [
+        split_waiting(steps, {late: np.array(raw) for late, raw in by_rank[one.report.rank].items()})
+        if one.report.rank is not None
+        else steps
+        for one, steps in zip(known, side, strict=True)
+    ]
+
+
 # -- the difference ---------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +271,6 @@ def _build_row(label: Label, ours: Amount, theirs: Amount, steps: tuple[int, int
         against_step_ns=against_ns,
         difference_ns=step_ns - against_ns,
         share_ratio=(step_ns - against_ns) / whole_ns if whole_ns else None,
-        step_count=ours.pieces / steps[0] if label.kind != IDLE else None,
-        against_step_count=theirs.pieces / steps[1] if label.kind != IDLE else None,
+        step_count=ours.pieces / steps[0] if label.kind not in {IDLE, WAITING} else None,
+        against_step_count=theirs.pieces / steps[1] if label.kind not in {IDLE, WAITING} else None,
     )

@@ -25,6 +25,7 @@ from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective
 
 COMPUTE, COMMUNICATION, COPY, IDLE = "compute", "communication", "copy", "idle"
+WAITING = "waiting"
 
 
 class Name(NamedTuple):
@@ -36,7 +37,9 @@ class Name(NamedTuple):
 
 
 class Label(NamedTuple):
-    """Name of a part, and its kind: compute, communication, copy or idle."""
+    """Name of a part, and its kind: compute, communication, copy or idle; waiting where that is told from
+    communication.
+    """
 
     kind: str
     name: Name
@@ -59,21 +62,6 @@ class Amount(NamedTuple):
 
 
 Parts = Mapping[Label, Amount]
-
-
-class DividedSteps(NamedTuple):
-    """The steps of one rank by one clock: their number, their length, and by table the parts that sum to it."""
-
-    step_count: int
-    total_ns: int
-    tables: Mapping[str, Parts]
-
-
-class StepParts(NamedTuple):
-    """The steps by the host's clock, and by the device's where every step has bounds by it."""
-
-    by_host: DividedSteps
-    by_device: DividedSteps | None
 
 
 class _Pieces(NamedTuple):
@@ -100,6 +88,32 @@ class _Named(NamedTuple):
     code: Ints
 
 
+class Exposed(NamedTuple):
+    """The communication of the steps, in times from the trace's first event: the pieces with their names by table, and
+    the time of the steps in which nothing computes.
+    """
+
+    painted: _Painted
+    free: Intervals
+    names: Mapping[str, _Named]
+
+
+class DividedSteps(NamedTuple):
+    """The steps of one rank by one clock: their number, their length, and by table the parts that sum to it."""
+
+    step_count: int
+    total_ns: int
+    tables: Mapping[str, Parts]
+    exposed: Exposed
+
+
+class StepParts(NamedTuple):
+    """The steps by the host's clock, and by the device's where every step has bounds by it."""
+
+    by_host: DividedSteps
+    by_device: DividedSteps | None
+
+
 def divide_steps(view: RankView, collectives: Sequence[Collective]) -> StepParts | None:
     """Return the parts of the steps; None without steps, and without work that is known. The collectives are in the
     order of `find_communication_rows`.
@@ -114,9 +128,17 @@ def divide_steps(view: RankView, collectives: Sequence[Collective]) -> StepParts
     def divide(bounds: Iterable[tuple[int, int]]) -> DividedSteps:
         window = intervals.union(np.array(list(bounds), dtype=np.int64))
         own, idle = _share_out(painted, window)
+        kinds = [one.kind for one in pieces]
+        place = kinds.index(COMMUNICATION)
+        free = intervals.subtract(window, intervals.union(painted[kinds.index(COMPUTE)].raw))
         parts = {table: _sum_parts(painted, named, own, window, idle) for table, named in names.items()}
         parts["operators"] = _split_idle(parts["operators"], waits, idle)
-        return DividedSteps(len(view.steps), intervals.total_ns(window), parts)
+        exposed = Exposed(
+            _shift(painted[place], -view.origin_ns),
+            free - view.origin_ns,
+            {table: named[place] for table, named in names.items()},
+        )
+        return DividedSteps(len(view.steps), intervals.total_ns(window), parts, exposed)
 
     on_device = find_device_steps(view)
     has_all = len(on_device) == len(view.steps)
@@ -124,6 +146,30 @@ def divide_steps(view: RankView, collectives: Sequence[Collective]) -> StepParts
         divide((step.start_ns, step.next_start_ns) for step in view.steps),
         divide(on_device.values()) if has_all else None,
     )
+
+
+def _shift(painted: _Painted, by_ns: int) -> _Painted:
+    return painted._replace(raw=painted.raw + by_ns, segments=painted.segments + by_ns)
+
+
+def split_waiting(divided: DividedSteps, waits: Mapping[int, Intervals]) -> DividedSteps:
+    """Return the parts with the waiting for each rank told from communication. `waits` has by the rank that was late
+    raw intervals (n, 2) in ns from the trace's first event; at a time in several the lowest rank counts.
+    """
+    painted, free, names = divided.exposed
+    found = {table: dict(parts) for table, parts in divided.tables.items()}
+    for late in sorted(waits):
+        waiting = intervals.union(waits[late])
+        own_ns = _measure(painted, intervals.intersect(free, waiting))
+        free = intervals.subtract(free, waiting)
+        label, waited_ns = Label(WAITING, Name(f"waiting for rank {late}")), int(own_ns.sum())
+        for table, parts in found.items():
+            for name, amount in _sum_by_name(names[table], own_ns, own_ns < 0):
+                mine = Label(COMMUNICATION, name)
+                parts[mine] = Amount(parts[mine].total_ns - amount.total_ns, parts[mine].pieces)
+            if waited_ns:
+                parts[label] = Amount(waited_ns, 0)
+    return divided._replace(tables=found)
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

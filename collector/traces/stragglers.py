@@ -90,7 +90,7 @@ def _stand(
         rank=rank,
         slowdown_ratio=sum(self_ns[rank][step] for step in steps) / max(1, sum(peers_ns.values())),
         excess_ns=round(sum(excess_ns) / len(steps)),
-        noise_ns=_find_noise(excess_ns),
+        noise_ns=find_noise(excess_ns),
         step_count=len(steps),
         slower_step_count=sum(excess > 0 for excess in excess_ns),
         last_count=sum(one.late_rank == rank for one in late),
@@ -101,7 +101,7 @@ def _stand(
     )
 
 
-def _find_noise(excess_ns: Sequence[float]) -> int | None:
+def find_noise(excess_ns: Sequence[float]) -> int | None:
     """Return by how much the mean may be off, in ns: the half width of its 98 % interval. None below three steps."""
     if len(excess_ns) < NOISE_STEPS_MIN:
         return None
@@ -213,7 +213,7 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
 
 def find_cause(report: RankReport, peers: list[RankReport], excess_ns: float) -> str:
     """Return the cause by the part of the step that holds the excess. `excess_ns` is that of one step."""
-    steps = max(1, len(report.steps))
+    steps = max(1, sum(step.is_judged for step in report.steps))
     limit_ns = CAUSE_SHARE_MIN * excess_ns * steps
 
     def over(value: str) -> float:
@@ -235,4 +235,4 @@ def _stage(report: RankReport, stage: str) -> int:
 
 
 def _of_steps(report: RankReport, name: str) -> int:
-    return sum(getattr(step.on_device or step, name) for step in report.steps)
+    return sum(getattr(step.on_device or step, name) for step in report.steps if step.is_judged)

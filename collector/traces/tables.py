@@ -1,7 +1,7 @@
 """Sum one trace by name: kernels, copies, collectives, operators, user ranges, synchronisation points."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,10 +19,10 @@ from rankscope.collector.traces.report import (
     SynchronisationRow,
 )
 from rankscope.collector.traces.sources import find_sources, sum_sources
-from rankscope.measure import communication
+from rankscope.measure import communication, kernel_classes
 from rankscope.measure.backward_links import ENGINE
 from rankscope.measure.blocking_calls import find_blocking_calls, find_operators_around
-from rankscope.measure.kineto import NONE, Category, Codes, Ints
+from rankscope.measure.kineto import NONE, Category, Codes, Floats, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import STEP_NAME, RankView
 from rankscope.measure.tensor_cores import uses_tensor_cores
@@ -38,7 +38,7 @@ SHAPES_TEXT_MAX = 1_000
 
 def sum_kernels(view: RankView) -> list[KernelRow]:
     """Return all kernels by name, the longest in total first."""
-    work = view.work
+    work, found = view.work, view.trace.device_work
     kernels = np.flatnonzero(work.is_kernel)
     length = (work.end_ns - work.start_ns)[kernels]
     whole = int(length.sum())
@@ -59,9 +59,21 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
                 is_communication=bool(work.is_communication[kernels[mine]].any()),
                 uses_tensor_cores=uses_tensor_cores(name),
                 sources=sources.get(code, []),
+                kind=kernel_classes.COMMUNICATION
+                if work.is_communication[kernels[mine]].any()
+                else kernel_classes.find_class(name),
+                blocks_per_sm=_weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
+                occupancy_ratio=_weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+
+
+def _weigh(values: Floats, length_ns: Ints) -> float | None:
+    """Return the mean of the values that are known, weighted with their time; None without any."""
+    known = np.isfinite(values) & (length_ns > 0)
+    weight_ns = int(length_ns[known].sum())
+    return float((values[known] * length_ns[known]).sum()) / weight_ns if weight_ns else None
 
 
 def _sum_sources_of_kernels(view: RankView, kernels: Ints, length_ns: Ints) -> dict[int, list[SourceRow]]:
@@ -72,7 +84,9 @@ def _sum_sources_of_kernels(view: RankView, kernels: Ints, length_ns: Ints) -> d
         known = np.flatnonzero(launch != NONE)
         call = launch[known]
         inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
-        launch[known] = np.where(inside == OUTSIDE, NONE, view.host.operator_rows[inside])
+        within = inside != OUTSIDE
+        launch[known[within]] = view.host.operator_rows[inside[within]]
+        launch[known[~within]] = NONE
     return sum_sources(view, view.work.name[kernels], launch, length_ns)
 
 
@@ -82,6 +96,8 @@ def sum_copies(view: RankView) -> list[CopyRow]:
     copies = np.flatnonzero(~work.is_kernel)
     size = view.trace.device_work.bytes[copies]
     length = (work.end_ns - work.start_ns)[copies]
+    call = view.launch[copies] if view.has_device else copies
+    call_ns = np.where(call == NONE, NONE, view.events.duration_ns[call])
     rows = []
     for code, mine in _by_name(work.name[copies]):
         known = bool((size[mine] != NONE).all())
@@ -93,6 +109,9 @@ def sum_copies(view: RankView) -> list[CopyRow]:
                 bytes=total_bytes if known else None,
                 total_ns=total_ns,
                 bytes_per_s=total_bytes * NS_PER_S / total_ns if known and total_ns else None,
+                min_ns=int(length[mine].min()),
+                max_ns=int(length[mine].max()),
+                host_total_ns=int(call_ns[mine].sum()) if (call_ns[mine] != NONE).all() else None,
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
@@ -154,11 +173,28 @@ def sum_operators(view: RankView) -> list[OperatorRow]:
     codes = view.events.name[rows]
     own_ns = _device_ns_within(view, len(rows)) if view.has_device else view.host.operators.self_ns()
     sources = sum_sources(view, codes, rows, own_ns)
+    allocated = _sum_allocated(view)
     found = [
-        OperatorRow(name=view.trace.names[code], **sums, sources=sources.get(code, []))
-        for code, sums in _sum_calls(view, codes)
+        OperatorRow(
+            name=view.trace.names[code],
+            **sums,
+            sources=sources.get(code, []),
+            allocated_bytes=allocated.get(view.trace.names[code], 0) if len(view.trace.memory.time_ns) else None,
+        )
+        for code, sums in sum_calls(view, codes)
     ]
     return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name))
+
+
+def _sum_allocated(view: RankView) -> Mapping[str, int]:
+    """Return by name of an operator the bytes that were allocated right inside of it, on any device."""
+    memory = view.trace.memory
+    grown = np.flatnonzero(memory.bytes > 0)
+    inside = view.host.operators.find_innermost(memory.thread[grown].astype(np.int32), memory.time_ns[grown])
+    known = inside != OUTSIDE
+    names = view.events.name[view.host.operator_rows[inside[known]]]
+    total = np.bincount(names, weights=memory.bytes[grown][known], minlength=1)
+    return {view.trace.names[code]: int(total[code]) for code in np.unique(names).tolist()}
 
 
 def sum_operators_by_shape(view: RankView) -> list[OperatorShapeRow]:
@@ -173,7 +209,7 @@ def sum_operators_by_shape(view: RankView) -> list[OperatorShapeRow]:
     of_code = list(kinds)
     found = [
         OperatorShapeRow(name=view.trace.names[of_code[code][0]], shapes=_shapes_text(of_code[code][1]), **sums)
-        for code, sums in _sum_calls(view, codes)
+        for code, sums in sum_calls(view, codes)
     ]
     return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name, row.shapes or ""))
 
@@ -215,7 +251,7 @@ def _describe_shape(shape: Any) -> str:
     return "x".join(map(str, shape))
 
 
-def _sum_calls(view: RankView, codes: Codes) -> Iterator[tuple[int, dict[str, int]]]:
+def sum_calls(view: RankView, codes: Codes) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield each code with the fields of a row of operators, summed over the operators that have it."""
     rows, nesting = view.host.operator_rows, view.host.operators
     device_self = _device_ns_within(view, nesting_rows=len(rows))
@@ -231,6 +267,10 @@ def _sum_calls(view: RankView, codes: Codes) -> Iterator[tuple[int, dict[str, in
                 "host_self_ns": int(host_self[mine].sum()),
                 "device_total_ns": int(device_total[mine].sum()),
                 "device_self_ns": int(device_self[mine].sum()),
+                "host_min_ns": int(host_total[mine].min()),
+                "host_max_ns": int(host_total[mine].max()),
+                "device_min_ns": int(device_total[mine].min()),
+                "device_max_ns": int(device_total[mine].max()),
             },
         )
 
@@ -261,24 +301,23 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
         for code, mine in _by_name(view.events.name[device])
         if not skip[code]
     }
-    counted = {
-        code: (len(mine), int(view.events.duration_ns[host[mine]].sum()))
-        for code, mine in _by_name(view.events.name[host])
-    }
-    is_needed = bool(counted.keys() - on_device.keys() and (view.launch != NONE).any())
+    lengths_ns = {code: view.events.duration_ns[host[mine]] for code, mine in _by_name(view.events.name[host])}
+    is_needed = bool(lengths_ns.keys() - on_device.keys() and (view.launch != NONE).any())
     launched = _launched_inside(view, host) if is_needed else {}
     rows = []
-    for code in counted.keys() | on_device.keys():
-        count, host_ns = counted.get(code, (0, 0))
+    for code in lengths_ns.keys() | on_device.keys():
+        mine_ns = lengths_ns.get(code, host[:0])
         device_ns = on_device.get(code, launched.get(code))
         source = "ranges" if code in on_device else "launches" if code in launched else None
         rows.append(
             RangeRow(
                 name=view.trace.names[code],
-                count=count,
-                host_total_ns=host_ns,
+                count=len(mine_ns),
+                host_total_ns=int(mine_ns.sum()),
                 device_total_ns=device_ns,
                 device_from=source,
+                host_min_ns=int(mine_ns.min()) if len(mine_ns) else None,
+                host_max_ns=int(mine_ns.max()) if len(mine_ns) else None,
             )
         )
     return sorted(rows, key=lambda row: (-row.host_total_ns, -(row.device_total_ns or 0), row.name))

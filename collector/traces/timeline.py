@@ -35,10 +35,14 @@ from rankscope.collector.traces.clock_offsets import (
     find_offset_bound,
     place_clocks,
 )
+from rankscope.collector.traces.critical_path import PathInput, list_pieces
 from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces, read_chunks
 from rankscope.collector.traces.origin import MERGED_MARK, MERGED_REPORT, ByRank, read_origin
+from rankscope.collector.traces.path_record import record_path
+from rankscope.collector.traces.pipeline import pair_messages
 from rankscope.collector.traces.recognised import check_output, choose_files, compile_kernels
 from rankscope.collector.traces.timeline_arrows import Arrows
+from rankscope.collector.traces.timeline_counters import CounterTrack, find_counters, write_counters
 from rankscope.collector.traces.timeline_events import (
     EventArray,
     EventTimes,
@@ -47,6 +51,7 @@ from rankscope.collector.traces.timeline_events import (
     describe_reading,
     read_raw_events,
 )
+from rankscope.collector.traces.timeline_path import write_path
 from rankscope.collector.traces.windows import find_steps_of_collectives
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
 from rankscope.measure.kineto_columns import read_trace
@@ -113,6 +118,8 @@ class Source:
     """Messages between two ranks, each with its process and thread in the file."""
     on_host: bool
     warnings: Sequence[str]
+    counters: Sequence[CounterTrack] = ()
+    path: PathInput | None = None
 
 
 @dataclass(slots=True)
@@ -131,13 +138,17 @@ def merge(
     cycle: int | None = None,
     rank_from: str | None = None,
     communication_kernels: str | None = None,
+    counters: bool = False,
+    critical_path: bool = False,
     progress: Progress | None = None,
 ) -> MergeReport:
     """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
 
     A file that cannot be used is listed in `errors`, the others are merged. Raises UnavailableError when none can be
     used, a path has no file, or `out` cannot be written or is a trace itself; `out` is then unchanged. `progress`
-    counts two readings of each file. `cycle`, `rank_from` and `communication_kernels` are as in `analyze`.
+    counts two readings of each file. `counters` adds tracks of what the devices of each rank did, `critical_path` one
+    of what makes each step as long as it is, through the ranks, with arrows from one to the next. `cycle`, `rank_from`
+    and `communication_kernels` are as in `analyze`.
 
     >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
     7000
@@ -149,7 +160,7 @@ def merge(
     files, chosen = choose_files(files, None, cycle, rank_from)
     notes = _Notes(warnings=[f"{file}: {note}" for file, note in chosen.items()])
     with TimelineFile(out) as output:
-        sources = _read_sources(files, kernels, notes, progress)
+        sources = _read_sources(files, kernels, notes, progress, with_counters=counters, with_path=critical_path)
         clock = align(sources)
         notes.warnings += clock.warnings
         return _write_timeline(output, sources, clock, notes, progress)
@@ -159,13 +170,26 @@ def merge(
 
 
 def _read_sources(
-    files: Sequence[TraceFile], kernels: re.Pattern[str] | None, notes: _Notes, progress: Progress | None
+    files: Sequence[TraceFile],
+    kernels: re.Pattern[str] | None,
+    notes: _Notes,
+    progress: Progress | None,
+    *,
+    with_counters: bool = False,
+    with_path: bool = False,
 ) -> list[Source]:
     """Return the usable files by rank. Raises UnavailableError without one."""
     kept = ByRank[Source]()
     for place, file in enumerate(files):
         try:
-            source = read_source(file.path, file.rank, kernels)
+            source = read_source(
+                file.path,
+                file.rank,
+                kernels,
+                may_guess=file.may_guess,
+                with_counters=with_counters,
+                with_path=with_path,
+            )
             kept.add(source.rank, file.path, source)
             notes.warnings += [f"{file.path}: {warning}" for warning in source.warnings]
         except RankscopeError as error:
@@ -183,15 +207,23 @@ def _read_sources(
     return sources
 
 
-def read_source(path: str, rank: int | None = None, kernels: re.Pattern[str] | None = None) -> Source:
-    """Read a file for the first pass; `rank` goes before the one that it says, and kernels in whose names the pattern
-    `kernels` is found communicate too.
+def read_source(
+    path: str,
+    rank: int | None = None,
+    kernels: re.Pattern[str] | None = None,
+    *,
+    may_guess: bool = True,
+    with_counters: bool = False,
+    with_path: bool = False,
+) -> Source:
+    """Read a file for the first pass; `rank` goes before the one that it says, which its name may tell if `may_guess`,
+    and kernels in whose names the pattern `kernels` is found communicate too.
 
     Raises TraceError or UnavailableError.
     """
     times = EventTimes()
-    trace = read_trace(times.watch(read_chunks(path)))
-    origin = read_origin(trace.head, path)
+    trace = read_trace(times.watch(read_chunks(path)), every_wait=with_path)
+    origin = read_origin(trace.head, path if may_guess else "")
     if times.possible_ns is None:
         raise TraceError("none of its events has a time")
     view = RankView(trace, communication_kernels=kernels)
@@ -211,6 +243,12 @@ def read_source(path: str, rank: int | None = None, kernels: re.Pattern[str] | N
         steps=list(dict(zip(collectives, find_steps_of_collectives(view), strict=True)).values()),
         on_host=not view.has_device,
         warnings=describe_reading(trace),
+        counters=find_counters(view, collectives, origin.base_ns) if with_counters else (),
+        path=PathInput(
+            own, record_path(view, collectives, origin.base_ns), collectives, messages, on_device=view.has_device
+        )
+        if with_path
+        else None,
     )
 
 
@@ -300,6 +338,8 @@ def _write_timeline(
         )
         event_count = _copy_events(source, copied, array, notes)
         array.add(copied.name_processes())
+        if source.counters:
+            array.add(write_counters(source.counters, next(pids), label, shift_ns - source.base_ns))
         ranks.append(
             MergedRank(
                 rank=source.rank,
@@ -315,6 +355,12 @@ def _write_timeline(
     arrows = Arrows(array, copies, clock.offsets_ns, origin_ns)
     if clock.refused is None:
         arrows.link_collectives(clock.matching.matched, {one.rank: one.collectives for one in sources})
+    paths = [source.path for source in sources if source.path is not None]
+    if paths:
+        offsets_ns = {rank: offset_ns + origin_ns for rank, offset_ns in clock.offsets_ns.items()}
+        messages = {one.rank: list(one.messages.values()) for one in paths if one.rank is not None}
+        pieces = list_pieces(paths, clock.matching, pair_messages(messages).pairs)
+        array.add(write_path(pieces, next(pids), offsets_ns))
     if clock.how != BY_HOST_CLOCKS:
         arrows.link_messages({one.rank: one.messages for one in sources if one.rank is not None})
     report = MergeReport(

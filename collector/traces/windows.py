@@ -2,6 +2,7 @@
 them for a timeline.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ def _break_down(
 def break_down_steps(view: RankView) -> list[StepReport]:
     """Return each step of the trace, broken down by its window, by the work it launched and by the device's clock."""
     on_device = {step.number: _break_down_on_device(view, *bounds) for step, bounds in find_device_steps(view).items()}
+    lost = Counter(view.find_step_numbers(view.events.start_ns[view.lost_launch_rows]))
     return [
         StepReport(
             step=step.number,
@@ -70,6 +72,8 @@ def break_down_steps(view: RankView) -> list[StepReport]:
             kernel_count=_count_started(view, step.start_ns, step.next_start_ns),
             launched=_launched_work(view, step) if view.has_device else None,
             on_device=on_device.get(step.number),
+            lost_launch_count=lost[step.number],
+            is_judged=step.number not in view.steps_with_lost_work,
             **break_down_window(view, step.start_ns, step.next_start_ns),
         )
         for step in view.steps
@@ -91,11 +95,14 @@ def find_device_steps(view: RankView) -> dict[Step, tuple[int, int]]:
 
 
 def find_step_bounds(view: RankView) -> list[tuple[int, int, int]]:
-    """Return (number, start, end) of the steps to compare ranks by: by the device's clock where all have that."""
+    """Return (number, start, end) of the steps to compare ranks by, without those whose work is lost: by the device's
+    clock where all have that.
+    """
+    steps = [step for step in view.steps if step.number not in view.steps_with_lost_work]
     on_device = find_device_steps(view)
-    if on_device and len(on_device) == len(view.steps):
-        return [(step.number, *bounds) for step, bounds in on_device.items()]
-    return [(step.number, step.start_ns, step.next_start_ns) for step in view.steps]
+    if steps and all(step in on_device for step in steps):
+        return [(step.number, *on_device[step]) for step in steps]
+    return [(step.number, step.start_ns, step.next_start_ns) for step in steps]
 
 
 def _break_down_on_device(view: RankView, start_ns: int, end_ns: int) -> DeviceStep:
@@ -167,6 +174,7 @@ def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> Dev
     rates_start_ns, rates_end_ns = steps_window(view)
     rates_ns = rates_end_ns - rates_start_ns
     kernel_ns = intervals.total_ns(intervals.union(raw[kernels]))
+    on_tensor_cores, may_be = tensor_core_ratios(view, kernels)
     return DeviceReport(
         device=device if device != NONE else None,
         name=names.get(device),
@@ -174,7 +182,8 @@ def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> Dev
         utilisation_ratio=kernel_ns / rates_ns if rates_ns else None,
         sm_efficiency_ratio=sm_efficiency(view, kernels, rates_ns),
         achieved_occupancy_ratio=achieved_occupancy(view, kernels),
-        tensor_core_ratio=tensor_core_ratio(view, kernels),
+        tensor_core_ratio=on_tensor_cores,
+        tensor_core_unknown_ratio=may_be,
         **_break_down(
             raw[mine & work.is_kernel & ~work.is_communication],
             raw[mine & work.is_communication],
@@ -232,12 +241,18 @@ def achieved_occupancy(view: RankView, kernels: Ints) -> float | None:
     return float((percent[known] * length[known]).sum()) / weight / 100 if weight else None
 
 
-def tensor_core_ratio(view: RankView, kernels: Ints) -> float | None:
-    """Return the share of kernel time in kernels that use tensor cores; None without kernels."""
+def tensor_core_ratios(view: RankView, kernels: Ints) -> tuple[float | None, float | None]:
+    """Return the share of kernel time in kernels that use tensor cores, and in those of which that is not known; None
+    without kernels.
+    """
     length = (view.work.end_ns - view.work.start_ns)[kernels]
     whole = int(length.sum())
-    uses = view.trace.names_like(uses_tensor_cores)[view.work.name[kernels]]
-    return int(length[uses].sum()) / whole if whole else None
+    if not whole:
+        return None, None
+    codes, of_kernel = np.unique(view.work.name[kernels], return_inverse=True)
+    uses = [uses_tensor_cores(view.trace.names[code]) for code in codes.tolist()]
+    known, unknown = (np.array([one is wanted for one in uses])[of_kernel] for wanted in (True, None))
+    return int(length[known].sum()) / whole, int(length[unknown].sum()) / whole
 
 
 def find_overlaps(view: RankView) -> list[str]:

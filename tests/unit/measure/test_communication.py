@@ -109,7 +109,10 @@ def test_an_operation_has_one_spelling(name: str, operation: str) -> None:
         ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", "barrier"),
         ("ncclDevKernel_Generic_1", None),
         ("rcclDirectKernel(void*)", None),
-        ("void deep_ep::intranode::dispatch<8>", None),
+        ("void deep_ep::intranode::dispatch<8>", "dispatch"),
+        ("void deep_ep::internode_ll::combine<7168, 9>(void*)", "combine"),
+        ("void deep_ep::intranode::notify_dispatch<8>(int const*)", "notify_dispatch"),
+        ("EpDispatchIntraNodeKernel_bf16", "dispatch"),
     ],
 )
 def test_the_name_of_a_kernel_may_tell_its_operation(name: str, operation: str | None) -> None:

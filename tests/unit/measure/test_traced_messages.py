@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import find_collectives
-from rankscope.measure.traced_messages import Message, find_messages
+from rankscope.measure.traced_messages import Message, find_messages, forget_numbers
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read, read_events, to_json
 
 BASE_NS = 5_000_000_000
@@ -100,14 +100,26 @@ def test_peer_of_a_kernel_is_in_its_arguments(op: str, args: dict[str, Any], pee
     assert (one.op, one.peer, one.tag, one.blocked_from_ns) == (op, peer, None, BASE_NS + 20_000)
 
 
-@pytest.mark.parametrize(("members", "peer"), [("[0, 4]", 4), ("[0, 4, ...]", 1), ("{}", 1), ('["a"]', 1), ("[0]", 1)])
-def test_peer_in_a_ranges_name_is_counted_within_the_group(members: str, peer: int) -> None:
+@pytest.mark.parametrize(
+    ("members", "peer"),
+    [("[0, 4]", 4), ("[0, 4, ...]", None), ("{}", None), ('["a"]', None), ("[0]", None), ("[0, 0]", None)],
+)
+def test_peer_in_a_ranges_name_is_counted_within_the_group(members: str, peer: int | None) -> None:
     inside = event("user_annotation", "nccl:send 0->1", 5, 10)
     (one,) = messages(inside, launch(7, 1), nccl("send", 20, **{"Process Group Ranks": members}))
     assert one.peer == peer
 
 
-@pytest.mark.parametrize(("name", "peer"), [("nccl:recv 0<-2", 2), ("nccl:send 0->2", 2), ("nccl:send", None)])
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("nccl:recv 0<-2", 2),
+        ("nccl:send 0->2", 2),
+        ("nccl:send", None),
+        ("nccl:send 1->0", None),
+        ("nccl:send 0->0", None),
+    ],
+)
 def test_peer_of_a_kernel_without_arguments_is_in_the_launching_range(name: str, peer: int | None) -> None:
     inside = event("user_annotation", name, 5, 10)
     step = event("user_annotation", "ProfilerStep#6", 0, 10)
@@ -119,3 +131,26 @@ def test_peer_of_a_kernel_without_arguments_is_in_the_launching_range(name: str,
 def test_kernel_that_sends_and_receives_has_no_one_peer() -> None:
     (one,) = messages(nccl("send_recv", 20, **{"Dst Rank": 1}))
     assert (one.op, one.peer) == ("send_recv", None)
+
+
+def test_numbers_of_unlisted_groups_are_no_ranks_where_one_rank_denies_them() -> None:
+    # Ranks 0 and 2 are one group, 1 and 3 another: each rank has the number of its place in the group.
+    found = {}
+    for rank, name in enumerate(("nccl:send 0->1", "nccl:send 0->1", "nccl:recv 1<-0", "nccl:recv 1<-0")):
+        inside = event("user_annotation", name, 5, 10)
+        (one,) = messages(inside, launch(7, 1), kernel("ncclDevKernel_SendRecv", 20, 30, correlation=1), rank=rank)
+        found[rank] = {0: one}
+    assert [one[0].peer for one in found.values()] == [1, None, None, None]
+    assert [one[0].peer for one in forget_numbers(found).values()] == [None] * 4
+
+
+def test_numbers_that_no_rank_denies_are_kept() -> None:
+    inside = event("user_annotation", "nccl:send 0->1", 5, 10)
+    (one,) = messages(inside, launch(7, 1), kernel("ncclDevKernel_SendRecv", 20, 30, correlation=1))
+    assert forget_numbers({0: {5: one}})[0][5].peer == 1
+
+
+@pytest.mark.parametrize("arguments", [{"Dst Rank": 0}, {"Dst Rank": 0, "Process Group Ranks": "[0, 4]"}])
+def test_message_to_oneself_is_not_believed(arguments: dict[str, Any]) -> None:
+    (one,) = messages(nccl("send", 20, **arguments))
+    assert one.peer is None

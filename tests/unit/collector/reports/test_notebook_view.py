@@ -3,12 +3,13 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.collector.reports.notebook_view import ROWS_MAX, TEXT_MAX, render_fragment
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.data_frames import build_tables
-from rankscope.collector.traces.report import KernelRow, TraceReport
+from rankscope.collector.traces.report import KernelRow, Signs, TraceReport
 from tests.unit.collector.reports.test_trace_page import hostile_report, rank_of, report_of
 
 GLOO = Path(__file__).parents[3] / "traces" / "gloo-2.13"
@@ -123,7 +124,7 @@ def test_figures_of_ranks_are_single_values(report: TraceReport) -> None:
 def test_warnings_and_signs_have_the_rank_in_each_row() -> None:
     tables = build_tables(report_of(rank_of(3, warnings=["a", "b"]), rank_of(4)))
     assert tables["warnings"] == [{"rank": 3, "warning": "a"}, {"rank": 3, "warning": "b"}]
-    assert tables["signs"] == [{"rank": 3}, {"rank": 4}]
+    assert tables["signs"] == [{"rank": rank, **msgspec.to_builtins(Signs())} for rank in (3, 4)]
 
 
 def test_comparison_with_other_traces_has_tables() -> None:

@@ -19,6 +19,7 @@ from rankscope.collector.traces.report import (
     RankReport,
     RankWait,
     SharedClock,
+    Signs,
     StepTimeline,
     Timeline,
     TraceReport,
@@ -34,7 +35,7 @@ def rank_of(rank: int | None, bins: int = 4, **known: Any) -> RankReport:
         fields[f"{name}_ns"] = 0
     fields |= {
         "busy_ratio": None, "overlap_ratio": None, "rank": rank, "file": "a.json", "device": None, "world_size": None,
-        "backend": None, "host": None, "kernel_count": 0, "event_count": 1, "signs": None,
+        "backend": None, "host": None, "kernel_count": 0, "event_count": 1, "signs": Signs(),
         "timeline": Timeline(start_ns=5, bin_ns=10, compute=[1] * bins, overlap=[2] * bins, communication=[3] * bins,
                              copy=[4] * bins),
     }  # fmt: skip

@@ -21,6 +21,7 @@ from rankscope.collector.traces.report import (
     OperatorRow,
     RangeRow,
     RankReport,
+    Signs,
     StepReport,
     TraceReport,
 )
@@ -42,7 +43,7 @@ def rank_of(rank: int | None, **known: Any) -> RankReport:
     fields: dict[str, Any] = dict.fromkeys(tables, ()) | WINDOW
     fields |= {
         "rank": rank, "file": f"run/rank{rank}.json.gz", "device": "CPU", "world_size": 2, "backend": "gloo",
-        "host": None, "start_ns": 0, "kernel_count": 0, "event_count": 9, "timeline": None, "signs": None,
+        "host": None, "start_ns": 0, "kernel_count": 0, "event_count": 9, "timeline": None, "signs": Signs(),
     }  # fmt: skip
     return RankReport(**fields | known)
 
@@ -195,7 +196,7 @@ def test_kernels_are_summed_over_ranks_with_the_largest_named() -> None:
     # 3 + 9 = 12 of 16 ms are 75 %; 12 ms over 1 + 3 calls are 3,000 us each.
     ranks = rank_of(0, kernels=[kernel("gemm", 3), kernel("relu", 4)]), rank_of(1, kernels=[kernel("gemm", 9, count=3)])
     first = shown(section("kernels", report_of(*ranks)))[0]
-    assert first == ["gemm", "4", "12.000", "75.0", "3,000.0", "0.0", "9,000.0", "no", "2", "9.000", "1"]
+    assert first == ["gemm", "4", "12.000", "75.0", "3,000.0", "0.0", "9,000.0", "-", "-", "no", "2", "9.000", "1"]
 
 
 def test_report_of_one_rank_has_no_comparing_columns() -> None:

@@ -214,7 +214,9 @@ def test_path_stays_on_the_rank_that_entered_last_itself(tmp_path: Path) -> None
 
 
 def test_path_stays_within_ranks_that_are_not_matched(tmp_path: Path) -> None:
-    other = [one for one in rank_with_kernel(70, 5) if one["name"] != "ncclDevKernel_x"]
+    known = rank_with_kernel(70, 5)
+    (call,) = (one["args"]["correlation"] for one in known if one["name"] == "ncclDevKernel_x")
+    other = [one for one in known if one["args"].get("correlation") != call]
     path = path_of(tmp_path, rank_with_kernel(20, 30), other)
     assert [(step.rank, step.rank_change_count) for step in path.steps] == [(0, 0), (1, 0)]
     # Rank 0 is in the all-reduce from 40 to 100, and whether it waits there is not known.

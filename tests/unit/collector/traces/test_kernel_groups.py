@@ -52,8 +52,17 @@ def test_without_a_device_there_are_no_groups(tmp_path: Path) -> None:
     assert groups_of(write(tmp_path, event("cpu_op", "aten::mm", 0, 5)), PATTERNS) == {}
 
 
-def test_groups_are_none_unless_asked_for(tmp_path: Path) -> None:
-    assert analyze(write(tmp_path, *KNOWN)).ranks[0].kernel_groups is None
+def test_device_time_is_summed_by_class_unless_groups_are_given(tmp_path: Path) -> None:
+    names = ("ampere_sgemm_32x32", "flash_fwd_kernel", "layer_norm_x", "vectorized_elementwise_kernel", "mine")
+    work = [kernel(name, 100 * place, 10 + place, correlation=place) for place, name in enumerate(names)]
+    # 5: a communicating kernel for 20 us, 6: a copy for 7 us.
+    work += [kernel("ncclDevKernel_x", 600, 20, correlation=5)]
+    work += [event("gpu_memcpy", "Memcpy DtoD", 700, 7, device=0, stream=7)]
+    rows = analyze(write(tmp_path, *work)).ranks[0].kernel_groups or []
+    assert [(row.group, row.total_ns // 1_000) for row in rows] == [
+        ("gemm", 10), ("attention", 11), ("norm", 12), ("elementwise", 13), ("communication", 20), ("copy", 7),
+        (None, 14),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -79,7 +88,7 @@ def test_command_line_goes_before_the_file(tmp_path: Path, capsys: pytest.Captur
     groups.write_text('flash = ["flash_"]\ngemm = "nothing"\n')
     options = ["--kernel-groups", str(groups), "--kernel-group", "gemm=sgemm_a", "--kernel-group", "gemm=sgemm_b"]
     assert main(["analyze", path, *options]) == 0
-    lines = capsys.readouterr().out.partition("GROUPS OF KERNELS")[2].splitlines()[5:8]
+    lines = capsys.readouterr().out.partition("CLASSES OF KERNELS")[2].splitlines()[5:8]
     assert [line.split()[:2] for line in lines] == [["gemm", "3"], ["flash", "1"], ["other", "(in"]]
 
 

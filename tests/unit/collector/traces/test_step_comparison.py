@@ -30,6 +30,9 @@ SLOWER: list[Piece] = [
 ]
 
 
+UNKNOWN_WAITS = "how much of the communication is waiting for other ranks is not known of these traces"
+
+
 def step_of(number: int) -> Event:
     return event("user_annotation", f"ProfilerStep#{number}", number * HOST_STEP_US, HOST_STEP_US)
 
@@ -348,7 +351,7 @@ def test_runs_of_other_sizes_need_to_be_allowed(tmp_path: Path, faster: str) -> 
     told = "the runs have 2 and 4 ranks, which share the work out differently; --force compares them"
     assert compare(faster, there).refused == told
     allowed = compare(faster, there, any_world=True)
-    assert (allowed.refused, allowed.notes) == (None, ["the number of ranks differs: 2, against 4"])
+    assert (allowed.refused, allowed.notes) == (None, ["the number of ranks differs: 2, against 4", UNKNOWN_WAITS])
 
 
 def test_only_ranks_of_both_sides_are_compared(tmp_path: Path) -> None:
@@ -374,14 +377,15 @@ def test_single_traces_of_two_ranks_are_compared_with_a_note(tmp_path: Path, fas
     there = write(tmp_path / "b", run_of(FASTER, 1), run_of(FASTER, 1))
     found = compare(faster, f"{there}/rank1.json")
     assert (found.refused, found.ranks, found.against_ranks) == (None, [0], [1])
-    assert found.notes == ["these traces are of rank 0, those to compare with of rank 1"]
+    assert found.notes == ["these traces are of rank 0, those to compare with of rank 1", UNKNOWN_WAITS]
 
 
 def test_warnings_of_both_sides_are_notes_up_to_a_limit(tmp_path: Path, faster: str) -> None:
     unknown = [event(f"other_{number}", "x", 1, 1) for number in range(3)]
     found = compare(faster, write(tmp_path / "a", [*run_of(FASTER, 1), *unknown]))
     told = [f"1 events are not counted: their category 'other_{number}' is not known" for number in range(3)]
-    assert found.notes == [f"the traces to compare with, 1 of 1 files: {warning}" for warning in told]
+    warned = [f"the traces to compare with, 1 of 1 files: {warning}" for warning in told]
+    assert found.notes == [*warned, UNKNOWN_WAITS]
 
 
 def test_warnings_beyond_the_limit_are_counted(tmp_path: Path) -> None:
@@ -399,4 +403,5 @@ def test_other_devices_and_modules_on_one_side_are_notes(tmp_path: Path, faster:
     assert compare(faster, there).notes == [
         "the device differs: A100, against H100",
         "only the traces to compare with have modules, which costs time on the host",
+        UNKNOWN_WAITS,
     ]

@@ -10,9 +10,10 @@ from rankscope.collector.traces.origin import (
     DeviceProperties,
     read_origin,
     refuse_foreign,
+    refuse_several,
 )
 from rankscope.measure.errors import NotATraceError, TraceError
-from tests.unit.measure.written_traces import event, kernel, read_events
+from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
 HEAD = {
     "distributedInfo": {"rank": 2, "world_size": 8, "pg_count": 1, "backend": "nccl"},
@@ -55,9 +56,42 @@ def test_timeline_of_another_tool_is_refused_with_its_categories() -> None:
         refuse_foreign(read_events({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1, "pid": 0}))
 
 
-def test_trace_with_any_known_event_and_one_of_metadata_only_are_not_refused() -> None:
+def test_trace_with_any_known_event_is_not_refused() -> None:
     refuse_foreign(read_events(event("FEE", "f", 0, 1), kernel("k", 0, 1)))
-    refuse_foreign(read_events({"ph": "M", "name": "process_name", "pid": 0}))
+
+
+@pytest.mark.parametrize(
+    "events", [(), ({"ph": "M", "name": "process_name", "pid": 0},), ({"count": 4, "labels": []},)]
+)
+def test_file_without_any_event_that_lasts_is_refused(events: tuple[Any, ...]) -> None:
+    with pytest.raises(NotATraceError, match="it has no events that can be used"):
+        refuse_foreign(read_events(*events))
+
+
+def test_events_of_two_processes_are_refused_and_named() -> None:
+    other = {**event("cpu_op", "aten::mm", 0, 1), "pid": 200}
+    with pytest.raises(
+        NotATraceError, match=r"the events of 2 processes \(100, 200\), not of one rank: name the files"
+    ):
+        refuse_several(read_events(event("cpu_op", "aten::mm", 0, 1), other))
+    refuse_several(read_events(event("cpu_op", "aten::mm", 0, 1), {**kernel("k", 0, 1), "pid": 7}))
+
+
+def test_steps_at_once_on_one_thread_are_of_several_ranks() -> None:
+    def step(number: int, start_us: int, tid: int = 1) -> Event:
+        return event("user_annotation", f"ProfilerStep#{number}", start_us, 100, tid=tid)
+
+    with pytest.raises(NotATraceError, match="several of its steps run at once on one thread"):
+        refuse_several(read_events(step(1, 0), step(1, 10)))
+    refuse_several(read_events(step(1, 0), step(2, 99), step(1, 0, tid=2)))
+
+
+def test_launches_of_one_number_are_of_several_ranks() -> None:
+    # Containers give all ranks the same process and thread.
+    calls = [launch(10 * number, number) for number in range(20)]
+    with pytest.raises(NotATraceError, match="its launches have each number several times"):
+        refuse_several(read_events(*calls, *(launch(10 * number + 5, number) for number in range(20))))
+    refuse_several(read_events(*calls, launch(500, 3)))
 
 
 @pytest.mark.parametrize("number", ["2", 2.0, True, HEAD_NUMBER_MAX, -HEAD_NUMBER_MAX])

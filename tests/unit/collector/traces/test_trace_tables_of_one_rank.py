@@ -368,7 +368,7 @@ def test_work_that_overlaps_on_one_stream_is_told() -> None:
 
 
 def test_trace_of_nothing_has_no_window() -> None:
-    report = reduce_trace(read_events({"ph": "M", "name": "process_name"}), "a.json").report
+    report = reduce_trace(read_events(event("Trace", "PyTorch Profiler (0)", 0, 5)), "a.json").report
     assert (report.window_ns, report.busy_ratio, report.timeline, report.steps) == (0, None, None, [])
     assert report.warnings[0] == "no device work, and no operators either: nothing to break down"
 

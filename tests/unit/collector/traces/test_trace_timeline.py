@@ -440,7 +440,7 @@ def test_no_usable_file_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_missing_folder_is_an_error_before_reading(tmp_path: Path, pair: list[str]) -> None:
     out = tmp_path / "none" / "merged.json"
-    read: list[int] = []
+    read: list[float] = []
     with pytest.raises(UnavailableError, match=r"none/merged\.json .* cannot be written: there is no folder "):
         merge(pair, out, progress=lambda done, _: read.append(done))
     assert read == []
@@ -471,6 +471,6 @@ def test_failure_while_writing_keeps_the_file_that_was_there(tmp_path: Path) -> 
 
 
 def test_progress_counts_both_readings_of_each_file(tmp_path: Path, pair: list[str]) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[float, int]] = []
     merge(pair, tmp_path / "merged.json", progress=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
