@@ -35,14 +35,40 @@ const captureButton = (onCapture) => {
   return { button, update };
 };
 
+/** Return the table of source lines that samples have shown: what each costs the rank and its peer in a step. */
+const linesOf = ({ lines }) => {
+  if (!lines?.lines.length) return [];
+  const hasPeer = lines.peer !== null;
+  const isHang = lines.first_step === null;
+  const heads = isHang ? ["ranks"] : [`rank ${lines.rank}`, ...(hasPeer ? [`rank ${lines.peer}`] : [])];
+  const head = [...heads, "line", "calls", "inside", "waits in"].map((text) => element("th", { scope: "col" }, text));
+  const rows = lines.lines.map((one) => {
+    const times = isHang ? [one.ranks.join(", ")] : [span(one.ns), ...(hasPeer ? [span(one.peer_ns ?? 0)] : [])];
+    const cells = times.map((text) => element("td", { class: "right" }, text));
+    const words = [one.line, one.call, one.inside, one.waits_in].map((text) => element("td", {}, text));
+    words[0].title = one.stack.join(" > ");
+    return element("tr", {}, ...cells, ...words);
+  });
+  const steps = isHang ? "" : `, per step, mean of ${lines.steps} steps`;
+  return [
+    element(
+      "table",
+      {},
+      element("caption", {}, `Source lines${steps}`),
+      element("thead", {}, element("tr", {}, ...head)),
+      element("tbody", {}, ...rows),
+    ),
+  ];
+};
+
 const build = (finding, onCapture) => {
   const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
   const body = element("div");
   evidence.append(body);
-  const [head, sentence, suggestion, links] = [1, 2, 3, 4].map(() => element("p"));
+  const [head, sentence, line, suggestion, links] = [1, 2, 3, 4, 5].map(() => element("p"));
   head.className = "severity";
   links.className = "links";
-  const node = element("li", {}, head, sentence, suggestion, links, evidence);
+  const node = element("li", {}, head, sentence, line, suggestion, links, evidence);
   const capture = onCapture === null ? null : captureButton(onCapture);
   if (capture !== null) node.insertBefore(capture.button, evidence);
   let aimed = "";
@@ -50,6 +76,8 @@ const build = (finding, onCapture) => {
     node.className = now.severity;
     say(head, `${now.severity}: ${now.kind}, ${now.cause}`);
     say(sentence, now.sentence);
+    say(line, `line: ${now.lines?.sentence}`);
+    line.hidden = !now.lines;
     say(suggestion, `do: ${now.suggestion}`);
     suggestion.hidden = !now.suggestion;
     const aims = JSON.stringify([now.ranks, now.nodes, now.incident, now.captures, now.runbook]);
@@ -57,7 +85,7 @@ const build = (finding, onCapture) => {
     aimed = aims;
     links.hidden = !links.children.length;
     capture?.update(now);
-    const made = evidenceOf(now);
+    const made = [...linesOf(now), ...evidenceOf(now)];
     evidence.hidden = !made.length;
     body.replaceChildren(...made);
   };
