@@ -85,6 +85,14 @@ def test_lines_of_one_function_count_together() -> None:
     assert found.sentence == "105.0 ms per step in train.py:104-108 (augment); its peer rank 1: none."
 
 
+def test_line_that_is_reached_in_two_ways_is_told_as_in_most_of_its_time() -> None:
+    load, seldom = at(7, call="file.read", waits_in="read of a.bin (nfs4)"), at(7, call="file.read")
+    found = compare(taken({load: 90, seldom: 30, BACKWARD: 20}), taken({BACKWARD: 140}))
+    assert found.sentence.startswith(
+        "120.0 ms per step in file.read, called at train.py:7 (augment), in a read of a.bin"
+    )
+
+
 def test_line_that_differs_little_is_not_named() -> None:
     found = compare(taken({SLEEP: 4, BACKWARD: 96}), taken({BACKWARD: 100}))
     assert not found.is_named
