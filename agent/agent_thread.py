@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 from rankscope.agent.agent_overhead import AgentOverhead
 from rankscope.agent.captures import ordered_captures, trace_recording
+from rankscope.agent.captures.ordered_samples import SWITCHED_OFF, OrderedSamples
+from rankscope.agent.captures.thread_sampler import find_obstacle
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.green_threads import find_patched
@@ -17,6 +19,7 @@ from rankscope.agent.profiler import window_scheduler
 from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.reporting.outbox import Outbox
+from rankscope.agent.reporting.sender import Order
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sidecar.recorder_reader import RecorderReader
 from rankscope.agent.steps.early_events import ThreadsNotice
@@ -25,7 +28,7 @@ from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.watchdog import Watchdog
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello
+from rankscope.measure.messages import Hello, Message, SampleOrder
 from rankscope.measure.records import GroupInfo, Losses, StepRecord
 from rankscope.measure.units import s_to_ns
 
@@ -69,10 +72,18 @@ class AgentThread:
             clock,
             make_hello=make_hello,
             introduce=self._introduce,
-            on_capture=lambda message: None if self._orders is None else self._orders.handle(message),
+            on_order=self._answer_order,
         )
         self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
+        self._line_orders = OrderedSamples(
+            training.windows.sampler,
+            training.windows.files,
+            guard,
+            find_thread=lambda: training.hooks.buffer.thread,
+            workers=training.workers,
+            obstacle=find_obstacle() or SWITCHED_OFF,
+        )
         self._window_results = self._make_window_results()
         self._cost = self._make_overhead()
         self._watchdog = self._make_watchdog(identity)
@@ -82,6 +93,11 @@ class AgentThread:
         self._stopping = threading.Event()
         self._end = ScriptEnd("finished")
         self._thread = OwnThread(target=self._run, name="rankscope-agent", daemon=True)
+
+    def _answer_order(self, order: Order) -> Message | None:
+        if isinstance(order, SampleOrder):
+            return self._line_orders.handle(order)
+        return None if self._orders is None else self._orders.handle(order)
 
     def _make_orders(self) -> ordered_captures.OrderedCaptures | None:
         traces, timer = self._training.traces, self._training.timer
@@ -126,6 +142,7 @@ class AgentThread:
             find_effect=windows.find_effect,
             awaits_graph=lambda: training.captures.first_graph.is_waiting,
             timing=training.sessions.timing,
+            samples_of_lines=self._line_orders,
         )
 
     def _make_watchdog(self, identity: RankIdentity) -> Watchdog:
@@ -275,6 +292,7 @@ class AgentThread:
             log_line(text)
         self._training.sessions.log()
         steps = self._write_traces(self._training.steps.drain())
+        self.outbox.send_answer(self._line_orders.collect(steps, last=last))
         self._samples.add_steps(steps)
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)
@@ -324,7 +342,7 @@ class AgentThread:
             self._window_results.captured.add(traces.plain_traces)
             traces.plain_traces = []
             for state in [] if self._orders is None else self._orders.collect():
-                self.outbox.send_state(state)
+                self.outbox.send_answer(state)
             return traces.mark(steps)
         except Exception as error:  # noqa: BLE001 - no error of a capture may lose steps
             self._guard.record(trace_recording.PART, error)

@@ -268,11 +268,11 @@ class AgentConfig(Settings):
             choices=(AUTO, ON, MEASURED, OFF),
         ),
     )
-    sync_lines: bool = setting(
+    line_samples: bool = setting(
         True,
         Setting(
-            "Find the source lines at which the host waits for its GPU: during full windows of a GPU a thread samples "
-            "the training thread's source line 100 times a second."
+            "Find source lines by samples of the training thread: for some seconds when the collector suspects this "
+            "rank, or compares it with one, and in full windows of a GPU. Off: findings name no line."
         ),
     )
     # The shortest that has a whole step between two boundaries.

@@ -7,7 +7,8 @@ The agent may spend `overhead_ratio_max` of the time since its start plus HEAD_S
 do not allow a costly period.
 
     base       CPU time of the parts that always run: hooks, the agent thread, samples
-    windows    CPU time of profiler windows, and of reading collectives between them; they may spend what base leaves
+    windows    CPU time of profiler windows, of reading collectives between them, and of samples of lines on suspicion;
+               they may spend what base leaves
 
 Order of reduction
 ------------------
@@ -45,8 +46,9 @@ FREQUENT_REPORTS = "frequent_reports"
 GPU_SAMPLES = "gpu_samples"
 HOST_SAMPLES = "host_samples"
 COLLECTIVE_TIMES = "collective_times"
+LINE_SAMPLES = "line_samples"
 WINDOWS = frozenset({FULL_WINDOWS, LIGHT_WINDOWS})
-NOT_BASE = WINDOWS | {COLLECTIVE_TIMES}
+NOT_BASE = WINDOWS | {COLLECTIVE_TIMES, LINE_SAMPLES}
 
 HEAD_START_NS = 20 * NS_PER_S
 RECENT_NS = 300 * NS_PER_S

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from threading import get_ident
 
+from rankscope.agent.captures.worker_samples import WorkerSamples
 from rankscope.agent.config import NO, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.process_groups import has_peers
@@ -97,6 +98,8 @@ class TrainingThread:
             on_move=self._on_move,
             backward_clock=self._backward_clock,
         )
+        self.workers = None if self.windows.sampler is None else WorkerSamples(self.windows.files)
+        """What samples the workers of data loaders; None where nothing is sampled."""
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
 
     @property
@@ -114,6 +117,8 @@ class TrainingThread:
         if self._fault is not None:
             self._fault.install_outside()
         self.transfers.install()
+        if self.workers is not None:
+            self.workers.install()
         self.is_measured = True
 
     def stop(self) -> None:
@@ -131,6 +136,8 @@ class TrainingThread:
             self._guard.record("stop", error)
         self._end_measurements()
         self.transfers.remove()
+        if self.workers is not None:
+            self.workers.remove()
 
     def stop_in_child(self) -> None:
         """Stop measuring in a forked child, which has neither the threads nor the sockets."""

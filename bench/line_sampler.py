@@ -1,23 +1,32 @@
-"""What sampling source lines costs: python -m bench.line_sampler [--blocks 120] [--out FILE]
+"""What sampling source lines costs: python -m bench.line_sampler [--stacks] [--blocks 120] [--out FILE]
 
 One process trains a model of many small layers on the CPU, in blocks of steps that are sampled and blocks that are not,
 alternately. The ratio is that of a sampled block to the one beside it; the median of the pairs, with an interval that
-holds it in 95 of 100 cases (by the order of the ratios). The sampler's own CPU time is on another thread.
+holds it in 95 of 100 cases (by the order of the ratios). The sampler's own CPU time is on another thread. The samples
+are those of a window of a GPU; with --stacks those that the collector orders of a rank that it suspects.
 """
 
 import argparse
 import math
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bench.machine import RESULTS, describe_run
 from bench.windows import Training
+from rankscope.agent.captures.kernel_waits import KernelWaits
+from rankscope.agent.captures.script_files import ScriptFiles
+from rankscope.agent.captures.stack_samples import StackSamples
+from rankscope.agent.captures.thread_sampler import ThreadSampler
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.line_sampler import LineSampler
-from rankscope.agent.profiler.thread_frames import ThreadFrames
+from rankscope.collector.runs.line_search import INTERVAL_NS
+from rankscope.measure.line_samples import NOW
+from rankscope.measure.messages import SampleOrder
+from rankscope.measure.units import NS_PER_S
 
 BLOCKS, STEPS = 120, 10
 PAIRS_MIN = 8
@@ -33,7 +42,40 @@ class Block(NamedTuple):
     switch_ns: int
 
 
-def measure(training: Training, sampler: LineSampler, *, is_sampled: bool) -> Block:
+class Wanted(Protocol):
+    """What a sampler has noted."""
+
+    cpu_ns: int
+
+    @property
+    def places(self) -> Sized:
+        """One for each sample."""
+        ...
+
+
+class Stacks:
+    """Ordered samples, begun and ended as windows are."""
+
+    def __init__(self, sampler: ThreadSampler) -> None:
+        self._sampler = sampler
+        self._current: StackSamples | None = None
+
+    def begin(self) -> None:
+        """Begin."""
+        order = SampleOrder(id="s1", mode=NOW, interval_ns=INTERVAL_NS, lasts_ns=NS_PER_S, steps_max=1)
+        waits = KernelWaits(threading.get_native_id())
+        self._current = StackSamples(order, threading.get_ident(), ScriptFiles({}), waits=waits)
+        self._sampler.begin(self._current)
+
+    def end(self) -> Wanted | None:
+        """End."""
+        found = self._current
+        if found is not None:
+            found.is_wanted = False
+        return found
+
+
+def measure(training: Training, sampler: LineSampler | Stacks, *, is_sampled: bool) -> Block:
     """One block. `switch_ns` is the CPU time of `begin` and `end` on the training thread."""
     at_ns, begin_ns = time.perf_counter_ns(), time.thread_time_ns()
     if is_sampled:
@@ -53,17 +95,18 @@ def measure(training: Training, sampler: LineSampler, *, is_sampled: bool) -> Bl
     )
 
 
-def run(blocks: int) -> list[tuple[Block, Block]]:
+def run(blocks: int, *, with_stacks: bool) -> list[tuple[Block, Block]]:
     """Pairs of a block without and one with the sampler; which comes first alternates."""
-    training, sampler = Training(), LineSampler(Guard(error_budget=1), ThreadFrames())
-    sampler.start()
+    training, thread = Training(), ThreadSampler(Guard(error_budget=1))
+    sampler = Stacks(thread) if with_stacks else LineSampler(thread, ScriptFiles({}))
+    thread.start()
     measure(training, sampler, is_sampled=True)
     pairs = []
     for number in range(blocks):
         order = (False, True) if number % 2 else (True, False)
         found = {is_sampled: measure(training, sampler, is_sampled=is_sampled) for is_sampled in order}
         pairs.append((found[False], found[True]))
-    sampler.close()
+    thread.close()
     return pairs
 
 
@@ -101,14 +144,16 @@ def render(head: str, pairs: Sequence[tuple[Block, Block]]) -> str:
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description="What sampling source lines costs.")
+    parser.add_argument("--stacks", action="store_true", help="those that the collector orders")
     parser.add_argument("--blocks", type=int, default=BLOCKS, help=f"pairs of blocks [{BLOCKS}]")
-    parser.add_argument("--out", type=Path, default=RESULTS / "line_sampler.md", help="the file to write")
+    parser.add_argument("--out", type=Path, help="the file to write")
     options = parser.parse_args()
     if options.blocks < PAIRS_MIN:
         parser.error(f"--blocks is {options.blocks}; an interval takes {PAIRS_MIN}")
-    head = describe_run(f"python -m bench.line_sampler --blocks {options.blocks}")
-    text = render(head, run(options.blocks))
-    options.out.write_text(text)
+    stacks = " --stacks" if options.stacks else ""
+    head = describe_run(f"python -m bench.line_sampler{stacks} --blocks {options.blocks}")
+    text = render(head, run(options.blocks, with_stacks=options.stacks))
+    (options.out or RESULTS / f"{'stack_samples' if stacks else 'line_sampler'}.md").write_text(text)
     print(text)
 
 

@@ -25,6 +25,7 @@ from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
+    AskSamples,
     CloseFinding,
     CollectorAway,
     EarlierRunsRead,
@@ -271,6 +272,8 @@ class RunUpdates:
         match effect:
             case AskClock(boot_id):
                 self._exchange.answer(AskForClock(boot_id))
+            case AskSamples(boot_id, order):
+                self._exchange.answer(SendToRank(boot_id, order))
             case RefuseProcess(boot_id, detail):
                 answer = self._admission.refuse_replaced(boot_id, detail)
                 self._exchange.answer(SendToRank(boot_id, answer))

@@ -22,6 +22,10 @@
       | -- CapturePart(id, offset, data) ---->  |   the collector asks again for what does not arrive
       | <---- CaptureOrder(id, is_over) ------  |   the collector has the file, or does not want it any more
 
+    agent                                   collector
+      | <---- SampleOrder(id, mode) ---------   |   repeated until the samples have come; each is answered
+      | -- SamplesTaken(id, state) --------->   |   the answer, and once more when the samples are there
+
     rank 0 of a pre-flight                  collector
       | -- PreflightPastWanted(nodes) ------->  |   before it measures; no Hello, as of a sidecar
       | -- PreflightEnded(outcomes) --------->  |   at its end; each is resent until it is answered or given up
@@ -44,6 +48,7 @@ import msgspec
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, ShortName, Some
 from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.identity import Count, Label, RankIdentity
+from rankscope.measure.line_samples import STACKS_MAX, STEPS_MAX, WORKERS_MAX, SampledStack, SampledStep, SampledWorker
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator
@@ -496,6 +501,45 @@ class PreflightAnswer(Message, frozen=True):
     problem: Text = ""
 
 
+class SampleOrder(Message, frozen=True):
+    """Order of the collector to sample where the training thread is, every `interval_ns` for `lasts_ns` at most.
+
+    `mode` is one of SAMPLE_MODES; a name that is not known is refused. Of the mode LONG are the steps that last longer
+    than `longer_than_ns`. It ends early once `steps_max` steps are there. It is repeated until it is answered by the
+    samples; whoever has taken this `id` before only answers.
+    """
+
+    KIND: ClassVar[int] = 24
+    id: Label
+    mode: Name
+    interval_ns: Count
+    lasts_ns: Count
+    steps_max: Count
+    longer_than_ns: Count = 0
+
+
+class SamplesTaken(Message, frozen=True):
+    """State of an order of samples, one of SAMPLE_STATES. `reason`: why it was refused.
+
+    `stacks` are those of `steps`, the ones with most time; a place beyond them stands for all others. `cpu_ns` is the
+    CPU time of the sampled thread from the first to the last sample, which are `span_ns` apart; None where the system
+    does not tell. `cost_ns` is the CPU time that sampling took. `workers` are those of its data
+    loaders that have fetched a batch meanwhile.
+    """
+
+    KIND: ClassVar[int] = 25
+    id: Label
+    state: Name
+    reason: Text = ""
+    stacks: Annotated[tuple[SampledStack, ...], msgspec.Meta(max_length=STACKS_MAX)] = ()
+    steps: Annotated[tuple[SampledStep, ...], msgspec.Meta(max_length=STEPS_MAX)] = ()
+    samples: Count = 0
+    span_ns: Count = 0
+    cpu_ns: Count | None = None
+    cost_ns: Count = 0
+    workers: Annotated[tuple[SampledWorker, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
+
+
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout", "exit_unknown",
@@ -512,4 +556,5 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
     RelayHello, Relayed, RasAnswered, CaptureOrder, CaptureState, CapturePartWanted, CapturePart,
     RunSummary, PreflightPastWanted, PreflightEnded, PreflightAnswer, InspectorRead,
+    SampleOrder, SamplesTaken,
 )  # fmt: skip

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from rankscope.agent.captures.script_files import ScriptFiles
+from rankscope.agent.captures.thread_sampler import ThreadSampler
+from rankscope.agent.captures.thread_sampler import find_obstacle as find_obstacle_to_samples
 from rankscope.agent.config import ALWAYS, GOVERNED, MEASURED, OFF, ON_DEMAND, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
@@ -15,7 +18,6 @@ from rankscope.agent.profiler.nccl_timing import (
     is_timing,
 )
 from rankscope.agent.profiler.process_groups import GroupProgress
-from rankscope.agent.profiler.thread_frames import FramesMissingError, ThreadFrames
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect, describe_ratio
 from rankscope.agent.profiler.window_plan import WindowPlan
@@ -123,10 +125,12 @@ class ProfilerWindows:
         self.measures_flops = config.measure_flops
         self.scheduler: WindowScheduler | None = None
         """None if there are no windows."""
-        self._sampler: LineSampler | None = None
+        self.files = ScriptFiles(environment)
+        self.sampler = self._make_sampler(guard) if config.line_samples else None
+        """What looks where threads are; None if it is switched off, or frames cannot be read."""
+        self._samples_windows = False
         if profiler is not None:
-            if profiler.knows_devices and config.full_windows and config.sync_lines:
-                self._sampler = self._make_sampler(guard)
+            self._samples_windows = profiler.knows_devices and config.full_windows
             self.scheduler = WindowScheduler(
                 profiler,
                 self.plan,
@@ -144,21 +148,25 @@ class ProfilerWindows:
                 effect=self.effect if profiler.knows_devices else None,
                 may_detach=self._may_detach,
                 first_graph=captures.first_graph,
-                sampler=self._sampler,
+                sampler=(
+                    LineSampler(self.sampler, self.files)
+                    if self._samples_windows and self.sampler is not None
+                    else None
+                ),
                 flops_interval_ns=s_to_ns(config.flops_interval_s) if config.measure_flops else None,
                 operators_effect=make_comparison(config),
                 has_graphs=lambda: captures.begun > 0 or bool(self.graphs_seen),
             )
 
     def start_sampler(self) -> None:
-        """Start the thread that finds source lines, if there is to be one; it waits for the first window."""
-        if self._sampler is not None:
-            self._sampler.start()
+        """Start the thread that finds source lines, if windows may want it: a window does not wait for its start."""
+        if self.sampler is not None and self._samples_windows:
+            self.sampler.start()
 
     def close_sampler(self) -> None:
         """End that thread."""
-        if self._sampler is not None:
-            self._sampler.close()
+        if self.sampler is not None:
+            self.sampler.close()
 
     def find_effect(self) -> WindowEffect | None:
         """Return what governs the windows of the device in use; None where nothing does, and without one: windows of a
@@ -208,12 +216,12 @@ class ProfilerWindows:
             log_once_per_node(text, environment)
             return None
 
-    def _make_sampler(self, guard: Guard) -> LineSampler | None:
-        try:
-            return LineSampler(guard, ThreadFrames(), environment=self._environment)
-        except FramesMissingError as error:
-            log_once_per_node(f"no source lines of blocking calls: {error}", self._environment)
+    def _make_sampler(self, guard: Guard) -> ThreadSampler | None:
+        obstacle = find_obstacle_to_samples()
+        if obstacle:
+            log_once_per_node(f"no source lines: {obstacle}", self._environment)
             return None
+        return ThreadSampler(guard)
 
     def _keep(self, window: RawWindow) -> bool:
         if len(self.finished) >= RAW_WINDOWS_MAX:

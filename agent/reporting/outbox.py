@@ -12,7 +12,7 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import log_line
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.reporting.collector_notices import CollectorNotices, Delivered
-from rankscope.agent.reporting.sender import AnswerCapture, Sender
+from rankscope.agent.reporting.sender import AnswerOrder, Sender
 from rankscope.agent.reporting.spill import Spill
 from rankscope.agent.run_report import (
     NONE_SENT,
@@ -25,7 +25,7 @@ from rankscope.agent.run_report import (
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import CaptureState, Goodbye, Hello, Report
+from rankscope.measure.messages import CaptureState, Goodbye, Hello, Report, SamplesTaken
 from rankscope.measure.units import NS_PER_MS
 from rankscope.uplink.delivery import Delivery
 from rankscope.uplink.reconnect import draw_first_delay_ns
@@ -43,7 +43,8 @@ class Outbox:
     """The outbox of one rank, used on its agent thread; `connect` and `wake` may be called from others.
 
     `make_hello` returns the Hello of this rank process, given its first sequence number; `introduce` the one to send
-    now, and is called at each connection. `on_capture` answers the collector's messages about captures.
+    now, and is called at each connection. `on_order` answers the collector's orders of captures and
+    samples.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Outbox:
         *,
         make_hello: Callable[[int], Hello],
         introduce: Callable[[int], Hello],
-        on_capture: AnswerCapture = lambda _message: None,
+        on_order: AnswerOrder = lambda _order: None,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -67,7 +68,7 @@ class Outbox:
         self.buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max, self._spill)
         spread = random.Random(identity.boot_id)  # noqa: S311 - spreads connects, no secret
         self._delivery = Delivery(self.buffer, spread)
-        self._sender = Sender(self._delivery, clock, identity.boot_id, introduce, on_capture=on_capture)
+        self._sender = Sender(self._delivery, clock, identity.boot_id, introduce, on_order=on_order)
         self._address: CollectorAddress | None = None
         self._open_due_ns = 0
         self._is_found = False
@@ -119,9 +120,9 @@ class Outbox:
         """Queue a numbered message. Raise ValueError if a number is missing before it."""
         self._sender.push(message.sequence, encode(message), step_count)
 
-    def send_state(self, state: CaptureState) -> None:
-        """Send the state of an ordered capture, if there is a connection: the collector asks again for what is lost."""
-        self._sender.send(state)
+    def send_answer(self, answer: CaptureState | SamplesTaken | None) -> None:
+        """Send what has become of an order, if there is a connection: the collector asks again for what is lost."""
+        self._sender.send(answer)
 
     def exchange(self, until_host_ns: int) -> None:
         """Connect when that is due, and send and receive until that time or until `wake` is called, at least once."""

@@ -22,9 +22,7 @@ from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import (
     Ack,
     CaptureOrder,
-    CapturePart,
     CapturePartWanted,
-    CaptureState,
     ClockPing,
     ClockPong,
     Hello,
@@ -32,6 +30,7 @@ from rankscope.measure.messages import (
     Message,
     Refused,
     RunSummary,
+    SampleOrder,
     Welcome,
 )
 from rankscope.measure.text import to_line
@@ -47,8 +46,9 @@ FRAMES_A_SECOND_MAX: Final = 2_000
 frames wait in the connection."""
 PINGS_A_SECOND_MAX: Final = 20
 """Clock pings answered per second. The collector sends at most 10 (clock_ping_s)."""
-CAPTURE_MESSAGES_A_SECOND_MAX: Final = 200
-"""Orders and requests for parts of a capture's file processed per second: 50 MiB. The collector repeats the others."""
+ORDERS_A_SECOND_MAX: Final = 200
+"""Orders, and requests for parts of a capture's file, processed per second: 50 MiB. The collector repeats the
+others."""
 REFUSALS_A_SECOND_MAX: Final = 5
 """Refusals processed per second. Requests for a Hello need no limit: a restarted collector sends one for each frame it
 receives, and `Delivery` answers with one Hello per 200 ms at most."""
@@ -63,7 +63,8 @@ WAIT_MS_MAX: Final = 60_000
 """Longest single wait: ZeroMQ accepts a 32-bit number of milliseconds."""
 
 
-AnswerCapture = Callable[[CaptureOrder | CapturePartWanted], CaptureState | CapturePart | None]
+Order = CaptureOrder | CapturePartWanted | SampleOrder
+AnswerOrder = Callable[[Order], Message | None]
 
 
 class RateLimit:
@@ -110,10 +111,10 @@ class Sender:
         *,
         redial_ns: int = REDIAL_NS,
         silence_ns: int = SILENCE_NS,
-        on_capture: AnswerCapture = lambda _message: None,
+        on_order: AnswerOrder = lambda _order: None,
     ) -> None:
         self._delivery = delivery
-        self._on_capture = on_capture
+        self._on_order = on_order
         self._clock = clock
         self._boot_id = boot_id
         self._make_hello = make_hello
@@ -133,11 +134,11 @@ class Sender:
         self.summary: ReceivedSummary | None = None
         """The last summary of the run from the collector; it is replaced, so that any thread may read it."""
         self.frames_ignored = 0
-        """Number of messages from the collector that were invalid, unexpected, or about captures and too many."""
+        """Number of messages from the collector that were invalid, unexpected, or orders and too many."""
         self._reading = RateLimit(FRAMES_A_SECOND_MAX)
         self._pings = RateLimit(PINGS_A_SECOND_MAX)
         self._refusals = RateLimit(REFUSALS_A_SECOND_MAX)
-        self._capture_messages = RateLimit(CAPTURE_MESSAGES_A_SECOND_MAX)
+        self._orders = RateLimit(ORDERS_A_SECOND_MAX)
 
     @property
     def connected(self) -> bool:
@@ -320,7 +321,7 @@ class Sender:
                 if self._refusals.allows(now_ns):  # the texts are foreign and get logged on stderr
                     texts = to_line(reason, REASON_LENGTH_MAX), to_line(detail, DETAIL_LENGTH_MAX)
                     self._carry_out(self._delivery.on_refused(*texts))
-            case CaptureOrder() | CapturePartWanted() if self._capture_messages.allows(now_ns):
-                self.send(self._on_capture(message))
+            case CaptureOrder() | CapturePartWanted() | SampleOrder() if self._orders.allows(now_ns):
+                self.send(self._on_order(message))
             case _:
                 self.frames_ignored += 1

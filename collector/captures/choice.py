@@ -11,6 +11,7 @@ from rankscope.collector.captures.capture import ALL, SLOWEST, Around, CaptureRe
 from rankscope.collector.captures.orders import AskedRank, Pace
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.healthy_peer import choose_peer, read_self_times
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.steps.rank_medians import RankMedians
@@ -83,7 +84,7 @@ def find_slowest(findings: Iterable[Finding], medians: RankMedians, live: Mappin
     if named:
         costliest = max(named, key=lambda one: one.lost_rank_seconds or 0.0)
         return next(rank for rank in costliest.ranks if rank in live)
-    self_ns = _read_self_times(medians)
+    self_ns = read_self_times(medians)
     return max(sorted(live), key=lambda rank: self_ns.get(rank, 0.0))
 
 
@@ -97,12 +98,7 @@ def choose_beside(
     >>> choose_beside(2, medians, [(0, 1, 2, 3)], {0: "a", 1: "a", 2: "b", 3: "b"})
     (1, 2, 3)
     """
-    self_ns = _read_self_times(medians)
-    work = next((one for one in works if slowest in one), tuple(sorted(nodes)))
-    peers = sorted(
-        (rank for rank in work if rank != slowest and rank in nodes), key=lambda rank: self_ns.get(rank, 0.0)
-    )
-    peer = peers[(len(peers) - 1) // 2] if peers else None
+    peer = choose_peer((slowest,), medians, works, nodes)
     near = [rank for rank in nodes if nodes[rank] == nodes[slowest] and rank not in {slowest, peer}]
     neighbour = min(near, key=lambda rank: (abs(rank - slowest), rank), default=None)
     return tuple(sorted(rank for rank in (slowest, peer, neighbour) if rank is not None))
@@ -135,8 +131,3 @@ def read_pace(attempt: Attempt, live: Mapping[int, RankState], chosen: tuple[int
     step_ns = min(medians) if medians else attempt.step_ns / (max(last_steps) + 1)
     interval_ns = max(live[rank].hello.report_interval_ns for rank in chosen)
     return Pace(max(last_steps), step_ns, interval_ns) if step_ns > 0.0 else None
-
-
-def _read_self_times(medians: RankMedians) -> dict[int, float]:
-    known = medians.columns.get("self_ns_median", ())
-    return {rank: value for rank, value in zip(medians.ranks, known, strict=False) if value is not None}

@@ -6,6 +6,8 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from rankscope.collector.detect.sampled_lines import SampledLines
+
 STRAGGLER: Final = "straggler"
 """Kind of a finding about ranks whose self time is longer than that of their peers."""
 PERIODIC_WORK: Final = "periodic_work"
@@ -83,6 +85,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `run_slowdown_ratio` is the step over the ideal step (of the slowest of several stragglers: without all of them),
     `lost_rank_seconds` what it has cost so far, all ranks together. None: not known, or not applicable.
 
+    `lines` are the source lines that samples of its ranks have shown; None: there are no samples yet, or will be none.
+
     When a finding has closed, `until_step` is the last step in which it held, `lasted_s` its duration, and `sentence`
     is in the past tense. `past` is that form in advance, with `{when}` in place of the period (`past.py`).
     """
@@ -108,6 +112,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     past: str = ""
     until_step: int | None = None
     lasted_s: float | None = None
+    lines: SampledLines | None = None
 
     def find_impossible(self) -> str:
         """Return the name of a number of it that cannot be: a time of TIMES below 0, a share of SHARES outside of 0 to

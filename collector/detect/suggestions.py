@@ -102,13 +102,14 @@ _SLOW_RANK: Final = {
         "the node."
     ),
     "host_cpu": (
-        "See what its training thread does beyond that of a peer (`py-spy top` on both), and compare the clocks of "
-        "their CPUs. Where the finding names other threads (logging, prefetching, metrics), move them to a process of "
-        "their own."
+        "Look at the line that samples name (rankscope status --run RUN --rank N); where they name none, see what its "
+        "training thread does beyond that of a peer (`py-spy top` on both), and compare the clocks of their CPUs. "
+        "Where the finding names other threads (logging, prefetching, metrics), move them to a process of their own."
     ),
     UNSEEN: (
-        "Run `py-spy dump` on it while it is slow: look for storage, locks, sleeps, and communication outside of "
-        "torch's collectives. The rank it waits for may be the slow one."
+        "Look at the line that samples name (rankscope status --run RUN --rank N); where they name none, run "
+        "`py-spy dump` on it while it is slow: look for storage, locks, sleeps, and communication outside of torch's "
+        "collectives. The rank it waits for may be the slow one."
     ),
     "cpu_pressure": (
         "See what else runs on its machine (`top`), the CPU limit of its container, and whether ranks, data loader "

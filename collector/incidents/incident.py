@@ -16,6 +16,7 @@ import msgspec
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import PAUSES, SEVERITIES, Finding
+from rankscope.collector.detect.sampled_lines import SampledLines
 from rankscope.collector.run_ids import read_run_name
 
 OPEN: Final = "open"
@@ -103,6 +104,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     lost_rank_seconds: float | None = None
     evidence: Mapping[str, float] = {}
     details: Mapping[str, str] = {}
+    lines: SampledLines | None = None
     opened_wall_s: float
     updated_wall_s: float
     reopened_wall_s: float | None = None
@@ -280,6 +282,7 @@ def _copy_fields(finding: Finding) -> dict[str, Any]:
         "run_slowdown_ratio": _finite(finding.run_slowdown_ratio),
         "evidence": {name: float(value) for name, value in finding.evidence.items() if math.isfinite(value)},
         "details": dict(finding.details),
+        "lines": finding.lines,
     }
 
 

@@ -26,6 +26,7 @@ from rankscope.collector.runs.events import (
     RankJoined,
     RasSeen,
     ReportAdmitted,
+    SamplesSeen,
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.report_fields import ReportFields
@@ -48,6 +49,7 @@ from rankscope.measure.messages import (
     RasAnswered,
     Refused,
     Report,
+    SamplesTaken,
     Welcome,
 )
 from rankscope.measure.units import ns_to_s
@@ -178,6 +180,10 @@ class MessageAdmission:
                 identity = self._admission.identity(peer, key)
                 if identity is not None:
                     self.on_capture(identity.boot_id, message)
+            case SamplesTaken():
+                identity = self._admission.identity(peer, key)
+                if identity is not None:
+                    self._emit(identity.run, SamplesSeen(identity.boot_id, message, self._batch_ns))
             case PreflightPastWanted() | PreflightEnded():
                 self.on_preflight(peer, message)
             case _:

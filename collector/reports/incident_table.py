@@ -74,6 +74,8 @@ def _render_line(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
 
 def _render_sentences(incident: Incident) -> list[str]:
     texts = [incident.sentence]
+    if incident.lines is not None:
+        texts.append(f"line: {incident.lines.sentence}")
     if incident.suggestion:
         texts.append(f"do: {incident.suggestion}")
     if incident.resolved_reason:

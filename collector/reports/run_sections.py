@@ -33,10 +33,12 @@ from rankscope.collector.runs.run_end_words import (
 )
 from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.storage.run_reader import CurvePoint
-from rankscope.measure.units import format_duration, format_length
+from rankscope.measure.units import NS_PER_MS, format_duration, format_length
 
 TOP: Final = 20
 """Default number of rows of a table; the JSON has all."""
+LINES_SHOWN_MAX: Final = 5
+"""Source lines listed of a finding."""
 
 
 def headline(report: RunReport) -> str:
@@ -56,6 +58,7 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
     return [
         _facts(report),
         _findings(report, top),
+        _lines(report, top),
         _incidents(report, top),
         _worst_ranks(report, top),
         _time(report),
@@ -117,6 +120,24 @@ def _findings(report: RunReport, top: int) -> Section:
         (text_cell(one.kind), text_cell(one.cause), rank_list(one.ranks), text_cell(one.sentence),
          text_cell(one.suggestion), _cost(one.lost_rank_seconds))
         for one in found
+    ]  # fmt: skip
+    return section.of(rows, top)
+
+
+def _lines(report: RunReport, top: int) -> Section:
+    section = Section(
+        "lines", "Source lines",
+        "Of findings about ranks: what lines of the script cost a rank and its peer in a step, by samples, those first "
+        "that cost the rank most more.",
+        columns_of("<about, <line, <calls, rank ms, peer ms, steps"), "No samples.",
+    )  # fmt: skip
+    rows = [
+        (text_cell(f"finding {found.number}, rank {lines.rank}"), text_cell(one.line),
+         text_cell("; ".join(filter(None, (one.call, one.inside, one.waits_in)))),
+         amount(one.ns, NS_PER_MS, 1), amount(one.peer_ns, NS_PER_MS, 1), Cell(str(lines.steps), lines.steps))
+        for found in report.findings
+        if (lines := found.lines) is not None and lines.steps
+        for one in lines.lines[:LINES_SHOWN_MAX]
     ]  # fmt: skip
     return section.of(rows, top)
 
@@ -229,7 +250,8 @@ def answer(report: RunReport) -> list[str]:
     found = find_costliest(report.findings) or find_failure(report.end)
     if found is None:
         return ["No finding is stored of this run."]
-    return [printable(found.sentence), *([f"do: {printable(found.suggestion)}"] if found.suggestion else [])]
+    known = {"line": "" if found.lines is None else found.lines.sentence, "do": found.suggestion}
+    return [printable(found.sentence), *(f"{name}: {printable(text)}" for name, text in known.items() if text)]
 
 
 def render_text(report: RunReport, top: int, width: int = WIDTH, colors: Colors = PLAIN) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.sampled_lines import SampledLines, describe_line
 from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, render_ranks
 from rankscope.collector.reports.summary import (
     describe_checkpoints,
@@ -32,6 +33,7 @@ from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective, Sta
 from rankscope.measure.units import format_duration
 
 FINDINGS_SHOWN_MAX: Final = 5
+LINES_SHOWN_MAX: Final = 5
 NAMES_SHOWN_MAX: Final = 4
 """Runs named in the overview: each is below."""
 INDENT: Final = "  "
@@ -87,8 +89,11 @@ def _render_verdict(status: RunStatus, colors: Colors) -> str:
 
 
 def _render_suggestion(finding: Finding | None) -> list[str]:
-    """Return what to do about a finding, as a line; none where there is nothing to do."""
-    return [f"{INDENT}do: {printable(finding.suggestion)}"] if finding is not None and finding.suggestion else []
+    """Return which source line it is and what to do about a finding, a line each; none of what is not known."""
+    if finding is None:
+        return []
+    known = {"line": "" if finding.lines is None else finding.lines.sentence, "do": finding.suggestion}
+    return [f"{INDENT}{name}: {printable(text)}" for name, text in known.items() if text]
 
 
 def _find_failure(run: RunSnapshot) -> Finding | None:
@@ -221,7 +226,24 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
 def _list_findings_about(rank: int, findings: Sequence[Finding]) -> list[str]:
     """Return the lines of the findings that name a rank, each with what to do about it."""
     about = [one for one in findings if rank in one.ranks]
-    return [line for one in about for line in (INDENT + printable(one.sentence), *_render_suggestion(one))]
+    return [
+        line
+        for one in about
+        for line in (INDENT + printable(one.sentence), *_render_suggestion(one), *_list_lines(one.lines))
+    ]
+
+
+def _list_lines(lines: SampledLines | None) -> list[str]:
+    """Return a table of the source lines of a finding about ranks: what they cost the rank and its peer in a step."""
+    if lines is None or lines.peer is None:
+        return []
+    heads = f"rank {lines.rank}", f"rank {lines.peer}"
+    rows = [
+        f"{INDENT}{format_duration(one.ns):>10} {format_duration(one.peer_ns or 0.0):>10}  {describe_line(one)}"
+        for one in lines.lines[:LINES_SHOWN_MAX]
+    ]
+    of_steps = f"mean of a step, of {lines.steps:,} from {lines.first_step:,} to {lines.last_step:,}"
+    return [f"{INDENT}{heads[0]:>10} {heads[1]:>10}  {of_steps}", *(printable(row) for row in rows)]
 
 
 def render_run(run: RunSnapshot, colors: Colors = PLAIN) -> str:

@@ -105,6 +105,8 @@ def summarise(run: RunSnapshot) -> str:
     costliest = find_costliest(run.findings)
     lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]
     lines.append(f"verdict: {verdict(run)}")
+    if costliest is not None and costliest.lines is not None:
+        lines.append(f"line: {costliest.lines.sentence}")
     return "\n".join(lines)
 
 

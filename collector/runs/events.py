@@ -14,7 +14,16 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.steps.run_start import EarlierRun
-from rankscope.measure.messages import Goodbye, Hello, InspectorRead, RankEnded, RankUnresponsive, RasAnswered
+from rankscope.measure.messages import (
+    Goodbye,
+    Hello,
+    InspectorRead,
+    RankEnded,
+    RankUnresponsive,
+    RasAnswered,
+    SampleOrder,
+    SamplesTaken,
+)
 
 
 class RankJoined(msgspec.Struct, frozen=True, gc=False):
@@ -95,6 +104,14 @@ class InspectorSeen(msgspec.Struct, frozen=True, gc=False):
     now_collector_ns: int
 
 
+class SamplesSeen(msgspec.Struct, frozen=True, gc=False):
+    """A rank process has answered an order of samples."""
+
+    boot_id: str
+    taken: SamplesTaken
+    now_collector_ns: int
+
+
 class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     """The collector itself did not run for `away_ns`: stopped, suspended, or its clock has jumped."""
 
@@ -121,6 +138,7 @@ RankProcessEvent = (
     | UnresponsiveSeen
     | RasSeen
     | InspectorSeen
+    | SamplesSeen
 )
 """An event of a known rank process, named by its `boot_id`."""
 
@@ -155,6 +173,13 @@ class RefuseProcess(NamedTuple):
     detail: str
 
 
+class AskSamples(NamedTuple):
+    """Order samples of the training thread of this rank process."""
+
+    boot_id: str
+    order: SampleOrder
+
+
 class OpenFinding(NamedTuple):
     """A finding is new, and is to be announced."""
 
@@ -178,7 +203,7 @@ class CloseFinding(NamedTuple):
     merged_into: int | None = None
 
 
-RunEffect = AskClock | RefuseProcess | OpenFinding | UpdateFinding | CloseFinding
+RunEffect = AskClock | AskSamples | RefuseProcess | OpenFinding | UpdateFinding | CloseFinding
 
 EVENTS_KEPT: Final = 256
 """Events kept in each of the two rings."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import HANG, SEVERITIES, STRAGGLER, Finding, match_open
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
+from rankscope.collector.detect.sampled_lines import SampledLines
 from rankscope.collector.detect.view import Candidate, Detected, RunView, SingleLosses
 from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
@@ -34,7 +35,8 @@ NOT_NOW: Final = " At present it is not slow. The finding is closed after 5 minu
 class _Open:
     """A finding that holds. `charged_through` is the last step whose cost has been added. It began at
     `began_collector_ns`, and was seen last at `seen_collector_ns`, after `seen_step`. `recurs`: it had passed and was
-    found again soon; since `passed_collector_ns` it does not hold, None while it does.
+    found again soon; since `passed_collector_ns` it does not hold, None while it does. `lines` is what samples have
+    shown about it.
     """
 
     finding: Finding
@@ -45,6 +47,7 @@ class _Open:
     seen_step: int | None = None
     recurs: bool = False
     passed_collector_ns: int | None = None
+    lines: SampledLines | None = None
 
     def may_pass(self, now_collector_ns: int) -> bool:
         """Return whether it may be closed, since it has passed. If not, it is paused, and its sentence is in the past
@@ -190,6 +193,16 @@ class RunFindings:
         effects += [self._close(one, PASSED) for one in list(self._open) if one.has_expired(now_ns)]
         return effects
 
+    def set_lines(self, number: int, lines: SampledLines) -> None:
+        """Add to a finding, also to one that has just been closed, what samples have shown about it."""
+        for one in self._open:
+            if one.finding.number == number:
+                one.lines = lines
+                one.finding = msgspec.structs.replace(one.finding, lines=lines)
+        self._closed = [
+            msgspec.structs.replace(one, lines=lines) if one.number == number else one for one in self._closed
+        ]
+
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
         held = [one.finding for one in self._open]
@@ -259,7 +272,9 @@ class RunFindings:
         self._charge(kept, finding, candidate.lost_ns, view)
         lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
         present = kept.describe(finding)
-        kept.finding = msgspec.structs.replace(present, number=before.number, lost_rank_seconds=lost_s)
+        kept.finding = msgspec.structs.replace(
+            present, number=before.number, lost_rank_seconds=lost_s, lines=kept.lines
+        )
         if _notified_fields(kept.finding) != _notified_fields(before):
             effects.append(UpdateFinding(self._run, kept.finding))
 

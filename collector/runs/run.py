@@ -16,6 +16,7 @@ from rankscope.collector.runs.attempt import Attempt, find_end_of_steps
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
+    AskSamples,
     CollectorAway,
     EarlierRunsRead,
     EndSeen,
@@ -27,6 +28,7 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     RunEffect,
     RunEvent,
+    SamplesSeen,
     UnresponsiveSeen,
     UpdateFinding,
     find_event_time,
@@ -36,6 +38,7 @@ from rankscope.collector.runs.goodput import CarriedGoodput
 from rankscope.collector.runs.hearing import Heard
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
+from rankscope.collector.runs.line_search import LineSearch
 from rankscope.collector.runs.membership import RankProcesses, begins_attempt, is_to_be_added
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_ending import RunEnding, find_last_end
@@ -73,6 +76,8 @@ class RunState:
         self.processes = RankProcesses()
         #: All findings of the run, over its attempts.
         self.findings = RunFindings(run, config.findings_max)
+        #: Which source lines explain the open findings.
+        self.line_search = LineSearch()
         #: Time of the run by its use, over its attempts.
         self.goodput = CarriedGoodput()
         #: How the run ended, while no rank is live.
@@ -160,6 +165,7 @@ class RunState:
             self.processes.begin_attempt(attempt, now_ns)
             attempt = self.attempt = Attempt.begin(identity, self._config, attempt)
             self.speed = SpeedHistory()
+            self.line_search.begin_attempt()
         if identity.rank < attempt.world_size:
             attempt.add(RankState.begin(event.hello, now_ns))
             self.processes.add(identity)
@@ -191,6 +197,8 @@ class RunState:
             if report.step_ns > attempt.step_ns:
                 self.goodput.add_steps(find_end_of_steps(report, now_ns), report.step_ns - attempt.step_ns)
                 attempt.step_ns = report.step_ns
+        elif isinstance(event, SamplesSeen):
+            self.line_search.take(number, event.taken)
         else:
             attempt.ranks[number] = attempt.ranks[number].apply(event)
         if isinstance(event, ReportAdmitted | GoodbyeAdmitted | EndSeen | UnresponsiveSeen):
@@ -229,7 +237,15 @@ class RunState:
             self.goodput.end(find_last_end(attempt.ranks.values(), self.last_message_collector_ns))
         silent_ns = s_to_ns(self._config.rank_silent_s)
         self.ending.update(attempt, Clocks(now_collector_ns, now_wall_s), self.heard, silent_ns)
-        return [AskClock(boot_id) for boot_id in pinged]
+        asked = [] if self.ending.end is not None else self._search_lines(attempt, now_collector_ns)
+        return [*(AskClock(boot_id) for boot_id in pinged), *asked]
+
+    def _search_lines(self, attempt: Attempt, now_collector_ns: int) -> list[AskSamples]:
+        """Return the orders of samples that are due, and add to the findings what samples have shown."""
+        asked = self.line_search.tick(self.findings.held, attempt, now_collector_ns)
+        for number, lines in self.line_search.pop().items():
+            self.findings.set_lines(number, lines)
+        return asked
 
     # -- detection -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +284,7 @@ class RunState:
         view = found.view
         effects = self.findings.apply(found)
         for effect in effects:
-            if not isinstance(effect, AskClock | RefuseProcess | UpdateFinding):
+            if not isinstance(effect, AskClock | AskSamples | RefuseProcess | UpdateFinding):
                 kind = f"{type(effect).__name__} {effect.finding.number} {effect.finding.kind}"
                 self.log.record(kind, effect.finding.rank, "", view.now_collector_ns)
         for steps, lost_ns in self.findings.charged:
@@ -333,6 +349,7 @@ class RunState:
         self.findings.validate()
         self.goodput.validate()
         self.log.validate()
+        self.line_search.validate()
         self.speed.levels.validate()
         self.speed.long_steps.validate()
         self.processes.validate({} if attempt is None else attempt.ranks)

@@ -156,6 +156,9 @@ def _draw_finding(finding: Finding, width: int, *, is_tall: bool) -> list[Line]:
     codes = (BOLD, RED) if finding.severity == "critical" else (BOLD, YELLOW)
     first, *others = wrap(f"! {printable(finding.sentence)}", width - 1, FINDING_LINES_MAX[is_tall])
     marked = (Span("!", codes), Span(first[0].text[1:]))
+    if finding.lines is not None:
+        line = wrap(f"line: {printable(finding.lines.sentence)}", width - 3, SUGGESTION_LINES_MAX[is_tall])
+        others += [(Span("  "), *one) for one in line]
     if not finding.suggestion:
         return [marked, *others]
     advice = wrap(f"do: {printable(finding.suggestion)}", width - 3, SUGGESTION_LINES_MAX[is_tall])

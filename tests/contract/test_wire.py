@@ -16,6 +16,7 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.identity import BootId, RankIdentity, RunId
+from rankscope.measure.line_samples import SampledStack, SampledStep, SampledWorker
 from rankscope.measure.messages import (
     MESSAGE_TYPES,
     Ack,
@@ -44,6 +45,8 @@ from rankscope.measure.messages import (
     RelayHello,
     Report,
     RunSummary,
+    SampleOrder,
+    SamplesTaken,
     Welcome,
 )
 from rankscope.measure.model_flops import FlopSum, StepFlops
@@ -288,6 +291,27 @@ STATED: dict[str, Message] = {
     ),
     "capture_part_wanted": CapturePartWanted(id="c1", offset=262_144, length=262_144),
     "capture_part": CapturePart(id="c1", offset=262_144, data=b"\x1f\x8b", problem="no such file"),
+    "sample_order": SampleOrder(
+        id="s3-7", mode="long", interval_ns=20_000_000, lasts_ns=600_000_000_000, steps_max=3,
+        longer_than_ns=240_000_000,
+    ),
+    "samples_taken": SamplesTaken(
+        id="s3-7", state="taken", reason="no step that counts ended while it was sampled",
+        stacks=(
+            SampledStack(
+                frames=(StackFrame("train.py", 50, "main"), StackFrame("train.py", 104, "augment")), call="time.sleep",
+                inside="PIL/Image.py:9 (open)", waits_in="sleep",
+            ),
+        ),
+        steps=(SampledStep(step=120, duration_ns=250_000_000, stack_ns=((0, 146_000_000), (1, 104_000_000))),),
+        samples=12, span_ns=4_000_000_000, cpu_ns=3_100_000_000, cost_ns=400_000,
+        workers=(
+            SampledWorker(
+                number=1, count=4, fetches=17, stacks=(SampledStack(call="time.sleep", stage="fetch"),),
+                step=SampledStep(step=-1, duration_ns=3_600_000_000, stack_ns=((0, 3_600_000_000),)),
+            ),
+        ),
+    ),
     "ras_answered": RasAnswered(
         sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
         took_ns=300, nccl_version="2.29.2", communicators_total=3, communicators=(COMMUNICATOR,),
@@ -477,6 +501,8 @@ def test_the_kinds_keep_their_bytes() -> None:
         "preflight_ended": "52534350 000115",
         "preflight_answer": "52534350 000116",
         "inspector_read": "52534350 000117",
+        "sample_order": "52534350 000118",
+        "samples_taken": "52534350 000119",
     }
 
 

@@ -30,6 +30,7 @@ IN_MAKE_TEST: Final[Mapping[str, str]] = {
     "test_quickstart": "installed, one line, the demo, a collector that stands, a report: each command of the page",
     "test_fail_open": "training goes on as it was, whatever of the agent fails",
     "test_hangs": "a hang is told with its rank and line",
+    "test_lines_of_findings": "a slow rank is told with its source line, beside a peer",
     "test_pipeline": "a stage that becomes slow is named, and none of a healthy pipeline",
     "test_slower_than_earlier": "a run that is slower than earlier ones is found",
     "test_incidents": "an incident for each cause, which a killed collector has again",

@@ -5,6 +5,7 @@ together with those after it) and compares nothing.
 """
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,18 @@ import zmq
 
 from rankscope.collector.ingest.acknowledgements import Acknowledgements
 from rankscope.measure.codec import decode, encode
-from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, RunSummary, Welcome
+from rankscope.measure.messages import (
+    Ack,
+    Goodbye,
+    Hello,
+    HelloWanted,
+    Message,
+    Report,
+    RunSummary,
+    SampleOrder,
+    SamplesTaken,
+    Welcome,
+)
 from rankscope.measure.records import (
     CAPTURED,
     DEVICE_PREFIX,
@@ -37,6 +49,7 @@ class Life:
     hello: Hello
     admitted_through: int
     reports: list[Report] = field(default_factory=list)
+    samples: dict[str, SamplesTaken] = field(default_factory=dict)
     goodbye: Goodbye | None = None
 
     @property
@@ -92,6 +105,7 @@ class ListeningCollector:
         self._lives: dict[bytes, Life] = {}
         self._changed = threading.Condition()
         self._ending = threading.Event()
+        self._orders: queue.SimpleQueue[SampleOrder] = queue.SimpleQueue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
@@ -116,6 +130,10 @@ class ListeningCollector:
                 assert left_s > 0, f"not within {deadline_s} s; heard of {[life.hello.identity for life in self.lives]}"
                 self._changed.wait(left_s)
 
+    def order(self, order: SampleOrder) -> None:
+        """Order samples of every rank that has introduced itself; the answers are in `Life.samples`, by id."""
+        self._orders.put(order)
+
     def kill(self) -> None:
         """Go without a word. When it returns nobody listens on its port any more. The second call does nothing."""
         self._ending.set()
@@ -128,6 +146,8 @@ class ListeningCollector:
             if self._router.poll(POLL_MS):
                 peer, frame = self._router.recv_multipart()
                 answer = self._take(peer, message := decode(frame))
+                if isinstance(message, SamplesTaken):
+                    continue
                 if isinstance(answer, Ack):
                     interval_ns = self._lives[peer].hello.report_interval_ns if isinstance(message, Report) else 0
                     acknowledgements.note(peer, answer.through, time.monotonic_ns(), interval_ns=interval_ns)
@@ -135,6 +155,10 @@ class ListeningCollector:
                     self._router.send_multipart([peer, encode(answer)])
                 if self._summary is not None and isinstance(message, Report) and self._lives[peer].hello.wants_summary:
                     self._router.send_multipart([peer, encode(self._summary)])
+            while not self._orders.empty():
+                order = encode(self._orders.get())
+                for peer in list(self._lives):
+                    self._router.send_multipart([peer, order])
             for peer, through in acknowledgements.pop_due(time.monotonic_ns()).items():
                 self._router.send_multipart([peer, encode(Ack(through=through))])
 
@@ -148,6 +172,8 @@ class ListeningCollector:
                 return Welcome(admitted_through=life.admitted_through, hello_number=message.hello_number)
             if life is None:
                 return HelloWanted()
+            if isinstance(message, SamplesTaken):
+                life.samples[message.id] = message
             if isinstance(message, Report | Goodbye) and message.sequence == life.admitted_through + 1:
                 life.admitted_through += 1
                 _keep(life, message)

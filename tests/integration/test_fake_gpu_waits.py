@@ -72,7 +72,7 @@ def test_the_line_that_waits_is_reported_with_all_of_its_time(tmp_path: Path) ->
 
 
 def test_without_the_sampler_the_call_has_no_line(tmp_path: Path) -> None:
-    job = train(tmp_path, sync_lines="false")
+    job = train(tmp_path, line_samples="false")
     assert job.windows
     found = {(kind.call, kind.operator, kind.line) for window in job.windows for kind in window.kinds}
     assert found == {(CALL, OPERATOR, None)}

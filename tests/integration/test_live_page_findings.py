@@ -13,6 +13,7 @@ from selenium import webdriver
 
 from rankscope.collector.captures.capture import Capture, RankCapture
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.sampled_lines import LineCost, SampledLines
 from rankscope.collector.incidents.incident import resolve
 from rankscope.collector.publish.routes import PageSettings
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -455,3 +456,17 @@ def test_run_without_gpus_says_why_there_is_nothing_about_them(page: LivePage, w
     assert "NCCL" not in said
     assert not page.shown("#nccl")
     assert not page.shown("#groups")
+
+
+def test_source_line_of_a_finding_stands_with_its_table(page: LivePage, world: LiveWorld) -> None:
+    sleeps = LineCost(
+        line="train.py:104 (augment)", ns=146e6, peer_ns=0.0, call="time.sleep", stack=("train.py:9 (main)",)
+    )
+    said = "146.0 ms per step in time.sleep, called at train.py:104 (augment); its peer rank 3: none."
+    lines = SampledLines(sentence=said, rank=SLOW_RANK, peer=3, steps=9, first_step=1, last_step=9, lines=(sleeps,))
+    show(page, world, msgspec.structs.replace(straggler(1, SLOW_RANK), lines=lines))
+    page.wait_for_text("#open-findings", f"line: {said}")
+    page.run("document.querySelector('#open-findings details').open = true")
+    page.wait_for_text("#open-findings table", "train.py:104 (augment)")
+    assert "Source lines, per step, mean of 9 steps" in page.text("#open-findings table")
+    assert page.rows("#open-findings table")[0][:3] == ["146.0 ms", "0.00 ms", "train.py:104 (augment)"]

@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from rankscope.agent.reporting.sender import (
-    CAPTURE_MESSAGES_A_SECOND_MAX,
     FRAMES_A_SECOND_MAX,
+    ORDERS_A_SECOND_MAX,
     PINGS_A_SECOND_MAX,
     Sender,
 )
@@ -138,13 +138,15 @@ class Rank:
         self.delivery = Delivery(ResendBuffer(frames_max, 10**8), random.Random(1), rules)
         self.sender = Sender(
             self.delivery, self.clock, BOOT_ID, self._make_hello,
-            silence_ns=s_to_ns(silence_s), on_capture=self._answer_capture,
+            silence_ns=s_to_ns(silence_s), on_order=self._answer_capture,
         )  # fmt: skip
         self.pushed = 0
 
     def _answer_capture(
-        self, message: messages.CaptureOrder | messages.CapturePartWanted
-    ) -> messages.CaptureState | messages.CapturePart | None:
+        self, message: messages.CaptureOrder | messages.CapturePartWanted | messages.SampleOrder
+    ) -> messages.Message | None:
+        if isinstance(message, messages.SampleOrder):
+            return messages.SamplesTaken(id=message.id, state="accepted")
         if isinstance(message, messages.CapturePartWanted):
             return messages.CapturePart(id=message.id, offset=message.offset, data=b"x" * message.length)
         return None if message.is_over else messages.CaptureState(id=message.id, state="accepted")
@@ -452,7 +454,7 @@ def test_orders_of_captures_beyond_so_many_a_second_are_ignored_and_counted(rank
         began_ns = rank.clock.monotonic_ns()
         flood(collector, rank, messages.CaptureOrder(id="c1", first_step=5, last_step=7), 1000)
         # A second Hello, where this machine is slow, brings 1,000 more.
-        answered_max = CAPTURE_MESSAGES_A_SECOND_MAX * (2 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S)
+        answered_max = ORDERS_A_SECOND_MAX * (2 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S)
         assert len(collector.of_captures) <= answered_max
         assert rank.sender.frames_ignored >= 1000 - answered_max
 

@@ -35,6 +35,32 @@ const captureButton = (onCapture) => {
   return { button, update };
 };
 
+/** Return the table of source lines that samples have shown: what each costs the rank and its peer in a step. */
+const linesOf = ({ lines }) => {
+  if (!lines?.lines.length) return [];
+  const hasPeer = lines.peer !== null;
+  const isHang = lines.first_step === null;
+  const heads = isHang ? ["ranks"] : [`rank ${lines.rank}`, ...(hasPeer ? [`rank ${lines.peer}`] : [])];
+  const head = [...heads, "line", "calls", "inside", "waits in"].map((text) => element("th", { scope: "col" }, text));
+  const rows = lines.lines.map((one) => {
+    const times = isHang ? [one.ranks.join(", ")] : [span(one.ns), ...(hasPeer ? [span(one.peer_ns ?? 0)] : [])];
+    const cells = times.map((text) => element("td", { class: "right" }, text));
+    const words = [one.line, one.call, one.inside, one.waits_in].map((text) => element("td", {}, text));
+    words[0].title = one.stack.join(" > ");
+    return element("tr", {}, ...cells, ...words);
+  });
+  const steps = isHang ? "" : `, per step, mean of ${lines.steps} steps`;
+  return [
+    element(
+      "table",
+      {},
+      element("caption", {}, `Source lines${steps}`),
+      element("thead", {}, element("tr", {}, ...head)),
+      element("tbody", {}, ...rows),
+    ),
+  ];
+};
+
 const FACTS = ["Since", "Cost", "Cause"];
 
 /** Return when a step was, as the page knows it: ", 14:02:11 UTC"; empty where it does not. */
@@ -47,7 +73,7 @@ const build = (finding, onCapture, wallOf) => {
   const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
   const body = element("div");
   evidence.append(body);
-  const [head, headline, sentence, suggestion, links] = [1, 2, 3, 4, 5].map(() => element("p"));
+  const [head, headline, sentence, line, suggestion, links] = [1, 2, 3, 4, 5, 6].map(() => element("p"));
   head.className = "severity";
   headline.className = "headline";
   sentence.className = "sentence";
@@ -57,7 +83,7 @@ const build = (finding, onCapture, wallOf) => {
   links.className = "links";
   const rows = FACTS.map((name) => element("div", {}, element("dt", {}, name), element("dd")));
   const facts = element("dl", { class: "facts" }, ...rows);
-  const node = element("li", {}, head, headline, facts, suggestion, sentence, links, evidence);
+  const node = element("li", {}, head, headline, facts, suggestion, sentence, line, links, evidence);
   const capture = onCapture === null ? null : captureButton(onCapture);
   if (capture !== null) node.insertBefore(capture.button, evidence);
   let aimed = "";
@@ -71,6 +97,8 @@ const build = (finding, onCapture, wallOf) => {
       rows[place].hidden = !text;
     });
     say(sentence, now.sentence);
+    say(line, `line: ${now.lines?.sentence}`);
+    line.hidden = !now.lines;
     if (todo.data !== now.suggestion) todo.data = now.suggestion;
     suggestion.hidden = !now.suggestion;
     const aims = JSON.stringify([now.ranks, now.nodes, now.incident, now.captures, now.runbook]);
@@ -78,7 +106,7 @@ const build = (finding, onCapture, wallOf) => {
     aimed = aims;
     links.hidden = !links.children.length;
     capture?.update(now);
-    const made = evidenceOf(now);
+    const made = [...linesOf(now), ...evidenceOf(now)];
     evidence.hidden = !made.length;
     body.replaceChildren(...made);
   };

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from rankscope.agent.profiler.line_sampler import Line, WindowLines
+from rankscope.agent.captures.script_files import ScriptFiles
+from rankscope.agent.profiler.line_sampler import WindowLines
 from rankscope.agent.profiler.process_groups import FlightEntry
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.reduction_process import ReductionProcesses
-from rankscope.agent.profiler.thread_frames import ThreadState
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
+from tests.unit.agent.captures.made_frames import SCRIPT, frame_in
 from tests.unit.agent.profiler.older_torch import to_session_events
 from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
 
@@ -164,9 +165,13 @@ def wait(at: int, length: int) -> TracedActivity:
     return TracedActivity("cudaStreamSynchronize", "cuda_runtime", at + WALL, length, MAIN)
 
 
+def make_lines() -> WindowLines:
+    return WindowLines(MAIN, (MAIN,), ScriptFiles({}), monotonic_ns=lambda: 0)
+
+
 def test_blocking_calls_of_whole_steps_come_with_the_lines_of_the_window() -> None:
-    lines = WindowLines(ThreadState(0), threads=(MAIN,))
-    lines.add(6_120, Line("/home/me/train.py", 8, "main", in_main=True, in_backward=False))
+    lines = make_lines()
+    lines.add(6_120, frame_in(SCRIPT, line=8, function="main"))
     reduced, skipped = reduce([*STEPS_5_TO_7, wait(6_110, 40), wait(8_110, 40)], lines=lines)
     assert reduced.synchronisations is not None
     (kind,) = reduced.synchronisations.kinds
@@ -182,8 +187,8 @@ def test_without_samples_blocking_calls_have_no_line() -> None:
 
 
 def test_sample_being_added_while_lines_are_packed_does_not_count() -> None:
-    lines = WindowLines(ThreadState(0), threads=(MAIN,))
-    lines.add(6_120, Line("/home/me/train.py", 8, "main", in_main=True, in_backward=False))
+    lines = make_lines()
+    lines.add(6_120, frame_in(SCRIPT, line=8, function="main"))
     lines.times_host_ns.append(6_130)  # the sampler is between its two columns
     reduced, _ = reduce([*STEPS_5_TO_7, wait(6_110, 40)], lines=lines)
     assert reduced.synchronisations is not None
@@ -191,6 +196,6 @@ def test_sample_being_added_while_lines_are_packed_does_not_count() -> None:
 
 
 def test_window_with_lines_of_a_part_of_it_is_counted_once() -> None:
-    lines = WindowLines(ThreadState(0), threads=(MAIN,))
+    lines = make_lines()
     lines.is_cut = True
     assert reduce(STEPS_5_TO_7, lines=lines)[1] == {"lines_cut": 1}

@@ -83,7 +83,7 @@ def test_interpreter_without_frames_of_threads_has_no_lines_and_says_why(
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
     assert make_windows()._make_sampler(Guard(error_budget=1)) is None
-    assert "no source lines of blocking calls: Python without a global interpreter lock" in capfd.readouterr().err
+    assert "no source lines: Python without a global interpreter lock" in capfd.readouterr().err
 
 
 def test_windows_that_are_off_are_not_said_to_have_ended(capfd: pytest.CaptureFixture[str]) -> None:

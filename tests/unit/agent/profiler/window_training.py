@@ -5,10 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from rankscope.agent.captures.script_files import ScriptFiles
+from rankscope.agent.captures.thread_sampler import ThreadSampler
 from rankscope.agent.config import NO
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.line_sampler import LineSampler
-from rankscope.agent.profiler.thread_frames import ThreadFrames
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
@@ -136,7 +137,7 @@ class Training:
         self.may_detach: bool | None = True
         self.operators_effect = WindowEffect(warmup_steps=WARMUP_STEPS)
         self.has_graphs = False
-        self.sampler = LineSampler(self.guard, ThreadFrames())
+        self.sampler = LineSampler(ThreadSampler(self.guard), ScriptFiles({}))
         """Its thread is not started: it has the window, and no samples."""
         self.plan = WindowPlan(
             warmup_steps=WARMUP_STEPS,

@@ -1,0 +1,155 @@
+"""Looks where threads are, a hundred times a second, for as long as somebody wants samples: the one sampler of the
+agent. Full windows of a GPU want the lines of blocking calls (`profiler/line_sampler.py`), the collector those of a
+rank that it suspects (`stack_samples.py`).
+
+It has a thread of its own, which sleeps without a limit in between: the agent's thread cannot do it, since it sends and
+waits for minutes at a time, and a thread for each window would have to be started at a step boundary.
+
+How frames are read
+-------------------
+By `sys._current_frames()` with the garbage collector off until they have been walked. The interpreter allocates there
+while it holds the lock of its list of threads, and before CPython 3.12 an allocation may start a collection, which may
+run code of the script that waits for that lock, or lets the thread leave the frame meanwhile (python/cpython#106883,
+#116969). A script that calls gc.disable() within these 50 us would find the collector on again, before 3.12.
+"""
+
+import contextlib
+import gc
+import queue
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Final, Protocol
+
+from rankscope.agent.captures.stacks import OUR_THREADS
+from rankscope.agent.guard import Guard
+from rankscope.agent.own_thread import OwnThread
+
+PART: Final = "line_samples"
+COLLECTS_IN_ALLOCATIONS: Final = sys.version_info < (3, 12)
+
+
+class Sampled(Protocol):
+    """One who wants samples. `thread` is the ident of the thread, `interval_s` how often; `is_wanted` is False once it
+    wants no more. `cpu_ns` is the CPU time that sampling for it has taken, which the sampler adds to.
+    """
+
+    thread: int
+    interval_s: float
+    is_wanted: bool
+    cpu_ns: int
+
+    def add(self, host_ns: int, frame: FrameType | None) -> None:
+        """Take the innermost frame of the thread at this time, None while it runs no Python. Keep no frame."""
+        ...
+
+
+def find_obstacle() -> str:
+    """Return why this interpreter lets no thread read the frames of another; empty where it does."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "Python without a global interpreter lock lets no thread read another's frames"
+    return ""
+
+
+def read_all_frames() -> Mapping[int, FrameType]:
+    """Return the innermost frame of each thread. The collector must be off (`collector_off`)."""
+    return sys._current_frames()  # noqa: SLF001 - documented, and the only way
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep the garbage collector from running in this context, where it might, if it is on."""
+    is_paused = COLLECTS_IN_ALLOCATIONS and gc.isenabled()
+    if is_paused:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_paused:
+            gc.enable()
+
+
+class ThreadSampler:
+    """The sampler of one process. Any thread may call `begin`; to end, set `is_wanted` to False.
+
+    An error is counted by the guard, which ends sampling for good after too many; nobody gets samples then.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        read_frames: Callable[[], Mapping[int, FrameType]] = read_all_frames,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._guard = guard
+        self._read_frames = read_frames
+        self._monotonic_ns = monotonic_ns
+        self._sleep = sleep
+        self._new: queue.SimpleQueue[Sampled | None] = queue.SimpleQueue()  # None: there are no more
+        self._is_closed = self._is_started = False
+        self._thread = OwnThread(target=self._run, name=f"{OUR_THREADS}lines", daemon=True)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it will sample."""
+        return not self._is_closed and not self._guard.is_off(PART)
+
+    def start(self) -> None:
+        """Start the thread, if it is not; it waits to be wanted. Where none can be started there are no samples."""
+        if self._is_started or self._is_closed:
+            return
+        self._is_started = True
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._is_closed = True
+            self._guard.record(PART, error)
+
+    def begin(self, wanted: Sampled) -> None:
+        """Begin to sample for somebody. Nothing happens once sampling has ended for good."""
+        if self.is_usable:
+            self._new.put(wanted)
+
+    def close(self) -> None:
+        """End the thread, soon. Never waits."""
+        self._is_closed = True
+        self._new.put(None)
+
+    # -- its own thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wanted: list[Sampled] = []
+        while self.is_usable:
+            if not wanted or not self._new.empty():
+                found = self._new.get()
+                if found is None:
+                    return
+                wanted.append(found)
+            wanted = self.sample(wanted)
+
+    def sample(self, wanted: list[Sampled]) -> list[Sampled]:
+        """Take a sample for each of these that still wants one, and sleep; return who did."""
+        wanted = [one for one in wanted if one.is_wanted]
+        if not wanted:
+            return wanted
+        begin_ns = time.thread_time_ns()
+        try:
+            with collector_off():
+                frames = self._read_frames()
+                own = [frames.get(one.thread) for one in wanted]
+                del frames  # those of other threads: what a thread returns from is to be freed there
+                now_ns = self._monotonic_ns()
+                for one, frame in zip(wanted, own, strict=True):
+                    one.add(now_ns, frame)
+                own.clear()
+        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
+            self._guard.record(PART, error)
+        each_ns = (time.thread_time_ns() - begin_ns) // len(wanted)
+        for one in wanted:
+            one.cpu_ns += each_ns
+        self._sleep(min(one.interval_s for one in wanted))
+        return wanted

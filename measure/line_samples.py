@@ -1,0 +1,78 @@
+"""Define samples of a training thread: at which lines of the script it was in its steps, and for how long.
+
+A sample stands for the time since the one before it, so that a call which keeps the interpreter's lock, and so the
+sampler from looking, has its time too. The samples of a whole step sum to the step.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from rankscope.measure.bounds import Name, Some
+from rankscope.measure.stalls import StackFrame
+
+STACKS_MAX: Final = 256
+"""Different stacks of one answer; what is beyond counts as one without frames."""
+FRAMES_MAX: Final = 24
+"""Frames of the script kept of a stack, the innermost ones."""
+STEPS_MAX: Final = 1024
+"""Steps of one answer."""
+NO_STEP: Final = -1
+"""Number of the time of a stalled rank, which belongs to no step."""
+
+WHOLE, LONG, NOW = "whole", "long", "now"
+SAMPLE_MODES: Final = (WHOLE, LONG, NOW)
+"""Of which time samples are wanted: of all steps that lie in it as a whole; of those of them that last longer than a
+limit; of the time itself, since the rank is stalled and no step ends."""
+
+IDLE, FETCH, COLLATE, HAND_OVER = "idle", "fetch", "collate", "hand_over"
+STAGES: Final = (IDLE, FETCH, COLLATE, HAND_OVER)
+"""What a worker of a data loader does: it waits for the indices of a batch, reads and transforms its samples, makes a
+batch of them, or hands it over.
+"""
+WORKERS_MAX: Final = 64
+"""Workers of one answer."""
+
+SAMPLE_STATES: Final = ("accepted", "busy", "taken", "refused")
+"""States of an order on one rank: it samples; it cannot yet, since it samples for another order; the samples are there;
+there will be none.
+"""
+
+
+class SampledStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Where a thread was. `frames` are the script's, outermost first; without one of the script, the innermost of
+    another library than torch.
+
+    `call` is what the innermost of them called, `time.sleep`, empty where it computed itself or that is not known;
+    `inside` the line of another library than torch that this led to, `PIL/Image.py:3480 (open)`. `waits_in` is what the
+    kernel says of most of its samples, `read of train.bin (nfs4)`, empty where the thread ran. `stage` is one of
+    STAGES, of a worker.
+    """
+
+    frames: Annotated[tuple[StackFrame, ...], msgspec.Meta(max_length=FRAMES_MAX)] = ()
+    call: Name = ""
+    inside: Name = ""
+    waits_in: Name = ""
+    stage: Name = ""
+
+
+class SampledStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """One step, NO_STEP for the time of a stalled rank, and the time in each stack: pairs of its place in the answer
+    and ns, which sum to the duration.
+    """
+
+    step: int
+    duration_ns: int
+    stack_ns: Annotated[tuple[tuple[int, int], ...], Some] = ()
+
+
+class SampledWorker(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Where a worker of a data loader was, number `number` of `count`, while it began to fetch `fetches` batches. The
+    step is the time of its samples, NO_STEP.
+    """
+
+    number: int
+    count: int
+    fetches: int
+    stacks: Annotated[tuple[SampledStack, ...], msgspec.Meta(max_length=STACKS_MAX)] = ()
+    step: SampledStep

@@ -1,0 +1,107 @@
+"""WorkerSamples: how workers learn of an order, and what comes back. Workers are real, frames of stages made up."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import fetch
+
+from rankscope.agent.captures.script_files import ScriptFiles
+from rankscope.agent.captures.worker_samples import EARLY_NS, PART_OF, WorkerSamples, find_stage, find_worker
+from rankscope.measure.line_samples import COLLATE, FETCH, HAND_OVER, IDLE
+from rankscope.measure.stalls import describe_frame
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from tests.unit.agent.captures.made_frames import SCRIPT, frame_in
+
+TORCH_FOLDER = Path(torch.__file__).parent
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Samples that take 20 ms each."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.read(index)
+
+    def read(self, index: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return torch.tensor(index)
+
+
+@pytest.fixture
+def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerSamples]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    found = WorkerSamples(ScriptFiles({}))
+    found.install()
+    yield found
+    found.remove()
+
+
+def test_forked_workers_say_where_they_were(samples: WorkerSamples, tmp_path: Path) -> None:
+    batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+    next(batches)
+    end_ns = time.monotonic_ns() + NS_PER_S + EARLY_NS
+    samples.order(10 * NS_PER_MS, end_ns)
+    while not samples.is_awaited(time.monotonic_ns()):
+        next(batches)
+    while samples.is_awaited(time.monotonic_ns()):
+        next(batches)
+    found = samples.collect()
+    assert [(one.number, one.count) for one in found] == [(0, 2), (1, 2)]
+    for one in found:
+        place, _ = max(one.step.stack_ns, key=lambda pair: pair[1])
+        stack = one.stacks[place]
+        line = Slow.read.__code__.co_firstlineno + 1
+        assert (describe_frame(stack.frames[-1]), stack.stage) == (f"test_worker_samples.py:{line} (read)", FETCH)
+        assert one.fetches > 2
+    assert list(tmp_path.glob("rankscope-workers-*")) == []
+
+
+def test_rank_without_workers_waits_for_none(samples: WorkerSamples) -> None:
+    samples.order(10 * NS_PER_MS, time.monotonic_ns() + 300 * NS_PER_S)
+    next(iter(DataLoader(Slow())))
+    assert (samples.is_awaited(time.monotonic_ns()), samples.collect()) == (False, ())
+
+
+def test_file_of_another_form_is_left_out(samples: WorkerSamples) -> None:
+    samples.order(10 * NS_PER_MS, time.monotonic_ns())
+    (Path(samples._folder) / "7").write_bytes(b"no worker")
+    assert samples.collect() == ()
+
+
+def test_worker_that_does_not_end_is_awaited_until_the_end(samples: WorkerSamples) -> None:
+    samples.order(10 * NS_PER_MS, 1_000)
+    (Path(samples._folder) / f"7{PART_OF}").touch()
+    assert [samples.is_awaited(999), samples.is_awaited(1_000)] == [True, False]
+    assert samples.collect() == ()
+
+
+def test_torch_is_restored(samples: WorkerSamples) -> None:
+    assert hasattr(fetch._MapDatasetFetcher.fetch, "__wrapped__")
+    samples.remove()
+    assert not hasattr(fetch._MapDatasetFetcher.fetch, "__wrapped__")
+
+
+def test_process_that_is_no_worker_is_none() -> None:
+    assert find_worker() is None
+
+
+@pytest.mark.parametrize(
+    ("files", "function", "stage"),
+    [
+        (("/usr/lib/python3.11/multiprocessing/queues.py",), "get", IDLE),
+        (("/usr/lib/python3.11/multiprocessing/queues.py",), "put", HAND_OVER),
+        ((f"{TORCH_FOLDER}/utils/data/_utils/collate.py",), "collate", COLLATE),
+        ((f"{TORCH_FOLDER}/utils/data/_utils/fetch.py", SCRIPT), "fetch", FETCH),
+        ((SCRIPT,), "fetch", ""),
+    ],
+)
+def test_stage_is_that_of_the_frames(files: tuple[str, ...], function: str, stage: str) -> None:
+    assert find_stage(frame_in(*files, function=function)) == stage

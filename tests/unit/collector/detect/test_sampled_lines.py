@@ -1,0 +1,229 @@
+"""Which line costs a rank time that its peer does not spend there, and where the ranks of a hang are. Times in ms."""
+
+import msgspec
+import pytest
+
+from rankscope.collector.detect.sampled_lines import (
+    LineCost,
+    SampledLines,
+    compare_lines,
+    describe_line,
+    describe_stalled,
+)
+from rankscope.measure.line_samples import FETCH, IDLE, NO_STEP, SampledStack, SampledStep, SampledWorker
+from rankscope.measure.messages import SamplesTaken
+from rankscope.measure.stalls import StackFrame
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+
+SCRIPT = "/home/me/train.py"
+
+
+def at(line: int, function: str = "augment", call: str = "", inside: str = "", waits_in: str = "") -> SampledStack:
+    frames = (StackFrame(SCRIPT, 50, "main"), StackFrame(SCRIPT, line, function))
+    return SampledStack(frames=frames, call=call, inside=inside, waits_in=waits_in)
+
+
+SLEEP = at(104, call="time.sleep", waits_in="sleep")
+BACKWARD = at(60, "main", call="loss.backward")
+
+
+def taken(*steps: dict[SampledStack, int], first: int = 10, samples: int = 100) -> SamplesTaken:
+    """Return the samples of steps, with the time of each stack."""
+    stacks = tuple({stack: None for step in steps for stack in step})
+    return SamplesTaken(
+        id="s1",
+        state="taken",
+        stacks=stacks,
+        samples=samples,
+        steps=tuple(
+            SampledStep(
+                step=first + number,
+                duration_ns=sum(step.values()) * NS_PER_MS,
+                stack_ns=tuple((stacks.index(stack), ms * NS_PER_MS) for stack, ms in step.items()),
+            )
+            for number, step in enumerate(steps)
+        ),
+    )
+
+
+def compare(rank: SamplesTaken, peer: SamplesTaken | None) -> SampledLines:
+    found = compare_lines(3, rank, None if peer is None else 1, peer)
+    assert found is not None
+    return found
+
+
+def test_line_that_only_the_rank_has_is_named() -> None:
+    found = compare(taken({SLEEP: 146, BACKWARD: 20}), taken({BACKWARD: 166}))
+    assert found.sentence == "146.0 ms per step in time.sleep, called at train.py:104 (augment); its peer rank 1: none."
+    assert (found.is_named, found.steps, found.first_step, found.is_same_steps) == (True, 1, 10, True)
+
+
+def test_costs_are_means_of_the_steps_that_both_have() -> None:
+    # Steps 10 and 11 of the rank, 11 and 12 of its peer: step 11 alone counts.
+    rank = taken({SLEEP: 500, BACKWARD: 20}, {SLEEP: 100, BACKWARD: 20})
+    peer = taken({SLEEP: 40, BACKWARD: 80}, {SLEEP: 900}, first=11)
+    found = compare(rank, peer)
+    assert found.sentence.startswith("100.0 ms per step in time.sleep")
+    assert found.sentence.endswith("its peer rank 1: 40.0 ms.")
+    assert [(one.ns / NS_PER_MS, (one.peer_ns or 0) / NS_PER_MS) for one in found.lines] == [(100, 40), (20, 80)]
+
+
+def test_ranks_without_a_step_in_common_are_compared_by_their_own() -> None:
+    found = compare(taken({SLEEP: 100, BACKWARD: 20}), taken({BACKWARD: 120}, first=90))
+    assert (found.is_same_steps, found.is_named, found.last_step) == (False, True, 10)
+
+
+def test_without_a_peer_the_longest_line_is_said() -> None:
+    assert compare(taken({SLEEP: 100, BACKWARD: 20}), None).sentence == (
+        "Rank 3 spends 100.0 ms per step in time.sleep, called at train.py:104 (augment)."
+    )
+
+
+def test_lines_of_one_function_count_together() -> None:
+    rank = taken({at(104): 30, at(105): 40, at(108): 35, BACKWARD: 20})
+    found = compare(rank, taken({BACKWARD: 125}))
+    assert found.sentence == "105.0 ms per step in train.py:104-108 (augment); its peer rank 1: none."
+
+
+def test_line_that_is_reached_in_two_ways_is_told_as_in_most_of_its_time() -> None:
+    load, seldom = at(7, call="file.read", waits_in="read of a.bin (nfs4)"), at(7, call="file.read")
+    found = compare(taken({load: 90, seldom: 30, BACKWARD: 20}), taken({BACKWARD: 140}))
+    assert found.sentence.startswith(
+        "120.0 ms per step in file.read, called at train.py:7 (augment), in a read of a.bin"
+    )
+
+
+def test_line_that_differs_little_is_not_named() -> None:
+    found = compare(taken({SLEEP: 4, BACKWARD: 96}), taken({BACKWARD: 100}))
+    assert not found.is_named
+    assert found.sentence == (
+        "Samples of rank 3 name no line: the most differs in time.sleep, called at train.py:104 (augment), by 4.0 ms "
+        "per step."
+    )
+
+
+def test_stacks_that_were_left_out_name_no_line() -> None:
+    rank = SamplesTaken(
+        id="s1", state="taken", samples=50, steps=(SampledStep(step=3, duration_ns=9, stack_ns=((0, 9),)),)
+    )
+    assert not compare(rank, taken({BACKWARD: 100})).is_named
+
+
+@pytest.mark.parametrize("rank", [taken(), taken({SLEEP: 100}, samples=19)])
+def test_few_samples_say_nothing(rank: SamplesTaken) -> None:
+    assert compare_lines(3, rank, 1, taken({BACKWARD: 100})) is None
+
+
+def test_few_samples_of_several_steps_say_the_line() -> None:
+    rank = taken({SLEEP: 500}, {SLEEP: 500}, samples=4)
+    assert compare(rank, taken({BACKWARD: 500}, {BACKWARD: 500}, samples=4)).is_named
+
+
+def test_peer_without_a_whole_step_is_none() -> None:
+    assert compare(taken({SLEEP: 100}), taken()).peer is None
+
+
+def test_line_is_said_with_all_that_is_known() -> None:
+    one = LineCost(
+        line="train.py:4 (load)", ns=1, call="open_image", inside="PIL/Image.py:9 (open)", waits_in="read of a (nfs)"
+    )
+    assert (
+        describe_line(one)
+        == "in open_image, called at train.py:4 (load), inside PIL/Image.py:9 (open), in a read of a (nfs)"
+    )
+    assert describe_line(LineCost(line="", ns=1)) == "at no Python code"
+
+
+# -- hangs ------------------------------------------------------------------------------------------------------------
+
+
+def stalled(*stacks: SampledStack, cores: float | None = 0.0) -> SamplesTaken:
+    """Return 3 s of a stalled rank, as long at each of these."""
+    each_ns = 3 * NS_PER_S // len(stacks)
+    step = SampledStep(
+        step=NO_STEP,
+        duration_ns=each_ns * len(stacks),
+        stack_ns=tuple((place, each_ns) for place in range(len(stacks))),
+    )
+    cpu_ns = None if cores is None else round(cores * 3 * NS_PER_S)
+    return SamplesTaken(
+        id="s1", state="taken", stacks=stacks, steps=(step,), samples=150, span_ns=3 * NS_PER_S, cpu_ns=cpu_ns
+    )
+
+
+WAITING = at(60, "main", call="loss.backward", waits_in="futex")
+
+
+def test_stalled_ranks_at_one_line_are_told_together_after_those_they_wait_for() -> None:
+    found = describe_stalled({0: stalled(WAITING), 1: stalled(WAITING), 2: stalled(at(7, "load"), cores=0.97)}, (2,))
+    assert found is not None
+    assert found.sentence == (
+        "Rank 2 runs on at train.py:7 (load), with 0.97 of a core; ranks 0, 1 wait in loss.backward, called at "
+        "train.py:60 (main), in a futex."
+    )
+    assert [one.ranks for one in found.lines] == [(2,), (0, 1)]
+
+
+def test_rank_that_comes_to_several_lines_runs_on_without_a_core() -> None:
+    found = describe_stalled({0: stalled(at(7, "poll"), at(9, "poll", call="time.sleep"), cores=None)}, (0,))
+    assert found is not None
+    assert found.sentence == "Rank 0 runs on at train.py:7-9 (poll)."
+
+
+def test_hang_without_samples_has_no_lines() -> None:
+    assert describe_stalled({}, (2,)) is None
+    assert describe_stalled({2: taken({SLEEP: 100})}, (2,)) is None
+
+
+# -- workers of data loaders ------------------------------------------------------------------------------------------
+
+FETCHES = SampledStack(frames=(StackFrame("/home/me/dataset.py", 57, "open"),), call="PIL.Image.open", stage=FETCH)
+RESTS = SampledStack(stage=IDLE)
+
+
+def worker(number: int, fetches: int, *, works_ms: int, rests_ms: int, stack: SampledStack = FETCHES) -> SampledWorker:
+    """Return a worker of two that has begun to fetch so many batches."""
+    times_ns = (0, works_ms * NS_PER_MS), (1, rests_ms * NS_PER_MS)
+    step = SampledStep(step=NO_STEP, duration_ns=(works_ms + rests_ms) * NS_PER_MS, stack_ns=times_ns)
+    return SampledWorker(number=number, count=2, fetches=fetches, stacks=(stack, RESTS), step=step)
+
+
+def compare_workers(*workers: SampledWorker, peers: tuple[SampledWorker, ...] = ()) -> SampledLines:
+    waits = at(60, "main", call="torch.utils.data.dataloader._BaseDataLoaderIter.__next__")
+    rank = msgspec.structs.replace(taken({waits: 100}), workers=workers)
+    return compare(rank, msgspec.structs.replace(taken({BACKWARD: 100}), workers=peers))
+
+
+def test_worker_that_needs_longer_for_a_batch_is_named() -> None:
+    found = compare_workers(worker(0, 10, works_ms=310, rests_ms=3290), worker(1, 15, works_ms=3180, rests_ms=420))
+    assert found.sentence.endswith(
+        " Its worker 1 of 2 needs 212.0 ms a batch, 212.0 ms of it in PIL.Image.open, called at dataset.py:57 (open); "
+        "the others 31.0 ms."
+    )
+    assert found.workers[1].stage_ratios == {
+        FETCH: pytest.approx(0.8833, abs=1e-4),
+        IDLE: pytest.approx(0.1167, abs=1e-4),
+    }
+
+
+def test_workers_that_need_alike_are_compared_with_those_of_the_peer() -> None:
+    workers = worker(0, 10, works_ms=2000, rests_ms=0), worker(1, 10, works_ms=2100, rests_ms=0)
+    found = compare_workers(*workers, peers=(worker(0, 10, works_ms=310, rests_ms=3290),))
+    assert "Its 2 workers need 210.0 ms a batch" in found.sentence
+    assert found.sentence.endswith("; those of rank 1 31.0 ms.")
+
+
+def test_worker_that_was_never_met_at_work_needs_none() -> None:
+    found = compare_workers(worker(0, 9, works_ms=0, rests_ms=3600), worker(1, 9, works_ms=1800, rests_ms=0))
+    assert "Its worker 1 of 2 needs 200.0 ms a batch" in found.sentence
+    assert found.sentence.endswith("; the others none.")
+
+
+def test_workers_that_began_one_batch_say_nothing() -> None:
+    found = compare_workers(worker(0, 1, works_ms=3600, rests_ms=0))
+    assert ("worker" in found.sentence, found.workers[0].batch_ns) == (False, None)
+
+
+def test_workers_are_not_told_where_the_rank_does_not_wait_for_them() -> None:
+    rank = msgspec.structs.replace(taken({SLEEP: 100}), workers=(worker(0, 9, works_ms=3600, rests_ms=0),))
+    assert compare(rank, taken({BACKWARD: 100})).workers == ()
