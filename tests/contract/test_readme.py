@@ -78,7 +78,7 @@ def test_page_of_commands_has_each_once() -> None:
     shown = [
         name
         for row in re.findall(r"^\| [^|]*\| (`[^|]*`) \|", table, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", row)
+        for name in re.findall(r"`([\w-]+)`", row)
     ]
     assert sorted(shown) == sorted(command.name for command in COMMANDS)
 
