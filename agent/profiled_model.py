@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from statistics import median
 from typing import Any, Final, NamedTuple
 
 from rankscope.measure.flops import FORMULAS, NO_FORMULA, Inputs, count_flops, has_no_product
+from rankscope.measure.median import find_median
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 PASSES: Final = 5
@@ -189,7 +189,7 @@ class _Run:
             del found
             self.clear()
             lengths.append([later - earlier for earlier, later in pairwise(marks)])
-        forward, backward, step = (round(median(of)) for of in zip(*lengths[1:], strict=True))
+        forward, backward, step = (round(find_median(of)) for of in zip(*lengths[1:], strict=True))
         return forward, backward if self._has_backward else None, step if self._optimizer is not None else None
 
 
@@ -347,7 +347,7 @@ def _time_modules(
     finally:
         for handle in handles:
             handle.remove()
-    return {module: round(median(found[1:])) for module, found in lengths.items() if any(found)}
+    return {module: round(find_median(found[1:])) for module, found in lengths.items() if any(found)}
 
 
 def _build_row(

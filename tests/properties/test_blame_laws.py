@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.collector.steps.rooted_waits import NOBODY
 from rankscope.collector.steps.wait_attribution import BEHIND_NS, WaitAttribution, attribute_waits
 from rankscope.collector.steps.wait_times import match_operations
 from rankscope.measure.table import MISSING
@@ -94,7 +95,8 @@ def blame_of(calls: Mapping[int, Sequence[Call]], scale: int = UNIT_NS, offset: 
 def test_charges_sum_to_the_waiting_of_every_rank_exactly(calls: dict[int, list[Call]]) -> None:
     found = blame_of(calls)
     rows = match_operations(step_of({rank: columns(mine, UNIT_NS) for rank, mine in calls.items()}), SIZES)
-    for waited_ns, is_of in ((found.waited_ns, rows.key >= 0), (found.not_traced_ns, rows.key < 0)):
+    is_traced = (rows.key >= 0) & ~(rows.is_rooted & (rows.releaser == NOBODY))
+    for waited_ns, is_of in ((found.waited_ns, is_traced), (found.not_traced_ns, ~is_traced)):
         of_ranks = [int(rows.wait_ns[(rows.rank == rank) & is_of].sum()) for rank in found.ranks]
         assert waited_ns.tolist() == of_ranks
 

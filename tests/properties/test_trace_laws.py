@@ -1,6 +1,7 @@
 """Laws of reading traces: chunking, order of events and absolute time do not matter."""
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -176,8 +177,10 @@ def recorded(draw: st.DrawFn) -> list[Event]:
         category = {"Memcpy HtoD": "gpu_memcpy", "Memset": "gpu_memset"}.get(name, "kernel")
         work = kernel(name, start, length, correlation=correlation, stream=draw(st.integers(7, 8)))
         found.append({**work, "cat": category})
-    begins = draw(st.lists(st.integers(0, 20), max_size=3, unique=True))
-    found += [event("user_annotation", f"ProfilerStep#{start}", start, draw(SHORT_US)) for start in begins]
+    begins = draw(st.lists(st.integers(0, 20), min_size=1, max_size=3, unique=True))
+    for start, following in itertools.pairwise([*sorted(begins), 30]):
+        length = draw(st.integers(0, min(6, following - start)))
+        found.append(event("user_annotation", f"ProfilerStep#{start}", start, length))
     # No two at one time: for those the order in the file is the order in which they happened.
     moments = draw(st.lists(st.integers(0, 20), max_size=4, unique=True))
     return found + [allocation(moment, draw(st.integers(-64, 64))) for moment in moments]

@@ -96,7 +96,7 @@ def test_last_screen_has_about_twenty_lines() -> None:
 
 
 def test_reader_of_a_pipe_hears_each_thing_once() -> None:
-    log = ProgressLog(PLAN, "http://here")
+    log = ProgressLog(PLAN, "http://here/")
     assert log.describe_news(RunSnapshot(run="demo", world_size=2, restart_count=0, ranks=())) == [
         "live page: http://here/"
     ]
@@ -111,6 +111,6 @@ def test_reader_of_a_pipe_hears_each_thing_once() -> None:
 
 
 def test_live_screen_says_how_far_it_is() -> None:
-    lines = write_live(a_run(STRAGGLER), PLAN, "http://here", PLAIN).splitlines()
+    lines = write_live(a_run(STRAGGLER), PLAN, "http://here/", PLAIN).splitlines()
     assert lines[1] == "FOUND    rank 1 is 4.0x slower than the other rank since step 61"
     assert lines[-1] == "Step 160 of 160. Live page: http://here/"

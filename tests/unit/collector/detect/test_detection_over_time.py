@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers
-from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
+from rankscope.collector.runs.events import AskClock, AskSamples, CloseFinding, OpenFinding
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.steps.step_series import MS, view_of
@@ -176,7 +176,7 @@ def test_rank_without_peers_has_no_excess() -> None:
 
 
 def findings_told(story: Story) -> list[type]:
-    return [type(effect) for effect in story.effects if not isinstance(effect, AskClock)]
+    return [type(effect) for effect in story.effects if not isinstance(effect, AskClock | AskSamples)]
 
 
 def test_closed_finding_does_not_reopen_from_kept_steps() -> None:

@@ -11,7 +11,7 @@ from rankscope.collector.detect.run_rules.signals import (
     read_signals,
 )
 from rankscope.collector.detect.view import RunView, Samples, TimeCount
-from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
+from rankscope.collector.runs.events import AskClock, AskSamples, CloseFinding, OpenFinding
 from tests.unit.collector.detect.run_views import (
     BUSY,
     GROUP,
@@ -428,7 +428,10 @@ def test_finding_about_the_run_opens_and_closes() -> None:
     for _ in range(4):
         train(story, data_ms=1)
     assert story.snapshot().open_findings == ()
-    assert [type(effect) for effect in story.effects if not isinstance(effect, AskClock)] == [OpenFinding, CloseFinding]
+    assert [type(effect) for effect in story.effects if not isinstance(effect, AskClock | AskSamples)] == [
+        OpenFinding,
+        CloseFinding,
+    ]
 
 
 # -- garbage collection -----------------------------------------------------------------------------------------------
