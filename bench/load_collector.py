@@ -63,8 +63,6 @@ class LoadCollector:
             "allowed-keys": str(keys / ALLOWED),
             "store": str(folder / "store.db"),
             "ranks-max": str(ranks),
-            # Of two steps in 20 s: so that there is a verdict within a minute.
-            "detect-steps-min": "4",
         }
         self._listen, self._http_listen = "tcp://127.0.0.1:0", "127.0.0.1:0"
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
@@ -77,7 +75,12 @@ class LoadCollector:
         command = [sys.executable, "-m", "rankscope.collector", "serve", "--announce"]
         command += [word for name, value in settings.items() for word in (f"--{name}", value)]
         self._child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._stderr, stdin=subprocess.DEVNULL, env=clean_environment()
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            stdin=subprocess.DEVNULL,
+            # Of two steps in 20 s: so that there is a verdict within a minute.
+            env={**clean_environment(), "RANKSCOPE_SERVE_CONSTANT_DETECT_STEPS_MIN": "4"},
         )
         stdout = self._child.stdout
         line = b""

@@ -144,7 +144,8 @@ def test_planted_is_followed_by_what_was_found(shown: Shown) -> None:
     (begin,) = [number for number, line in enumerate(lines) if line.startswith("PLANTED  ")]
     found = lines[begin + 1].removeprefix("FOUND    ")
     if shown.fault == "none":
-        assert found == "no rank is slower than the others"
+        # Beside a busy neighbor some steps are long, and whose they are is not known.
+        assert found == "no rank is slower than the others" or found.startswith("nothing: ")
         return
     (straggler,) = blaming(shown.result)
     begins = f"rank {SLOW_RANKS[shown.fault]} is {straggler['slowdown_ratio']:.1f}x slower than the other 3 ranks"

@@ -13,7 +13,7 @@ rankscope.model_flops(per_step=-1)  # told once the agent has started
 rankscope.model_flops(per_token=1_000)
 with rankscope.phase("before"), rankscope.evaluation():
     print("throughput", rankscope.throughput())
-print("started", rankscope.start(), rankscope.start())
+print("started", bool(rankscope.start()), bool(rankscope.start()))
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number in range(5):
