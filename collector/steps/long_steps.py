@@ -13,9 +13,10 @@ So each step that is much longer than those around it is looked at once, and kep
     holder    rank of which one phase is longer than usual by at least half of the step's excess
     owner     the only holder of the earliest phase that has one, which is not backward
 
-The others wait in a later phase, or not before the next step. Where ranks wait for each other within the phase of the
-stall, as with FSDP, all of them hold it, and nobody is its owner. A step that is long because ranks wait for what their
-peer did at the end of the step before, after its last collective, is not counted again.
+Where the own times of all ranks are known in the step and around it, the only one whose own time holds half of the
+excess is the owner. Else the others wait in a later phase, or not before the next step. Where ranks wait for each other
+within the phase of the stall, as with FSDP, all of them hold it, and nobody is its owner. A step that is long because
+ranks wait for what their peer did at the end of the step before, after its last collective, is not counted again.
 
 Beside one other rank, or in a group of two, the one that waits holds its phase alone as well. So a holder is no owner
 
@@ -185,6 +186,14 @@ class _Place(NamedTuple):
     excess_ns: float
 
 
+class _Owned(NamedTuple):
+    """Whose a long step is: a column, UNKNOWN or EVERYBODY, in which phase, and how much of the excess, in ns."""
+
+    column: int
+    part: str
+    ns: float
+
+
 def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
     """Return the usual duration around a long step; None for one that is not long."""
     if len(around_ns) < NEIGHBOURS_MIN:
@@ -200,6 +209,9 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
     row, around = at.row + series.earlier_count, at.around + series.earlier_count
     excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
     least_ns = HOLDS_RATIO * at.excess_ns
+    own = _find_by_own_time(series, row, around, excess_ns, least_ns)
+    if own is not None:
+        return _describe(series, at, before_ns, own)
     may_wait = {WAITS_IN} if series.handover_ns is None else {WAITS_IN, _FORWARD}
     waiting = _find_waiting(series, row, excess_ns, least_ns, at)
     owner, part = _find_owner({**excess_ns, **waiting}, least_ns, may_wait)
@@ -210,14 +222,38 @@ def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
     owned_ns = 0.0
     if owner != UNKNOWN:
         held_ns = excess_ns[part] if owner == EVERYBODY else excess_ns[part][[owner]]
-        owned_ns = min(at.excess_ns, float(np.nanmax(held_ns)))
-    cpu_ns = None
+        owned_ns = float(np.nanmax(held_ns))
+    return _describe(series, at, before_ns, _Owned(owner, part, owned_ns))
+
+
+def _find_by_own_time(
+    series: StepSeries, row: int, around: Ints, excess_ns: Mapping[str, Floats], least_ns: float
+) -> _Owned | None:
+    """Return whose a long step is by the ranks' own times, and the phase of it that is longest beyond usual; None where
+    these are not known in it and around it, or no rank or several hold it.
+    """
+    own_ns = _excess_of(series.self_ns, row, around)
+    if np.isnan(own_ns).any() or len(own_ns) < 2:  # noqa: PLR2004 - nobody to compare with
+        return None
+    holders = np.flatnonzero(own_ns >= least_ns)
+    if len(holders) != 1:
+        return None
+    owner = int(holders[0])
+    held_ns = {name: float(values[owner]) for name, values in excess_ns.items() if not np.isnan(values[owner])}
+    part = max(held_ns, key=lambda name: held_ns[name], default="")
+    return _Owned(owner, part, float(own_ns[owner]))
+
+
+def _describe(series: StepSeries, at: _Place, before_ns: float, owned: _Owned) -> LongStep:
+    """Return the long step of an owner."""
+    owner = owned.column
+    row, cpu_ns = at.row + series.earlier_count, None
     if owner >= 0:
         used_ns = float(series.cpu_ns[row, owner])
         cpu_ns = None if np.isnan(used_ns) else used_ns
         owner = series.ranks[owner]
-    step = int(series.steps[row])
-    return LongStep(step, owner, part, at.excess_ns, owned_ns, before_ns, at.usual_ns, cpu_ns)
+    owned_ns = min(at.excess_ns, owned.ns)
+    return LongStep(int(series.steps[row]), owner, owned.part, at.excess_ns, owned_ns, before_ns, at.usual_ns, cpu_ns)
 
 
 def _find_waiting(

@@ -1,6 +1,8 @@
 """Say why "no rank was slower" is not known although nobody was found: time was lost in steps of which it is not known
 whose they were, or in too few that were one rank's.
 
+What single ranks are known to have cost is none of that, unless one rank's stalls alone cost as much.
+
 Lost is what a rare long step took longer than those around it, and what steps of which own times are not known took
 longer, in the mean, than those of which they are. A loss of less than LOST_MIN of the time does not matter: no rank can
 have cost more than that.
@@ -17,6 +19,10 @@ LOST_MIN: Final = 0.05
 """Share of the time that a slow rank must cost to matter."""
 
 
+START_STEPS: Final = 10
+"""The first steps of a run, which are long for its start-up, do not count."""
+
+
 class _Lost(NamedTuple):
     """Steps in order, and what they lost in ns, shape (m,) each; `owners`: the rank that each was due to, -1 where that
     is not known.
@@ -25,6 +31,10 @@ class _Lost(NamedTuple):
     steps: np.ndarray
     ns: np.ndarray
     owners: np.ndarray
+
+    def of(self, is_of: np.ndarray) -> "_Lost":
+        """Return some of the steps."""
+        return _Lost(self.steps[is_of], self.ns[is_of], self.owners[is_of])
 
     @property
     def text(self) -> str:
@@ -39,7 +49,7 @@ def describe_doubt(view: RunView) -> str:
     was lost for that to matter.
     """
     seen = view.long_steps
-    rare = [one for one in seen.steps if one.owner != EVERYBODY]
+    rare = [one for one in seen.steps if one.owner != EVERYBODY and one.step >= START_STEPS]
     lost = _Lost(
         np.array([one.step for one in rare], dtype=np.int64),
         np.array([one.excess_ns for one in rare]),
@@ -48,30 +58,35 @@ def describe_doubt(view: RunView) -> str:
     others = _find_unknown(view, lost.steps)
     total_ns = max(seen.total_ns, float(np.nansum(view.longest_ns)), 1.0)
     others_ns = float(others.ns.sum())
-    share = (float(lost.ns.sum()) + others_ns) / total_ns
+    of_rank = {rank: float(lost.ns[lost.owners == rank].sum()) for rank in set(lost.owners.tolist()) if rank >= 0}
+    most = max(of_rank, key=lambda rank: of_rank[rank], default=None)
+    if most is not None and of_rank[most] >= LOST_MIN * total_ns:
+        mine = lost.of(lost.owners == most)
+        return (
+            f"{_percent(of_rank[most] / total_ns)} was lost in {mine.text} of rank {most}: too few to say that it "
+            "stops again and again"
+        )
+    unknown = lost.of(lost.owners < 0)
+    share = (float(unknown.ns.sum()) + others_ns) / total_ns
     if share < LOST_MIN:
         return ""
-    percent = f"{100 * share:.0f} % of the time"
-    if others_ns > float(lost.ns.sum()):
-        return f"{percent} was lost in {others.text}, and the ranks' own times in them are not known"
-    owned = lost.owners >= 0
-    if float(lost.ns[owned].sum()) < 0.5 * float(lost.ns.sum()):
-        return f"{percent} was lost in {lost.text}, and which rank the others waited for in them is not known"
-    ranks, counts = np.unique(lost.owners[owned], return_counts=True)
-    most = int(counts.argmax())
-    return (
-        f"{percent} was lost in {lost.text}, of which rank {ranks[most]} had {counts[most]}: too few to say that it "
-        "stops again and again"
-    )
+    if others_ns > float(unknown.ns.sum()):
+        return f"{_percent(share)} was lost in {others.text}, and the ranks' own times in them are not known"
+    return f"{_percent(share)} was lost in {unknown.text}, and which rank the others waited for in them is not known"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} % of the time"
 
 
 def _find_unknown(view: RunView, rare: np.ndarray) -> _Lost:
     """Return the kept steps that every rank has reported, and of which their own times are not known, with what they
     lost in all over the mean of those that are known, in equal shares; without the `rare` ones.
     """
-    is_reported = ~np.isnan(view.series.step_ns).any(axis=1) & ~np.isin(view.series.steps, rare)
+    steps = view.series.steps
+    is_reported = ~np.isnan(view.series.step_ns).any(axis=1) & ~np.isin(steps, rare) & (steps >= START_STEPS)
     rows, known = np.flatnonzero(is_reported & ~view.is_known), np.flatnonzero(is_reported & view.is_known)
     if not len(rows) or not len(known):
-        return _Lost(view.series.steps[:0], np.zeros(0), np.zeros(0, dtype=np.int64))
+        return _Lost(steps[:0], np.zeros(0), np.zeros(0, dtype=np.int64))
     longer_ns = float(view.longest_ns[rows].mean() - view.longest_ns[known].mean())
-    return _Lost(view.series.steps[rows], np.full(len(rows), max(0.0, longer_ns)), np.full(len(rows), -1))
+    return _Lost(steps[rows], np.full(len(rows), max(0.0, longer_ns)), np.full(len(rows), -1))

@@ -198,6 +198,20 @@ def test_ranks_that_wait_for_their_devices_in_other_wait_for_the_owner(
     assert owner_in(job) == owner
 
 
+@pytest.mark.parametrize(("own_ms", "owner"), [((20, 220, 20), (1, "backward")), ((20, 220, 190), (UNKNOWN, ""))])
+def test_owner_is_the_rank_whose_own_time_is_longer_where_that_is_known(
+    own_ms: tuple[float, ...], owner: tuple[int, str]
+) -> None:
+    job = Job().add("backward", 0, 200).add("backward", 1, 200).add("backward", 2, 200)
+    series = job.series(first_step=0)
+    self_ns = np.full_like(series.step_ns, 19.0)
+    self_ns[LONG] = own_ms
+    long_steps = LongSteps()
+    long_steps.add(replace(series, self_ns=self_ns))
+    (found,) = long_steps.read().steps
+    assert (found.owner, found.part) == owner
+
+
 def test_all_ranks_that_are_long_where_they_wait_for_their_devices_do_the_same() -> None:
     job = Job().add("other", 0, 200).add("other", 1, 200).add("other", 2, 200)
     job.phases["other"] += 9.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.stragglers.doubt import LOST_MIN, describe_doubt
+from rankscope.collector.detect.stragglers.doubt import LOST_MIN, START_STEPS, describe_doubt
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
 from rankscope.collector.steps.step_series import Floats
@@ -45,27 +45,37 @@ def test_unknown_steps_that_take_longer_are_named() -> None:
 
 
 def test_long_steps_of_nobody_known_are_named() -> None:
-    found = describe_doubt(view(None, None, (7, UNKNOWN, 200.0), (50, UNKNOWN, 300.0), (60, 1, 100.0)))
+    found = describe_doubt(view(None, None, (17, UNKNOWN, 200.0), (50, UNKNOWN, 300.0), (60, 1, 100.0)))
     assert found == (
-        "23 % of the time was lost in 3 longer steps (steps 7-60), and which rank the others waited for in them is not "
+        "19 % of the time was lost in 2 longer steps (steps 17-50), and which rank the others waited for in them is not "
         "known"
     )
 
 
 def test_long_steps_of_one_rank_that_are_too_few_are_said_to_be_its() -> None:
-    found = describe_doubt(view(None, None, (7, 1, 300.0), (50, 1, 300.0), (60, UNKNOWN, 20.0)))
-    assert found.endswith("(steps 7-60), of which rank 1 had 2: too few to say that it stops again and again")
+    found = describe_doubt(view(None, None, (17, 1, 300.0), (50, 1, 300.0), (60, UNKNOWN, 20.0)))
+    expected = "23 % of the time was lost in 2 longer steps (steps 17-50) of rank 1"
+    assert found == f"{expected}: too few to say that it stops again and again"
+
+
+def test_long_steps_of_many_ranks_of_which_none_costs_much_are_no_doubt() -> None:
+    assert describe_doubt(view(None, None, *((step, step % 9, 30.0) for step in range(10, 19)))) == ""
 
 
 def test_long_steps_of_everybody_are_nobodys_fault() -> None:
-    assert describe_doubt(view(None, None, (7, EVERYBODY, 900.0))) == ""
+    assert describe_doubt(view(None, None, (17, EVERYBODY, 900.0))) == ""
 
 
 @pytest.mark.parametrize(("share", "is_doubtful"), [(LOST_MIN * 0.95, False), (LOST_MIN * 1.05, True)])
 def test_only_what_matters_is_doubtful(share: float, is_doubtful: bool) -> None:
     lost_ms = STEPS * STEP_MS * share / (1 - share)
-    assert bool(describe_doubt(view(None, None, (7, UNKNOWN, lost_ms)))) is is_doubtful
+    assert bool(describe_doubt(view(None, None, (17, UNKNOWN, lost_ms)))) is is_doubtful
 
 
 def test_one_step_is_one_step() -> None:
-    assert "in 1 longer step (step 7), " in describe_doubt(view(None, None, (7, UNKNOWN, 900.0)))
+    assert "in 1 longer step (step 17), " in describe_doubt(view(None, None, (17, UNKNOWN, 900.0)))
+
+
+def test_long_steps_of_the_start_do_not_count() -> None:
+    assert describe_doubt(view(None, None, (START_STEPS - 1, UNKNOWN, 900.0))) == ""
+    assert describe_doubt(view(None, None, (START_STEPS, UNKNOWN, 900.0))) != ""
