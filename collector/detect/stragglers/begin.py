@@ -27,12 +27,17 @@ def date_begin(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> Sl
     """Return a slow rank that began in a gap with the step at which the run became slower there, by an open finding
     about that or by the steps; as it is where neither shows it.
     """
-    if slow.before_step is None or slow.since_step - slow.before_step <= 1:
+    if slow.before_step is None:
         return slow
+    # Noise may put the begin a step or two behind a gap: then it may as well lie in it.
+    found = find_since_range(slow, slow.since_step, view)
+    before_step = slow.before_step if found is None else min(slow.before_step, found[0] - 1)
     for finding in findings:
         since_step = finding.since_step
-        if finding.kind == RUN_SLOWDOWN and since_step is not None and _is_in_gap(slow, since_step):
+        if finding.kind == RUN_SLOWDOWN and since_step is not None and before_step < since_step <= slow.since_step:
             return slow._replace(since_step=since_step)
+    if slow.since_step - slow.before_step <= 1:
+        return slow
     step = _find_rise(slow, view, slow.before_step)
     return slow if step is None else slow._replace(since_step=step)
 
