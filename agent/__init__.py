@@ -45,6 +45,11 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    """Return all names, also those that are imported when they are first used."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """Return `profile`, `profile_model` and `__version__` when they are first used: only who profiles pays for their
     imports, and torch's import of this file needs no version.
