@@ -27,4 +27,4 @@ def test_users_traces_hold_the_same_events_with_and_without_us() -> None:
         assert life.losses.windows_skipped["user_profiler"] >= 1
         assert life.losses.errors == {}
         assert not life.covered_steps & PROFILED
-        assert max(life.covered_steps) == STEPS - 1
+        assert max(life.covered_steps) > max(PROFILED)  # windows have come again

@@ -251,4 +251,4 @@ def test_misspelt_command_suggests_the_closest(capsys: pytest.CaptureFixture[str
 
 def test_unknown_command_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["xyzzy"]) == 2
-    assert "'xyzzy' is not a command. The commands are serve, relay, top, status, " in capsys.readouterr().err
+    assert "'xyzzy' is not a command. The commands are top, status, incidents, " in capsys.readouterr().err
