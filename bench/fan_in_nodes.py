@@ -36,6 +36,7 @@ from rankscope.measure.messages import (
     Refused,
     RelayCounts,
     RelayHello,
+    SampleOrder,
     Welcome,
 )
 from rankscope.measure.units import NS_PER_S, ns_to_s
@@ -108,6 +109,8 @@ class _Rank:
                 return self.delivery.on_refused(reason, detail)
             case ClockPing(collector_ns=collector_ns):
                 return ClockPong(collector_ns=collector_ns, host_ns=now_ns)
+            case SampleOrder():  # such a rank runs no code of which there could be samples
+                return []
         raise ValueError(f"a collector does not send {message!r}")
 
 

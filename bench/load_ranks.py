@@ -26,7 +26,7 @@ from bench.load_reports import RUN, JobReports, build_hello
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.key_files import ClientKeys
-from rankscope.measure.messages import Ack, ClockPing, ClockPong, HelloWanted, Message, Refused, Welcome
+from rankscope.measure.messages import Ack, ClockPing, ClockPong, HelloWanted, Message, Refused, SampleOrder, Welcome
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import Connection
 from rankscope.uplink.delivery import Delivery, DeliveryState, Send, SendFrame, SendHello
@@ -163,6 +163,8 @@ class LoadRank:
                 self._carry_out(self.delivery.on_hello_wanted(now_ns))
             case Refused(reason=reason, detail=detail):
                 self._carry_out(self.delivery.on_refused(reason, detail))
+            case SampleOrder():  # such a rank runs no code of which there could be samples
+                pass
             case _:
                 raise ValueError(f"a collector does not send {message!r}")
 
