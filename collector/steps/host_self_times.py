@@ -17,31 +17,28 @@ Example: two ranks with 12 ms in backward, steps of 21 ms. A step takes 81 ms: r
 the step is as predicted. With `time.sleep` in backward of rank 1 own times would be 20 ms, and the step is not known.
 """
 
-import math
 from typing import Final
 
 import numpy as np
 
+from rankscope.collector.steps.predicted_steps import (
+    MEASURED_LAST,
+    MEASURED_MIN,
+    fill_as_predicted,
+    find_least_difference,
+)
 from rankscope.collector.steps.step_series import Flags, Floats
 
 WAITS_IN: Final = "backward"
 """The phase in which ranks wait for each other."""
-MEASURED_MIN: Final = 6
-"""Measured steps that windows need to agree or disagree: the median of six is off by half of their noise."""
-MEASURED_LAST: Final = 32
-"""The last of them only: what a step does may change."""
 KNOWN_MIN: Final = 8
 """Steps that tell the usual rest."""
-UNLIKE_ERRORS: Final = 4.0
 UNLIKE_RATIO: Final = 0.1
-"""Standard errors, and share of a step, by which a rank's own time may differ from that of windows in the median."""
+"""Share of a step by which a rank's own time may differ from that of windows in the median."""
 REST_RATIO_MAX: Final = 0.25
 """Share of a step that the rest may be without windows: more may be a rank that does something in backward."""
 TOLERANCE_RATIO: Final = 0.1
-TOLERANCE_DEVIATIONS: Final = 5.0
-"""Share of a step, or deviations of the rest, by which a step may differ from the prediction."""
-MEDIAN_ERROR: Final = 1.253 * 1.4826
-"""Standard error of the median of n values, times the root of n, over their median deviation; of normal noise."""
+"""Share of a step by which it may differ from the prediction."""
 
 
 def fill_from_cpu(self_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, *, all_meet: bool) -> Floats:
@@ -65,18 +62,15 @@ def fill_from_cpu(self_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, *, all_m
             return self_ns
     elif not all_meet or rest_ns > REST_RATIO_MAX * float(np.median(longest_ns)):
         return self_ns
-    off_ns = np.abs(rests_ns - rest_ns)
-    tolerance_ns = np.maximum(TOLERANCE_RATIO * longest_ns, TOLERANCE_DEVIATIONS * noise_ns)
-    known = np.flatnonzero(is_reported)[off_ns <= tolerance_ns]
-    filled: Floats = self_ns.copy()
-    rows = known[~is_measured[known]]
-    filled[rows] = own_ns[rows]
-    return filled
+    open_ = np.flatnonzero(is_reported & ~is_measured)
+    return fill_as_predicted(
+        self_ns, step_ns, open_, own_ns.__getitem__,
+        rest_ns=rest_ns, noise_ns=noise_ns, tolerance_ratio=TOLERANCE_RATIO,
+    )  # fmt: skip
 
 
 def _are_unlike(off_ns: Floats, step_ns: Floats) -> bool:
     """Return whether windows differ from the own times of any rank: `off_ns`, shape (m, ranks), by as much each."""
     medians_ns = np.median(off_ns, axis=0)
     noise_ns = float(np.median(np.abs(off_ns - medians_ns)))
-    error_ns = MEDIAN_ERROR * noise_ns / math.sqrt(len(off_ns))
-    return bool(np.abs(medians_ns).max() > max(UNLIKE_ERRORS * error_ns, UNLIKE_RATIO * float(np.median(step_ns))))
+    return bool(np.abs(medians_ns).max() > find_least_difference(noise_ns, step_ns, UNLIKE_RATIO))

@@ -22,18 +22,19 @@ each step in which rank 3 shows that, and that takes 260 ms, its own time was 26
 """
 
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from rankscope.collector.steps.step_series import Cells, Flags, Floats
+from rankscope.collector.steps.predicted_steps import (
+    MEASURED_LAST,
+    MEASURED_MIN,
+    fill_as_predicted,
+    find_least_difference,
+)
+from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints
 
-LEARN_MIN: Final = 6
-"""Measured steps that teach: the median of six is off by half of their noise."""
-LEARN_LAST: Final = 32
-"""The last of them only: what a step does may change."""
 PHASES_TRIED: Final = 6
 """Phases that may contain the waits: those that vary most."""
 WAITED_IN_MAX: Final = 3
@@ -41,39 +42,38 @@ RANKS_READ: Final = 128
 """Ranks that are read to find the phases with waits, evenly spread: all wait for a late one."""
 UNEXPLAINED_MAX: Final = 0.5
 """Share of the variation of waits that the phases may leave."""
-UNLIKE_ERRORS: Final = 4.0
 UNLIKE_RATIO: Final = 0.05
-"""Standard errors, and share of a step, by which what ranks have on top must differ to be each rank's own."""
+"""Share of a step by which what ranks have on top must differ to be each rank's own."""
 TOLERANCE_RATIO: Final = 0.05
-TOLERANCE_DEVIATIONS: Final = 5.0
-"""Share of a step, or deviations of the own times, by which a step may differ from the prediction."""
-MEDIAN_ERROR: Final = 1.253 * 1.4826
-"""Standard error of the median of n values, times the root of n, over their median deviation; of normal noise."""
+"""Share of a step by which it may differ from the prediction."""
 
 
 def fill_from_phases(self_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Cells]) -> Floats:
     """Return the self times with those that phases show, shape (n, ranks) in ns as all; NaN where neither is known."""
     is_reported = ~np.isnan(step_ns).any(axis=1)
     is_measured = is_reported & ~np.isnan(self_ns).any(axis=1)
-    measured, open_ = np.flatnonzero(is_measured)[-LEARN_LAST:], np.flatnonzero(is_reported & ~is_measured)
-    if len(measured) < LEARN_MIN or not len(open_):
+    measured, open_ = np.flatnonzero(is_measured)[-MEASURED_LAST:], np.flatnonzero(is_reported & ~is_measured)
+    if len(measured) < MEASURED_MIN or not len(open_):
         return self_ns
     taught_ns = {name: np.nan_to_num(ns[measured], nan=0.0) for name, ns in phases_ns.items()}
     waited_in = _find_waited_in(step_ns[measured] - self_ns[measured], taught_ns)
     if not waited_in:
         return self_ns
-    apart_ns = step_ns - np.sum([np.nan_to_num(phases_ns[name][:], nan=0.0) for name in waited_in], axis=0)
-    on_top_ns = self_ns[measured] - apart_ns[measured]
+
+    def find_apart_ns(rows: Ints) -> Floats:
+        """Return these steps without the phases with waits."""
+        waits_ns = (np.nan_to_num(phases_ns[name][rows], nan=0.0) for name in waited_in)
+        return np.asarray(step_ns[rows] - sum(waits_ns))
+
+    on_top_ns = self_ns[measured] - find_apart_ns(measured)
     of_ranks_ns = np.median(on_top_ns, axis=0)
     noise_ns = float(np.median(np.abs(on_top_ns - of_ranks_ns)))
-    own_ns = np.clip(apart_ns + _same_unless_unlike(of_ranks_ns, noise_ns, step_ns[measured]), 0.0, step_ns)
-    rest_ns = float(np.median(step_ns[measured].max(axis=1) - self_ns[measured].max(axis=1)))
-    longest_ns = step_ns[open_].max(axis=1)
-    off_ns = np.abs(own_ns[open_].max(axis=1) + rest_ns - longest_ns)
-    known = open_[off_ns <= np.maximum(TOLERANCE_RATIO * longest_ns, TOLERANCE_DEVIATIONS * noise_ns)]
-    filled: Floats = self_ns.copy()
-    filled[known] = own_ns[known]
-    return filled
+    more_ns = _same_unless_unlike(of_ranks_ns, noise_ns, step_ns[measured])
+    return fill_as_predicted(
+        self_ns, step_ns, open_, lambda rows: np.clip(find_apart_ns(rows) + more_ns, 0.0, step_ns[rows]),
+        rest_ns=float(np.median(step_ns[measured].max(axis=1) - self_ns[measured].max(axis=1))),
+        noise_ns=noise_ns, tolerance_ratio=TOLERANCE_RATIO,
+    )  # fmt: skip
 
 
 def _find_waited_in(waits_ns: Floats, phases_ns: Mapping[str, Floats]) -> tuple[str, ...]:
@@ -99,8 +99,5 @@ def _same_unless_unlike(of_ranks_ns: Floats, noise_ns: float, step_ns: Floats) -
     noisy steps each rank's own would be a difference between ranks that there is not.
     """
     usual_ns = float(np.median(of_ranks_ns))
-    error_ns = MEDIAN_ERROR * noise_ns / math.sqrt(len(step_ns))
-    is_unlike: Flags = np.abs(of_ranks_ns - usual_ns) > max(
-        UNLIKE_ERRORS * error_ns, UNLIKE_RATIO * float(np.median(step_ns))
-    )
+    is_unlike: Flags = np.abs(of_ranks_ns - usual_ns) > find_least_difference(noise_ns, step_ns, UNLIKE_RATIO)
     return np.where(is_unlike, of_ranks_ns, usual_ns)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.host_self_times import KNOWN_MIN, MEASURED_MIN, fill_from_cpu
+from rankscope.collector.steps.host_self_times import KNOWN_MIN, fill_from_cpu
+from rankscope.collector.steps.predicted_steps import MEASURED_MIN
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from rankscope.collector.steps.predicted_steps import MEASURED_MIN
 from rankscope.collector.steps.step_series import Floats
-from rankscope.collector.steps.unwatched_steps import LEARN_MIN, fill_from_phases
+from rankscope.collector.steps.unwatched_steps import fill_from_phases
 from tests.unit.collector.steps.step_series import MS
 
 RANKS = 4
@@ -71,8 +72,8 @@ def test_nothing_is_taught_while_ranks_have_not_waited() -> None:
 
 def test_few_measured_steps_teach_nothing() -> None:
     late = {2: (3, "data"), 25: (2, "data")}
-    assert np.isnan(Steps(40, LEARN_MIN - 1, late).fill()[LEARN_MIN - 1 :]).all()
-    assert np.isfinite(Steps(40, LEARN_MIN, late).fill()).all()
+    assert np.isnan(Steps(40, MEASURED_MIN - 1, late).fill()[MEASURED_MIN - 1 :]).all()
+    assert np.isfinite(Steps(40, MEASURED_MIN, late).fill()).all()
 
 
 def test_rank_that_is_late_in_the_phase_with_waits_leaves_the_step_unknown() -> None:

@@ -1,0 +1,56 @@
+"""What finding own times of steps without a window has in common, however they are found: which of these steps they
+explain, and what must differ for ranks to differ. Pure.
+
+In synchronous training a step lasts on every rank for the longest own time, and for a rest, which is mostly a transfer.
+Where own times say that, no rank's can have been longer by more than the tolerance where it mattered.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.steps.step_series import Floats, Ints, in_blocks
+
+MEASURED_MIN: Final = 6
+"""Measured steps that own times are held against: the median of six is off by half of their noise."""
+MEASURED_LAST: Final = 32
+"""The last of them only: what a step does may change."""
+UNLIKE_ERRORS: Final = 4.0
+"""Standard errors by which medians must differ."""
+TOLERANCE_DEVIATIONS: Final = 5.0
+"""Deviations of the noise by which a step may differ from the prediction."""
+MEDIAN_ERROR: Final = 1.253 * 1.4826
+"""Standard error of the median of n values, times the root of n, over their median deviation; of normal noise."""
+
+
+def fill_as_predicted(
+    self_ns: Floats,
+    step_ns: Floats,
+    rows: Ints,
+    find_own_ns: Callable[[Ints], Floats],
+    *,
+    rest_ns: float,
+    noise_ns: float,
+    tolerance_ratio: float,
+) -> Floats:
+    """Return the self times, shape (n, ranks) in ns, with the own times in those of `rows` whose longest duration is
+    the longest own time and the rest. `find_own_ns` returns the own times of some rows, none of them unknown;
+    `tolerance_ratio` is the share of a step that it may be off, beside TOLERANCE_DEVIATIONS of the noise.
+    """
+    filled: Floats = self_ns.copy()
+    for some in in_blocks(rows, step_ns.shape[1]):
+        own_ns, longest_ns = find_own_ns(some), step_ns[some].max(axis=1)
+        off_ns = np.abs(own_ns.max(axis=1) + rest_ns - longest_ns)
+        is_predicted = off_ns <= np.maximum(tolerance_ratio * longest_ns, TOLERANCE_DEVIATIONS * noise_ns)
+        filled[some[is_predicted]] = own_ns[is_predicted]
+    return filled
+
+
+def find_least_difference(noise_ns: float, step_ns: Floats, ratio: float) -> float:
+    """Return by how much medians over these measured steps, shape (m, ranks) in ns, must differ to be different:
+    UNLIKE_ERRORS of them, and the share `ratio` of a step.
+    """
+    error_ns = MEDIAN_ERROR * noise_ns / math.sqrt(len(step_ns))
+    return max(UNLIKE_ERRORS * error_ns, ratio * float(np.median(step_ns)))
