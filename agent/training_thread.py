@@ -106,8 +106,8 @@ class TrainingThread:
     def spent_ns(self) -> int:
         """The cost of the hooks to the training thread so far. Only one other thread may ask."""
         clock_ns = 0 if self._backward_clock is None else self._backward_clock.spent_ns
-        return self.hooks.buffer.spent_ns + self.transfers.spent_ns + clock_ns
-        return self.hooks.buffer.spent_ns + self.transfers.spent_ns + self.backward_ends.spent_ns
+        hooks_ns = self.hooks.buffer.spent_ns + self.backward_ends.spent_ns + clock_ns
+        return hooks_ns + self.transfers.spent_ns
 
     def start(self) -> None:
         """Begin to measure."""

@@ -27,7 +27,7 @@ import msgspec
 
 from rankscope.agent.captures.kernel_waits import KernelWaits
 from rankscope.agent.captures.script_files import ScriptFiles
-from rankscope.agent.captures.stack_samples import StackKey, StackSamples
+from rankscope.agent.captures.stack_samples import WALK_MAX, StackKey, StackSamples
 from rankscope.agent.captures.thread_sampler import ThreadSampler
 from rankscope.agent.guard import Guard
 from rankscope.measure.line_samples import COLLATE, FETCH, HAND_OVER, IDLE, NOW, WORKERS_MAX, SampledWorker
@@ -44,7 +44,6 @@ PART_OF: Final = ".part"
 FILE_BYTES_MAX: Final = 1 << 20
 EARLY_NS: Final = 400_000_000
 """Workers end that long before the rank, so that their files are there."""
-WALK_MAX: Final = 256
 ERRORS_MAX: Final = 3
 _SIGNS: Final = (
     ("multiprocessing/queues.py", "get", IDLE),

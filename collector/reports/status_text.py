@@ -23,7 +23,6 @@ from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
 from rankscope.collector.runs.run_status import (
     RunStatus,
-    build_status,
     describe_ranks_without_peers,
     describe_state,
 )
@@ -244,11 +243,6 @@ def _list_lines(lines: SampledLines | None) -> list[str]:
     ]
     of_steps = f"mean of a step, of {lines.steps:,} from {lines.first_step:,} to {lines.last_step:,}"
     return [f"{INDENT}{heads[0]:>10} {heads[1]:>10}  {of_steps}", *(printable(row) for row in rows)]
-
-
-def render_run(run: RunSnapshot, colors: Colors = PLAIN) -> str:
-    """Return the status of a run with every rank, for small runs."""
-    return render_all_ranks(build_status(run, len(run.ranks)), run, colors)
 
 
 STATES = {"D": "waits for a device", "T": "is stopped", "t": "is being traced", "R": "runs", "S": "sleeps"}

@@ -13,26 +13,23 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.long_steps import EVERYBODY
+from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN
+from rankscope.collector.steps.step_series import Flags, Floats, Ints
 
 LOST_MIN: Final = 0.05
 """Share of the time that a slow rank must cost to matter."""
-
-
 START_STEPS: Final = 10
 """The first steps of a run, which are long for its start-up, do not count."""
 
 
 class _Lost(NamedTuple):
-    """Steps in order, and what they lost in ns, shape (m,) each; `owners`: the rank that each was due to, -1 where that
-    is not known.
-    """
+    """Steps in order, what they lost in ns, and the rank that each was due to, or UNKNOWN; shape (m,) each."""
 
-    steps: np.ndarray
-    ns: np.ndarray
-    owners: np.ndarray
+    steps: Ints
+    ns: Floats
+    owners: Ints
 
-    def of(self, is_of: np.ndarray) -> "_Lost":
+    def of(self, is_of: Flags) -> "_Lost":
         """Return some of the steps."""
         return _Lost(self.steps[is_of], self.ns[is_of], self.owners[is_of])
 
@@ -66,7 +63,7 @@ def describe_doubt(view: RunView) -> str:
             f"{_percent(of_rank[most] / total_ns)} was lost in {mine.text} of rank {most}: too few to say that it "
             "stops again and again"
         )
-    unknown = lost.of(lost.owners < 0)
+    unknown = lost.of(lost.owners == UNKNOWN)
     share = (float(unknown.ns.sum()) + others_ns) / total_ns
     if share < LOST_MIN:
         return ""
@@ -79,7 +76,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} % of the time"
 
 
-def _find_unknown(view: RunView, rare: np.ndarray) -> _Lost:
+def _find_unknown(view: RunView, rare: Ints) -> _Lost:
     """Return the kept steps that every rank has reported, and of which their own times are not known, with what they
     lost in all over the mean of those that are known, in equal shares; without the `rare` ones.
     """
@@ -89,4 +86,4 @@ def _find_unknown(view: RunView, rare: np.ndarray) -> _Lost:
     if not len(rows) or not len(known):
         return _Lost(steps[:0], np.zeros(0), np.zeros(0, dtype=np.int64))
     longer_ns = float(view.longest_ns[rows].mean() - view.longest_ns[known].mean())
-    return _Lost(steps[rows], np.full(len(rows), max(0.0, longer_ns)), np.full(len(rows), -1))
+    return _Lost(steps[rows], np.full(len(rows), max(0.0, longer_ns)), np.full(len(rows), UNKNOWN))

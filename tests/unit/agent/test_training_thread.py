@@ -64,6 +64,15 @@ class Rank:
         return self.training.steps.drain()
 
 
+def test_cost_is_that_of_every_part_in_the_training_thread() -> None:
+    training = Rank().training
+    before_ns = training.spent_ns
+    training.backward_ends.spent_ns += 5
+    assert training._backward_clock is not None
+    training._backward_clock.spent_ns += 7
+    assert training.spent_ns - before_ns == 12
+
+
 def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:
     training = Rank().training
     assert training._has_settled(0)

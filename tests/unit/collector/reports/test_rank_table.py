@@ -4,11 +4,11 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.rank_table import HEAD, render_rank
-from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.records import Totals, WindowBreakdown
+from tests.unit.collector.reports.whole_run import render_run
 from tests.unit.collector.runs.run_snapshots import rank_of
 
 MS = 1_000_000

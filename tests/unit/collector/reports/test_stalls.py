@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rankscope.collector.reports.status_text import describe_stall, render_run
+from rankscope.collector.reports.status_text import describe_stall
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
@@ -16,6 +16,7 @@ from rankscope.measure.stalls import (
     ThreadStack,
     find_script_frame,
 )
+from tests.unit.collector.reports.whole_run import render_run
 
 S = 1_000_000_000
 IDENTITY = RankIdentity(
