@@ -44,8 +44,9 @@ def test_node_with_a_third_of_the_cpu_is_named(tmp_path: Path, attempt: int) -> 
     assert name_nodes(report) == [f"node-{slow}"], ended.stdout
     assert (ended.exit_code, report["status"], ended.left) == (1, "named", ())
     assert (tmp_path / "exclude.txt").read_text() == f"node-{slow}\n"
-    (reason,) = (why for why in report["named"][0]["reasons"] if why.startswith("matmul float32"))
-    assert "other processes, or a limit of CPU time, may be why" in reason
+    # Which of the checks are slow both times depends on when others had the cores.
+    products = [why for why in report["named"][0]["reasons"] if why.startswith("matmul ")]
+    assert all("other processes, or a limit of CPU time, may be why" in why for why in products), products
     assert ended.stdout.splitlines()[-1] == f"verdict: 1 of 4 nodes was named: node-{slow}."
 
 
