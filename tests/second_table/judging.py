@@ -70,7 +70,7 @@ def is_near(stated: float, true: float) -> bool:
     >>> is_near(0.03, 0.05), is_near(0.30, 0.40), is_near(0.33, 0.40)
     (True, False, True)
     """
-    return abs(stated - true) <= max(LOST_ERROR_MIN, LOST_ERROR_SHARE * true) + 1e-9
+    return bool(abs(stated - true) <= max(LOST_ERROR_MIN, LOST_ERROR_SHARE * true) + 1e-9)  # numpy's is not `True`
 
 
 def judge_world(world: World) -> Judged:
