@@ -2,8 +2,8 @@
 backward (docs/definitions.md section 4). Pure.
 
 In data parallel training the device's stream waits for other ranks only in that tail. So the rest of the step is how
-long it would have taken this rank alone, and no profiler window is needed to know it. It stands in for the self time
-where no window comes.
+long it would have taken this rank alone, and no profiler window is needed to know it. It is the self time of the steps
+that windows have not measured, and of all where no window comes.
 
 In other kinds of training ranks also wait within the rest: for their group of tensor parallelism in each layer, for the
 stage before them, for the shards of parameters. If all ranks wait for each other there, all of them seem equally slow,
@@ -99,6 +99,24 @@ class DeviceSelfTimes:
         self.is_complete[slots] = False
         for rows in (self._own_ns, self._waits_ns):
             rows.move(slots, to)
+
+
+def fill_from_device(self_ns: Floats, device_ns: Floats) -> Floats:
+    """Return the self times of windows, and of each other step that all ranks timed the times on their devices, shape
+    (n, ranks) in ns as both: by what windows had on top in the steps that have both, since the host's part of a step is
+    not the device's.
+
+    >>> own_ns, device_ns = np.array([[5.0, 9.0], [np.nan, np.nan]]), np.array([[4.0, 8.0], [4.0, 12.0]])
+    >>> fill_from_device(own_ns, device_ns).tolist()
+    [[5.0, 9.0], [5.0, 13.0]]
+    """
+    is_measured, is_timed = (np.asarray(~np.isnan(ns).any(axis=1)) for ns in (self_ns, device_ns))
+    taken = is_timed & ~is_measured
+    if not taken.any():
+        return self_ns
+    both = is_timed & is_measured
+    on_top_ns = float(np.median(self_ns[both] - device_ns[both])) if both.any() else 0.0
+    return np.where(taken[:, None], np.maximum(device_ns + on_top_ns, 0.0), self_ns)
 
 
 def read_own_ns(block: Block) -> Floats | None:

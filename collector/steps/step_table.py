@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists, count_rows
-from rankscope.collector.steps.device_self_times import DeviceSelfTimes
+from rankscope.collector.steps.device_self_times import DeviceSelfTimes, fill_from_device
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.host_self_times import WAITS_IN, fill_from_cpu
 from rankscope.collector.steps.measured_steps import WindowDistance
@@ -428,6 +428,8 @@ class StepTable:
                 filled_ns = fill_from_cpu(self_ns, step_ns, off_cpu_ns, all_meet=self._all_meet)
                 measured |= filled_ns is not self_ns
                 self_ns = filled_ns
+            if measured:
+                self_ns = fill_from_device(self_ns, self._device.read(slots, columns, self._group_sizes))
             if measured and len(ranks) == self._world_size:
                 self_ns = fill_from_phases(self_ns, step_ns, phases_ns)
             if not measured and (computing_ns := sum_computing(phases_ns)) is not None:

@@ -26,6 +26,9 @@ names the source line.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+import numpy as np
+
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
@@ -49,6 +52,11 @@ CLOSE_RATIO: Final = 0.8
 a fifth in a steady run."""
 EXPLAINS: Final = 0.5
 """Share of the idle time that blocking calls must explain to be named."""
+LONG_RATIO: Final = 0.25
+"""Time beyond the median, over it, from which a step is taken for one with a pause."""
+PAUSES_MIN: Final = 8
+GAPS_MAX: Final = 5.0
+"""Usual gaps between long steps after which there were no pauses."""
 INTERVALS_RATIO_MIN: Final = 0.5
 """Share of the intervals between allocator samples. A cache emptied once, at an unusual batch, is no pressure."""
 
@@ -274,6 +282,7 @@ class Rule(NamedTuple):
 
 
 ANY_CAUSE: Final = None
+GARBAGE: Final = "garbage_collection"
 RULES: Final[Mapping[str, Rule]] = {
     "data_bound": Rule(judge_data, frozenset({"data_loading"})),
     "host_bound": Rule(
@@ -288,7 +297,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
-    "garbage_collection": Rule(judge_garbage, frozenset({"garbage_collection"})),
+    GARBAGE: Rule(judge_garbage, frozenset({GARBAGE})),
 }
 """The rules by kind, which is the cause too, in the order in which they run."""
 OF_WINDOWS_ONLY: Final = frozenset(
@@ -315,7 +324,12 @@ class RunRules:
         for kind, rule in RULES.items():
             judged = rule.judge(signals, 1.0)
             if isinstance(judged, Judged) and (kind in known or not _is_explained(rule, explained)):
-                found.append(Candidate(_describe(kind, judged, signals, known.get(kind))))
+                finding = _describe(kind, judged, signals, known.get(kind))
+                found.append(
+                    _price_pauses(finding, view, judged.ratio, is_new=kind not in known)
+                    if kind == GARBAGE
+                    else Candidate(finding)
+                )
         return found
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool | Abstain:
@@ -327,6 +341,30 @@ class RunRules:
         if isinstance(judged, Abstain) and signals.absent is not None and finding.kind in OF_WINDOWS_ONLY:
             return Abstain(signals.absent)
         return judged is None
+
+
+def _price_pauses(finding: Finding, view: RunView, ratio: float, *, is_new: bool) -> Candidate:
+    """Return a finding about garbage collection with its begin and its cost: each step lost, of what it lasted beyond
+    the median step, the part that makes it `ratio` of the time.
+    """
+    steps, longest_ns = view.series.steps, view.longest_ns
+    known = ~np.isnan(longest_ns)
+    median_ns = float(np.median(longest_ns[known]))
+    beyond_ns = np.maximum(longest_ns - median_ns, 0.0)
+    lost_ns = beyond_ns * min(1.0, ratio * float(longest_ns[known].sum()) / max(1.0, float(beyond_ns[known].sum())))
+    found = msgspec.structs.replace(finding, run_slowdown_ratio=1.0 / (1.0 - ratio))
+    long_steps = steps[known & (beyond_ns > LONG_RATIO * median_ns)]
+    if not is_new or len(long_steps) < PAUSES_MIN:
+        return Candidate(found, lost_ns)
+    gaps = np.diff(long_steps)
+    breaks = np.flatnonzero(gaps > GAPS_MAX * np.mean(gaps))
+    first = 0 if not len(breaks) else int(breaks[-1]) + 1  # what was long before is not a pause like these
+    if len(long_steps) - first < PAUSES_MIN:
+        return Candidate(found, lost_ns)
+    since = int(long_steps[first])
+    earliest = max(int(steps[0]), since - int(gaps[first:].max()))
+    found = msgspec.structs.replace(found, since_step=since, since_step_min=earliest, since_step_max=since)
+    return Candidate(found, lost_ns)
 
 
 def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:
@@ -344,6 +382,8 @@ def _describe(kind: str, judged: Judged, signals: RunSignals, known: Finding | N
         nodes=() if judged.machine is None else (judged.machine,),
         # The windows move on with the run: the begin of an open finding is kept.
         since_step=signals.since_step if known is None else known.since_step,
+        since_step_min=None if known is None else known.since_step_min,
+        since_step_max=None if known is None else known.since_step_max,
         cause=kind,
         sentence=judged.sentence,
         past=f"{put_in_past(judged.sentence)} That was so{WHEN}.",

@@ -14,6 +14,7 @@ import numpy as np
 from rankscope.collector.detect.finding import DRIFTING, RUN_SLOWDOWN, Finding, SinceRange
 from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIDE_MIN, find_clear_change
+from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 
@@ -28,7 +29,7 @@ def date_begin(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> Sl
     about that or by the steps; as it is where neither shows it.
     """
     if slow.before_step is None:
-        return slow
+        return _date_by_run(slow, view, findings)
     # Noise may put the begin a step or two behind a gap: then it may as well lie in it.
     found = find_since_range(slow, slow.since_step, view)
     before_step = slow.before_step if found is None else min(slow.before_step, found[0] - 1)
@@ -42,6 +43,30 @@ def date_begin(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> Sl
     return slow if step is None else slow._replace(since_step=step)
 
 
+def _date_by_run(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> SlowRank:
+    """Return a rank that was slow in all steps in which it could be compared, with the begin of the run's slowdown,
+    where that is as large; as it is where there is none, or where the rank is known to have been slow well before.
+    """
+    excess_ns = slow.self_ns - slow.peers_self_ns
+    known = view.series.steps[~np.isnan(view.excess_of(slow.rank))]
+    for finding in findings:
+        since_step, before_ns = finding.since_step, finding.evidence.get(STEP_BEFORE)
+        if finding.kind != RUN_SLOWDOWN or since_step is None or before_ns is None:
+            continue
+        later_ns = view.longest_ns[view.series.steps >= since_step]
+        added_ns = float(np.nanmedian(later_ns)) - before_ns if not np.isnan(later_ns).all() else math.nan
+        is_as_large = RISE_SHARE * excess_ns <= added_ns <= excess_ns / RISE_SHARE
+        if is_as_large and np.count_nonzero(known < since_step) < SIDE_MIN:
+            level_from = since_step if slow.level_from_step == slow.since_step else slow.level_from_step
+            return slow._replace(
+                since_step=since_step,
+                before_step=since_step - 1,
+                level_from_step=level_from,
+                since_range=finding.since_range or (since_step, since_step),
+            )
+    return slow
+
+
 def find_since_range(slow: SlowRank, begin: int, view: RunView, found: SinceRange | None = None) -> SinceRange | None:
     """Return the steps between which the begin of a slow rank lies, which is stated as step `begin`; None where it is
     not known. It is the one `found` before where the steps before the begin are no longer kept.
@@ -52,7 +77,7 @@ def find_since_range(slow: SlowRank, begin: int, view: RunView, found: SinceRang
     known = np.flatnonzero(~np.isnan(excess))
     steps = view.series.steps[known]
     at, since, until = np.searchsorted(steps, [begin, slow.since_step, slow.level_from_step]).tolist()
-    if slow.before_step is None or not 0 < at < len(steps):
+    if slow.before_step is None or (slow.since_range is None and not 0 < at < len(steps)):
         return found
     if slow.since_range is not None:
         earliest, latest = slow.since_range

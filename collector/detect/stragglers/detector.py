@@ -37,13 +37,13 @@ from rankscope.collector.detect.stragglers.persistent import (
 from rankscope.collector.detect.stragglers.recurring_stalls import STALLS, describe_recurring, find_recurring
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
+from rankscope.collector.detect.stragglers.slow_sets import SlowSet, join_alike, join_nodes
 from rankscope.collector.detect.stragglers.turns import find_in_turns
 from rankscope.collector.detect.stragglers.witness import is_contradicted, read_witness
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
+from rankscope.collector.steps.step_series import Floats
 
-SHARE_MIN: Final = 0.75
-"""Share of a node's ranks that must be slow for the finding to be about the node."""
 EXPLAINED_RATIO_MAX: Final = 1.25
 """Ratio of a rank's excess to its transfers' up to which the transfers explain it: both are medians of noisy steps."""
 DESCRIBED_MAX: Final = 64
@@ -96,17 +96,20 @@ class Stragglers:
             *join_nodes([slow for slow in intermittently if not is_contradicted(slow, view.series)], view.nodes),
         ]
         described = [
-            (node, tuple(date_begin(one, view, explained) for one in slow)) for node, slow in joined[:DESCRIBED_MAX]
+            SlowSet(one.nodes, tuple(date_begin(slow, view, explained) for slow in one.ranks))
+            for one in joined[:DESCRIBED_MAX]
         ]
-        found = [(one, _find_cause(view, one[1])) for one in described]
+        named = [_find_cause(view, one.ranks, known).name for one in described]
+        described = join_alike(described, named, known)
+        found = [(one, _find_cause(view, one.ranks, known)) for one in described]
         found = [(one, cause) for one, cause in found if not _is_of_all(one, cause, known)]
         described, causes = [one for one, _ in found], [cause for _, cause in found]
-        works = [_find_own_work(view, slow, cause, known) for (_, slow), cause in zip(described, causes, strict=True)]
+        works = [_find_own_work(view, one.ranks, cause, known) for one, cause in zip(described, causes, strict=True)]
         slower = [place for place, work in enumerate(works) if work is None]
         together = _Together(view, [described[place] for place in slower], known)
-        named = steady.union(one.rank for _, slow in described for one in slow)
+        accused = steady.union(slow.rank for one in described for slow in one.ranks)
         candidates = [
-            *self._find_recurring(view, named, known),
+            *self._find_recurring(view, accused, known),
             *(_describe(view, together, number, causes[place], known) for number, place in enumerate(slower)),
             *(
                 _describe_own_work(view, one, cause, work, known)
@@ -206,40 +209,46 @@ class _Together:
     test in this pass are slow as well.
     """
 
-    def __init__(
-        self, view: RunView, found: Sequence[tuple[str | None, Sequence[SlowRank]]], known: Mapping[int, Finding]
-    ) -> None:
+    def __init__(self, view: RunView, found: Sequence[SlowSet], known: Mapping[int, Finding]) -> None:
         self._view = view
         self._known = known
         self.found = found
-        self._slow = known.keys() | {one.rank for _, slow in found for one in slow}
+        self._slow = known.keys() | {slow.rank for one in found for slow in one.ranks}
         self._healthy = Healthy(view, self._slow)
-        begins = [one.since_step for _, slow in found for one in slow]
+        begins = [slow.since_step for one in found for slow in one.ranks]
         begins += [one.since_step for one in known.values() if one.since_step is not None]
         self._before_step = min(begins, default=0)
-        self.lost_ns = [np.sum([lost_to(one, view, self._healthy) for one in slow], axis=0) for _, slow in found]
+        self.lost_ns = [self._lost_to(one.ranks) for one in found]
+
+    def _lost_to(self, slow_ranks: Sequence[SlowRank]) -> Floats:
+        """Return what each step lost to a set. Ranks that became slow together hide each other: of several no step is
+        charged to one of them.
+        """
+        if len(slow_ranks) > 1:
+            return lost_together(slow_ranks, self._view, self._healthy, self._before_step)
+        return lost_to(slow_ranks[0], self._view, self._healthy)
 
     def price(self, number: int, since_step: int) -> Cost:
         """Return the cost of one of them, of the first that of all, since a step."""
         priced = range(len(self.found)) if number == 0 else (number,)
         lost_ns = self.lost_ns[number]
         if len(self.found) > 1:
-            slow_ranks = [one for place in priced for one in self.found[place][1]]
+            slow_ranks = [slow for place in priced for slow in self.found[place].ranks]
             lost_ns = lost_together(slow_ranks, self._view, self._healthy, self._before_step)
         others = sorted(rank for rank in self._slow - self._ranks_of(number) if self._view.series.has(rank))
         if number and others:
-            rest_ns = self._healthy.usual_rest_ns(self.found[number][1][0], self._before_step)
+            rest_ns = self._healthy.usual_rest_ns(self.found[number].ranks[0], self._before_step)
             lost_ns = spared_by(lost_ns, self._view, others, rest_ns)
         return price(lost_ns, self._view, since_step)
 
     def _ranks_of(self, number: int) -> set[int]:
         """Return the ranks of one of them, with those that an open finding about any of them has."""
-        mine = {one.rank for one in self.found[number][1]}
+        mine = {one.rank for one in self.found[number].ranks}
         return mine.union(*(self._known[rank].ranks for rank in mine if rank in self._known))
 
     def others(self, number: int) -> tuple[int, ...]:
         """Return the ranks, ascending, whose slowness is in the cost that one of them states beside its own."""
-        return tuple(sorted(one.rank for _, slow in self.found[1:] for one in slow)) if number == 0 else ()
+        return tuple(sorted(slow.rank for one in self.found[1:] for slow in one.ranks)) if number == 0 else ()
 
 
 def _is_set_apart(slow: SlowRank, members: Collection[int]) -> bool:
@@ -250,7 +259,7 @@ def _is_set_apart(slow: SlowRank, members: Collection[int]) -> bool:
 
 def _describe(view: RunView, together: _Together, number: int, cause: Cause, known: Mapping[int, Finding]) -> Candidate:
     """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
-    node, slow_ranks = together.found[number]
+    nodes, slow_ranks = together.found[number]
     slow = _align_begin(view, slow_ranks, known)
     cost = together.price(number, slow.since_step if slow.pattern == "intermittent" else slow.level_from_step)
     others = together.others(number)
@@ -278,15 +287,17 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
     finding = Finding(
         kind=STRAGGLER,
         ranks=tuple(sorted(one.rank for one in slow_ranks)),
-        nodes=(node,) if node is not None else (),
+        nodes=nodes,
         since_step=slow.since_step,
         since_step_min=since_min,
         since_step_max=since_max,
         slowdown_ratio=slow.slowdown_ratio,
         cause=cause.name,
         pattern=slow.pattern,
-        sentence=write_sentence(slow_ranks, slow, cause, cost, view, others=others, witness=witness),
-        past=write_sentence(slow_ranks, slow, cause, cost, view, others=others, witness=witness, is_over=True),
+        sentence=write_sentence(together.found[number], slow, cause, cost, view, others=others, witness=witness),
+        past=write_sentence(
+            together.found[number], slow, cause, cost, view, others=others, witness=witness, is_over=True
+        ),
         suggestion=suggest(STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
@@ -294,12 +305,11 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
     return Candidate(finding, together.lost_ns[number])
 
 
-def _is_of_all(one: tuple[str | None, Sequence[SlowRank]], cause: Cause, known: Mapping[int, Finding]) -> bool:
+def _is_of_all(one: SlowSet, cause: Cause, known: Mapping[int, Finding]) -> bool:
     """Return whether a rank that no open finding is about is slow for what holds its peers up as well: machines that
     are busy with something else (`run_rules/rules.py`). Then no rank is named.
     """
-    node, slow_ranks = one
-    is_new = node is None and slow_ranks[0].rank not in known
+    is_new = not one.nodes and one.ranks[0].rank not in known
     return is_new and cause.name == CPU_PRESSURE and is_held_up_alike(cause.evidence)
 
 
@@ -315,13 +325,13 @@ def _find_own_work(
 
 def _describe_own_work(
     view: RunView,
-    one: tuple[str | None, Sequence[SlowRank]],
+    one: SlowSet,
     cause: Cause,
     work: OwnWork,
     known: Mapping[int, Finding],
 ) -> Candidate:
     """Build the finding about work of its own, whose cost is stated by itself."""
-    slow, together = one[1][0], _Together(view, [one], {})
+    slow, together = one.ranks[0], _Together(view, [one], {})
     candidate = _describe(view, together, 0, cause, known)
     cost = together.price(0, slow.since_step)
     finding = describe_own_work(candidate.finding, view, slow, work, cost, known=known.get(slow.rank))
@@ -369,14 +379,20 @@ def _was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> boo
     return bool(np.median(known) >= max(SIGMA_FLOOR, BEGIN_DEVIATIONS * measure_noise(known).median_error(len(known))))
 
 
-def _find_cause(view: RunView, slow_ranks: Sequence[SlowRank]) -> Cause:
+def _find_cause(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> Cause:
     """Return the most common cause of these ranks, of equally common ones the slowest's."""
     causes = [
-        find_cause(one, view.series, view.samples, view.machines, view.excess_ns)
+        find_cause(_recall_begin(one, known), view.series, view.samples, view.machines, view.excess_ns)
         for one in slow_ranks[:CAUSES_READ_MAX]
     ]
     (name, _), *_ = Counter(cause.name for cause in causes).most_common()
     return next(cause for cause in causes if cause.name == name)
+
+
+def _recall_begin(slow: SlowRank, known: Mapping[int, Finding]) -> SlowRank:
+    """Return a slow rank with the last step before its open finding began, where that has left the step table."""
+    begin = known[slow.rank].since_step_min if slow.rank in known else None
+    return slow if begin is None or slow.before_step is not None else slow._replace(before_step=begin - 1)
 
 
 def _wait_caused(view: RunView, slow_ranks: Sequence[SlowRank], since: SlowRank) -> dict[str, float]:
@@ -391,26 +407,3 @@ def _wait_caused(view: RunView, slow_ranks: Sequence[SlowRank], since: SlowRank)
     known = caused_ns[~np.isnan(caused_ns)]
     middle = np.mean if since.pattern == "intermittent" else np.median
     return {"wait_caused_ns": float(middle(known))} if len(known) else {}
-
-
-def join_nodes(
-    slow_ranks: Sequence[SlowRank], nodes: Mapping[int, str]
-) -> list[tuple[str | None, tuple[SlowRank, ...]]]:
-    """Group the slow ranks: those of a slow node with its name, every other one by itself; in the order given.
-
-    A node with a single rank, and one that has all ranks, is not distinguished from its ranks.
-    """
-    sizes = Counter(nodes.values())
-    slow_on: dict[str, list[SlowRank]] = {}
-    for slow in slow_ranks:
-        slow_on.setdefault(nodes[slow.rank], []).append(slow)
-    whole = {
-        node
-        for node, found in slow_on.items()
-        if len(sizes) > 1 and len(found) >= max(2, math.ceil(SHARE_MIN * sizes[node]))
-    }
-    joined: dict[str | int, list[SlowRank]] = {}
-    for slow in slow_ranks:
-        node = nodes[slow.rank]
-        joined.setdefault(node if node in whole else slow.rank, []).append(slow)
-    return [(key if isinstance(key, str) else None, tuple(found)) for key, found in joined.items()]

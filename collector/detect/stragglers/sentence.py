@@ -9,6 +9,7 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import find_period
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import Cause
+from rankscope.collector.detect.stragglers.slow_sets import SlowSet
 from rankscope.collector.detect.stragglers.witness import Witness
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import StepSeries
@@ -19,7 +20,7 @@ IT_WOULD: Final = "it would without this"
 
 
 def write_sentence(
-    slow_ranks: Sequence[SlowRank],
+    slow_set: SlowSet,
     slow: SlowRank,
     cause: Cause,
     cost: Cost,
@@ -29,14 +30,14 @@ def write_sentence(
     witness: Witness | None = None,
     is_over: bool = False,
 ) -> str:
-    """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. The cost
-    is that of the `others`' slowness, too; `witness` is about the slowest. `is_over`: in the
-    past tense, with WHEN in place of the period.
+    """Return the sentence about one straggler, or about ranks that are slow together, of which `slow` is the slowest.
+    The cost is that of the `others`' slowness, too; `witness` is about the slowest. `is_over`: in the past tense, with
+    WHEN in place of the period.
     """
     begin = describe_begin(slow.since_step, slow.since_range, is_gradual=slow.pattern == DRIFTING)
     peers, pattern = _name_peers(slow, len(view.series.ranks), is_over=is_over), _describe_pattern(slow)
     text = (
-        f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
+        f"{_name(slow_set, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
         f"{peers}{pattern.removeprefix(',') if peers.endswith(',') else pattern}"
         f"{WHEN if is_over else f' since {begin}'}{_describe_level(slow, is_over=is_over)}: "
         f"{format_duration(slow.self_ns)} a step {describe_self(view.series)}, "
@@ -81,11 +82,16 @@ def _describe_level(slow: SlowRank, *, is_over: bool) -> str:
     return f", by this much {f'from step {step} on' if is_over else f'since step {step}'}"
 
 
-def _name(slow_ranks: Sequence[SlowRank], node: str, *, is_over: bool) -> str:
+def _name(slow_set: SlowSet, node: str, *, is_over: bool) -> str:
+    nodes, slow_ranks = slow_set
     verb = "was" if is_over else "is"
     if len(slow_ranks) == 1:
         return f"Rank {slow_ranks[0].rank} ({node}) {verb}"
-    return f"Node {node} (ranks {format_ranks(sorted(one.rank for one in slow_ranks))}) {verb} up to"
+    if len(nodes) != 1:
+        verb = "were" if is_over else "are"
+    ranks = f"anks {format_ranks(sorted(one.rank for one in slow_ranks))}"
+    who = f"Node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)} (r{ranks})" if nodes else f"R{ranks}"
+    return f"{who} {verb} up to"
 
 
 def _name_peers(slow: SlowRank, ranks: int, *, is_over: bool) -> str:

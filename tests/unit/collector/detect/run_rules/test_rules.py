@@ -437,9 +437,10 @@ def test_finding_about_the_run_opens_and_closes() -> None:
 # -- garbage collection -----------------------------------------------------------------------------------------------
 
 
-def pausing(ms_per_step: tuple[float, ...], long_ms: float = 300.0) -> RunView:
+def pausing(ms_per_step: tuple[float, ...], long_ms: float = 300.0, long_from: int = 0) -> RunView:
     """Return a run whose steps take 100 ms, and each tenth of them `long_ms`; its ranks pause so much per step."""
-    step_ms = [[long_ms if step % 10 == 0 else 100.0] * len(ms_per_step) for step in range(120)]
+    are_long = [step % 10 == 0 and step >= long_from for step in range(120)]
+    step_ms = [[long_ms if is_long else 100.0] * len(ms_per_step) for is_long in are_long]
     view = view_of(series_of(step_ms))
     return with_samples(view, Samples({}, {rank: pauses_of(ms) for rank, ms in enumerate(ms_per_step)}, {}))
 
@@ -450,6 +451,20 @@ def test_pauses_of_all_ranks_are_what_steps_are_longer_by() -> None:
     assert (finding.kind, finding.ranks, finding.severity) == ("garbage_collection", (), "info")
     assert finding.evidence["pause_ratio"] == pytest.approx(0.2)
     assert finding.evidence["beyond_usual_ratio"] == pytest.approx(1 / 6)
+    # What the steps are longer by is lost, and it began with the first long one, after at most the usual gap.
+    assert finding.run_slowdown_ratio == pytest.approx(120 / 100)
+    assert (finding.since_step, finding.since_range) == (0, (0, 0))
+
+
+def test_begin_of_pauses_is_where_long_steps_become_frequent() -> None:
+    view = pausing((6.0, 6.0, 6.0, 6.0), long_from=40)
+    (finding,) = findings_in(view)
+    assert (finding.since_step, finding.since_range) == (40, (30, 40))
+    (candidate,) = RULE.find(view, ())  # type: ignore[misc]
+    lost_ns = candidate.lost_ns
+    assert isinstance(lost_ns, np.ndarray)
+    # 8 steps are 200 ms longer; all of it is lost, as the ranks pause for 4 x 6 ms in each step.
+    assert lost_ns[[39, 40, 41, 110]].tolist() == pytest.approx([0.0, 200e6, 0.0, 200e6])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
+from rankscope.collector.detect.stragglers.slow_sets import SlowSet
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.steps.step_series import series_of, slow_of, view_of
 
@@ -20,7 +21,9 @@ SERIES = series_of([[35.0, 35.0, 75.0, 35.0]])
 
 def say(*slow: SlowRank, cost: Cost = NO_COST, series: StepSeries = SERIES) -> str:
     view = view_of(series, nodes=dict.fromkeys(range(8), "node-a"))
-    return write_sentence(slow or (SLOW,), (slow or (SLOW,))[0], LATE_DATA, cost, view)
+    return write_sentence(
+        SlowSet(("node-a",) if len(slow) > 1 else (), slow or (SLOW,)), (slow or (SLOW,))[0], LATE_DATA, cost, view
+    )
 
 
 def test_sentence_states_rank_ratio_begin_cause_and_cost() -> None:
@@ -34,7 +37,14 @@ def test_sentence_states_rank_ratio_begin_cause_and_cost() -> None:
 
 def say_past(*slow: SlowRank, cost: Cost = NO_COST) -> str:
     view = view_of(SERIES, nodes=dict.fromkeys(range(8), "node-a"))
-    return write_sentence(slow or (SLOW,), (slow or (SLOW,))[0], LATE_DATA, cost, view, is_over=True)
+    return write_sentence(
+        SlowSet(("node-a",) if len(slow) > 1 else (), slow or (SLOW,)),
+        (slow or (SLOW,))[0],
+        LATE_DATA,
+        cost,
+        view,
+        is_over=True,
+    )
 
 
 def test_of_what_is_over_the_sentence_is_in_the_past_tense() -> None:
