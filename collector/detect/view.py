@@ -104,7 +104,8 @@ class RunView:
     each rank, empty while none is stalled. `known_usual` is the usual excess of ranks by open findings; `steps_min` as
     in Thresholds. `open_findings` are those that the run holds, by number; `attempt` counts its elastic restarts;
     `is_last`: the run is over, and this is its last detection pass. `levels`: how long the steps
-    were since the begin of the attempt, in blocks; `long_steps`: those much longer than the ones around them. `ras`:
+    were since the begin of the attempt, in blocks; `own_levels`, of a run of two ranks only: the same of the own times
+    of each, in the blocks in which both are known; `long_steps`: those much longer than the ones around them. `ras`:
     what NCCL's RAS service said in the present stall, None if it said nothing; its ranks have their number in the run
     as far as that is sure. `dumps`: what ranks had completed in it by the dumps of NCCL's Inspector, of those ranks
     whose dump says that.
@@ -130,6 +131,7 @@ class RunView:
     attempt: int = 0
     is_last: bool = False
     levels: Levels = NO_LEVELS
+    own_levels: tuple[Levels, ...] = ()
     long_steps: LongStepsSeen = NO_LONG_STEPS
     injected_faults: str = ""
     start: RunStart | None = None

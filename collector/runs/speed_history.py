@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.runs.attempt import Attempt
@@ -14,6 +16,7 @@ from rankscope.collector.steps.equal_work import Work
 from rankscope.collector.steps.long_steps import LongSteps
 from rankscope.collector.steps.run_start import EarlierRun, RunStart, find_start_rows, measure_start
 from rankscope.collector.steps.step_levels import StepLevels
+from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.messages import Hello
 from rankscope.measure.units import ns_to_s
 
@@ -24,6 +27,8 @@ class SpeedHistory:
     def __init__(self) -> None:
         #: Medians of all steps of the present attempt, in blocks.
         self.levels = StepLevels()
+        #: The same of the own times of its two ranks; empty in a run of more: there the others are what is usual.
+        self.own_levels: tuple[StepLevels, ...] = ()
         #: Its rare long steps.
         self.long_steps = LongSteps()
         #: By which step its GPUs have shown each sign of a fault.
@@ -41,6 +46,7 @@ class SpeedHistory:
         return replace(
             view,
             levels=self.levels.read(),
+            own_levels=tuple(one.read() for one in self.own_levels),
             samples=view.samples._replace(signs_by_step=self.signs.by_step),
             long_steps=self.long_steps.read(),
             start=self.start,
@@ -55,8 +61,17 @@ class SpeedHistory:
     def keep(self, attempt: Attempt, view: RunView, held: Sequence[Finding]) -> None:
         """Keep what the steps of a detection pass say. `held`: the findings that are open."""
         keep_levels(self.levels, view)
+        if view.world_size == len(view.series.ranks) == 2:  # noqa: PLR2004 - a pair
+            self._keep_own(view.series)
         if self.start is None:
             self.start = find_start(attempt, view, held)
+
+    def _keep_own(self, series: StepSeries) -> None:
+        self.own_levels = self.own_levels or (StepLevels(), StepLevels())
+        known = ~np.isnan(series.self_ns).any(axis=1)
+        no_tokens = np.full(np.count_nonzero(known), np.nan)
+        for levels, own_ns in zip(self.own_levels, series.self_ns[known].T, strict=True):
+            levels.add(series.steps[known], own_ns, no_tokens)
 
 
 def find_start(attempt: Attempt, view: RunView, held: Sequence[Finding]) -> RunStart | None:

@@ -49,6 +49,7 @@ from rankscope.collector.detect.statistics.noise import (
     median_errors,
     rank_sum_deviations,
 )
+from rankscope.collector.detect.stragglers.only_peer import is_peer_faster
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import PEERS_MIN, PEERS_SAMPLED_MAX, Peers
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
@@ -242,10 +243,19 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
     began = _begin_of_slowness(excess[known], since, thresholds)
     self_ns = view.series.self_ns[rows, view.series.column_of(rank)]
     peers = view.compared.of(rank).peers_of(rank)
-    if not is_found and len(peers.ranks) == 1 and began >= thresholds.steps_min:
-        before_ns = view.series.self_ns[known[:began], view.series.column_of(rank)]
-        if _is_peer_faster(excess[known[:began]], before_ns, recent, self_ns):
-            return None
+    if (
+        not is_found
+        and len(peers.ranks) == 1
+        and is_peer_faster(
+            view,
+            rank,
+            known[:began],
+            rows,
+            steps_min=thresholds.steps_min,
+            as_fast_ratio=thresholds.slowdown_close_ratio,
+        )
+    ):
+        return None
     ramp = fit_ramp(excess[known]) if began > 0 or (is_found and _has_grown(excess[known], thresholds)) else None
     if began > 0 and ramp is not None and ramp.is_gradual:
         began = ramp.begin
@@ -266,16 +276,6 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
         level_is_seen=since > 0,
         level_is_other=since > began and _is_other_level(excess[known], since, noise, thresholds),
     )
-
-
-def _is_peer_faster(excess_before: Floats, before_ns: Floats, excess: Floats, self_ns: Floats) -> bool:
-    """Return whether a rank has fallen behind its only peer mostly because that one became faster. The arguments are
-    the excess of the rank and its own times in ns, before that and since, shape (m,) and (n,) each.
-    """
-    peer_before_ns, peer_ns = find_peers_ns(excess_before, before_ns), find_peers_ns(excess, self_ns)
-    longer_ns = float(np.median(self_ns) - np.median(before_ns))
-    shorter_ns = float(np.median(peer_before_ns) - np.median(peer_ns))
-    return shorter_ns > max(0.0, longer_ns)
 
 
 def _is_other_level(excess: Floats, since: int, noise: Noise, thresholds: Thresholds) -> bool:
