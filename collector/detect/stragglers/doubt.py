@@ -13,13 +13,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN
+from rankscope.collector.steps.long_steps import EVERYBODY, LONG_RATIO, SIDE_STEPS, UNKNOWN
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 
 LOST_MIN: Final = 0.05
 """Share of the time that a slow rank must cost to matter."""
 START_STEPS: Final = 10
 """The first steps of a run, which are long for its start-up, do not count."""
+BEFORE_STEPS: Final = 64
+"""Latest steps whose median is what the last of them are compared with."""
 
 
 class _Lost(NamedTuple):
@@ -33,6 +35,10 @@ class _Lost(NamedTuple):
         """Return some of the steps."""
         return _Lost(self.steps[is_of], self.ns[is_of], self.owners[is_of])
 
+    def joined(self, more: "_Lost") -> "_Lost":
+        """Return these steps and later ones."""
+        return _Lost(*(np.concatenate(both) for both in zip(self, more, strict=True)))
+
     @property
     def text(self) -> str:
         """The steps in words."""
@@ -45,6 +51,9 @@ def describe_doubt(view: RunView) -> str:
     """Return why it is not known whether a rank is slower than the others, where none was found; empty where too little
     was lost for that to matter.
     """
+    gap = _describe_gap(view)
+    if gap:
+        return gap
     seen = view.long_steps
     rare = [one for one in seen.steps if one.owner != EVERYBODY and one.step >= START_STEPS]
     lost = _Lost(
@@ -52,6 +61,7 @@ def describe_doubt(view: RunView) -> str:
         np.array([one.excess_ns for one in rare]),
         np.array([one.owner for one in rare], dtype=np.int64),
     )
+    lost = lost.joined(_find_latest(view, lost.steps))
     others = _find_unknown(view, lost.steps)
     total_ns = max(seen.total_ns, float(np.nansum(view.longest_ns)), 1.0)
     others_ns = float(others.ns.sum())
@@ -72,6 +82,17 @@ def describe_doubt(view: RunView) -> str:
     return f"{_percent(share)} was lost in {unknown.text}, and which rank the others waited for in them is not known"
 
 
+def _describe_gap(view: RunView) -> str:
+    """Return that there are too few steps since some were not reported; empty where there are enough, or no gap."""
+    steps = view.series.steps[view.series.earlier_count :]
+    gaps = np.flatnonzero(np.diff(steps) > view.steps_min)
+    if not len(gaps) or len(steps) - 1 - gaps[-1] >= view.steps_min:
+        return ""
+    last, first = int(steps[gaps[-1]]), int(steps[gaps[-1] + 1])
+    since = len(steps) - 1 - int(gaps[-1])
+    return f"steps {last + 1}-{first - 1} were not reported, and {since} steps since then are too few"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} % of the time"
 
@@ -87,3 +108,16 @@ def _find_unknown(view: RunView, rare: Ints) -> _Lost:
         return _Lost(steps[:0], np.zeros(0), np.zeros(0, dtype=np.int64))
     longer_ns = float(view.longest_ns[rows].mean() - view.longest_ns[known].mean())
     return _Lost(steps[rows], np.full(len(rows), max(0.0, longer_ns)), np.full(len(rows), UNKNOWN))
+
+
+def _find_latest(view: RunView, rare: Ints) -> _Lost:
+    """Return the latest long steps, whose neighbors are yet to come: whose they were is looked at then."""
+    steps, longest_ns = view.series.steps, view.longest_ns
+    usual_ns = longest_ns[-BEFORE_STEPS:-SIDE_STEPS]
+    usual_ns = usual_ns[~np.isnan(usual_ns)]
+    excess_ns = longest_ns[-SIDE_STEPS:] - (float(np.median(usual_ns)) if len(usual_ns) else np.inf)
+    latest = steps[-SIDE_STEPS:]
+    with np.errstate(invalid="ignore"):
+        is_long = (excess_ns > LONG_RATIO * (longest_ns[-SIDE_STEPS:] - excess_ns)) & (latest >= START_STEPS)
+    is_long &= ~np.isin(latest, rare)
+    return _Lost(latest[is_long], excess_ns[is_long], np.full(np.count_nonzero(is_long), UNKNOWN))

@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.detect.stragglers.doubt import LOST_MIN, START_STEPS, describe_doubt
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
-from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS, STEP_MS = 100, 20.0
@@ -77,3 +77,24 @@ def test_one_step_is_one_step() -> None:
 def test_long_steps_of_the_start_do_not_count() -> None:
     assert describe_doubt(view(None, None, (START_STEPS - 1, UNKNOWN, 900.0))) == ""
     assert describe_doubt(view(None, None, (START_STEPS, UNKNOWN, 900.0))) != ""
+
+
+def test_latest_long_steps_count_before_it_is_known_whose_they_were() -> None:
+    step_ms = np.full((STEPS, 2), STEP_MS)
+    step_ms[-3:-1] = 200.0
+    expected = "15 % of the time was lost in 2 longer steps (steps 97-98)"
+    assert describe_doubt(view(None, step_ms)).startswith(expected)
+    step_ms[-3:-1] = 28.0
+    assert describe_doubt(view(None, step_ms)) == ""
+
+
+def test_few_steps_after_some_that_were_not_reported_are_no_verdict() -> None:
+    whole = view()
+    gap = replace(whole, series=replace_steps(whole, np.where(np.arange(STEPS) < 92, 0, 108) + np.arange(STEPS)))
+    assert describe_doubt(gap) == "steps 92-199 were not reported, and 8 steps since then are too few"
+    enough = replace(whole, series=replace_steps(whole, np.where(np.arange(STEPS) < 88, 0, 108) + np.arange(STEPS)))
+    assert describe_doubt(enough) == ""
+
+
+def replace_steps(whole: RunView, steps: Ints) -> StepSeries:
+    return replace(whole.series, steps=steps)
