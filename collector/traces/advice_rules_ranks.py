@@ -13,7 +13,14 @@ from rankscope.collector.detect.suggestions import COMMUNICATE_LESS, OVERLAP
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
 from rankscope.collector.traces.pipeline import SLOW_STAGE_MIN
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport, RankStanding
-from rankscope.collector.traces.stragglers import MORE_WORK_MIN, STEADY_SLOWDOWN_MIN, describe_noise, find_noise
+from rankscope.collector.traces.stragglers import (
+    IMBALANCE,
+    MORE_WORK_MIN,
+    STEADY_SLOWDOWN_MIN,
+    STRAGGLER,
+    describe_noise,
+    find_noise,
+)
 
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
@@ -143,7 +150,7 @@ def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) ->
     compared = _find_comparison(key, reports, across)
     if isinstance(compared, Abstention):
         return compared
-    found = [finding for finding in compared.findings if finding.kind == "straggler"]
+    found = [finding for finding in compared.findings if finding.kind == STRAGGLER]
     if not found:
         doubt = describe_noise(compared.standings)
         return Abstention(key=key, reason=doubt) if doubt is not None else None
@@ -180,7 +187,6 @@ _ACTIONS = {
     "data_loading": "Look at this rank's input: its shard's size, its storage, the processors of its loader's workers.",
     "host_cpu": "Look at this rank's host: other work on its processors, how it is pinned, Python done on it alone.",
     "gpu_compute": "Look at this rank's GPU: its clocks, temperature and power limit, and who else uses it.",
-    "more_work": "Give all ranks the same work: bucket samples by length, even out shards and experts.",
     "unattributed": "Profile this rank beside another with with_stack=True, and compare their timelines.",
 }
 
@@ -271,8 +277,9 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
         return Abstention(
             key=key, reason="the ranks do not run the same collectives: their work is not meant to be equal"
         )
-    if any(finding.kind == "straggler" for finding in compared.findings):
-        return None
+    more_work = [finding for finding in compared.findings if finding.kind == IMBALANCE]
+    if more_work or any(finding.kind == STRAGGLER for finding in compared.findings):
+        return _advise_on_more_work(more_work, compared.standings) if more_work else None
     steps = [{step.step: step.on_device or step for step in report.steps if step.is_judged} for report in reports]
     common = sorted(set.intersection(*map(set, steps)))
     computed = [[mine[number].compute_ns for number in common] for mine in steps]
@@ -294,6 +301,25 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
     return _advise_on_balance(reports[most], kernels[most], mean(kernels), more_ns / whole_ns, more_ns / window_ns)
 
 
+_EVEN_OUT = (
+    "Even out what ranks are given: samples of similar length in one batch, shards and experts of equal size, no extra "
+    "work on one rank."
+)
+
+
+def _advise_on_more_work(found: Sequence[Finding], standings: Sequence[RankStanding]) -> Advice:
+    """Return the advice on ranks that are behind the others by their work."""
+    worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
+    return Advice(
+        key="load_imbalance",
+        severity="warning",
+        ranks=sorted(finding.rank for finding in found),
+        sentence=" ".join(finding.sentence for finding in found),
+        action=_EVEN_OUT,
+        evidence=_evidence_of(worst, standings),
+    )
+
+
 def _advise_on_balance(report: RankReport, count: int, usual: float, imbalance: float, cost: float) -> Advice:
     """Return the advice on a rank with so many kernels (on a CPU: operators) in its steps, `usual` in the mean."""
     what = "kernels" if report.devices else "operators"
@@ -308,10 +334,7 @@ def _advise_on_balance(report: RankReport, count: int, usual: float, imbalance: 
             f"Rank {report.rank} computed {percent(imbalance)} longer than the ranks do on average, {why}; "
             f"spread evenly the steps would be up to {percent(cost)} shorter."
         ),
-        action=(
-            "Even out what ranks are given: samples of similar length in one batch, shards and experts of equal size, "
-            "no extra work on one rank. With equal kernels look at sizes, then at the clocks of the GPUs."
-        ),
+        action=f"{_EVEN_OUT} With equal kernels look at sizes, then at the clocks of the GPUs.",
         evidence={
             "imbalance_ratio": imbalance,
             "imbalance_ratio_min": IMBALANCE_MIN,

@@ -6,11 +6,16 @@ the difference stands out of its own noise from step to step (known from three s
 
 - it is much more than healthy ranks differ (SLOWDOWN_MIN), or
 - it is less, but stands out more clearly, and the rank came last in most collectives and caused most of the waiting.
+
+Several ranks may be slow together: they are last in turns, and each waits for the slowest of them. So beside such a
+rank others are named, too, whose difference is at least half of its own and stands out as clearly, if they are no more
+than the healthy ones; they came last, and caused the waiting, together.
 """
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
 from statistics import median, stdev
+from typing import Final
 
 import msgspec
 
@@ -38,20 +43,26 @@ times as slow, four name nobody with 98 %, and two with 90 %."""
 NOISE_STEPS_MIN = 3
 MORE_WORK_MIN = 1.1
 """Times as many kernels as the others run: then it is the work that differs, not the device."""
+BESIDE_SHARE_MIN = 0.5
+"""Of the difference of the rank that made others wait the most: what is less costs little while that one is slow."""
 CAUSE_SHARE_MIN = 0.5
 """A stage must explain half of the excess to be named as its cause."""
 
+STRAGGLER: Final = "straggler"
+IMBALANCE: Final = "imbalance"
+"""Kinds of finding."""
+MORE_WORK: Final = "more_work"
 CAUSE_TEXTS = {
     "data_loading": "waiting for data",
-    "host_cpu": "stalled on the host",
+    "host_cpu": "held up on the host",
     "gpu_compute": "computing slower",
-    "more_work": "doing more work",
+    MORE_WORK: "doing more work",
     "unattributed": "for a reason that the traces do not show",
 }
 
 
 def find_stragglers(found: Mapping[int, RankAnalysis], standings: Sequence[RankStanding]) -> list[Finding]:
-    """Return a finding for each slow rank."""
+    """Return a finding for each slow rank; of a kind of its own for one that does more work, which is no slowness."""
     return [_describe(found, one) for one in standings if one.is_slow]
 
 
@@ -70,9 +81,28 @@ def find_standings(
     for one in late:
         caused_ns[one.late_rank or 0] += sum((one.wait_ns or {}).values())
     found = [_stand(rank, self_ns, common, late, caused_ns) for rank in sorted(self_ns)]
-    least_ns, most_ns = min(waited_ns.values()), max(caused_ns.values())
-    suspects = {rank for rank in self_ns if waited_ns[rank] == least_ns and caused_ns[rank] == most_ns}
-    return [_judge(one) if one.rank in suspects else one for one in found]
+    suspect = max(found, key=lambda one: (one.wait_caused_ns, -waited_ns[one.rank]))
+    beside = [one for one in found if _is_beside(one, suspect)]
+    if 2 * (1 + len(beside)) > len(found):
+        beside = []
+    least_ns = min(waited_ns[rank] for rank in self_ns)
+    if all(waited_ns[one.rank] > least_ns for one in (suspect, *beside)):
+        return found
+    last_count = sum(one.last_count for one in (suspect, *beside))
+    caused_ratio = sum(one.wait_caused_ratio or 0.0 for one in (suspect, *beside))
+    is_blamed = last_count >= LAST_SHARE_MIN * max(suspect.late_count, 1) and caused_ratio >= LAST_SHARE_MIN
+    leader = _judge(suspect, is_blamed=is_blamed)
+    judged = {leader.rank: leader}
+    if leader.is_slow:
+        judged |= {one.rank: _judge(one, is_blamed=is_blamed) for one in beside}
+    return [judged.get(one.rank, one) for one in found]
+
+
+def _is_beside(one: RankStanding, suspect: RankStanding) -> bool:
+    """Return whether a rank is about as slow as the one that made others wait the most, by more than noise explains."""
+    if one.rank == suspect.rank or one.noise_ns is None or (one.slowdown_ratio or 0.0) < STEADY_SLOWDOWN_MIN:
+        return False
+    return (one.excess_ns or 0) > max(one.noise_ns, BESIDE_SHARE_MIN * max(0, suspect.excess_ns or 0))
 
 
 def _stand(
@@ -109,8 +139,10 @@ def find_noise(excess_ns: Sequence[float]) -> int | None:
     return round(T_98[min(freedom, len(T_98)) - 1] * stdev(excess_ns) / sqrt(len(excess_ns)))
 
 
-def _judge(one: RankStanding) -> RankStanding:
-    """Return the standing of a rank that made others wait with the verdict on it."""
+def _judge(one: RankStanding, *, is_blamed: bool) -> RankStanding:
+    """Return the standing of a rank with the verdict on it. `is_blamed`: it came last in most collectives and caused
+    most of the waiting, with those that are slow beside it.
+    """
     ratio, excess_ns = one.slowdown_ratio or 0.0, one.excess_ns or 0
     if one.slower_step_count < STEPS_SHARE_MIN * one.step_count or ratio < STEADY_SLOWDOWN_MIN:
         return one
@@ -120,8 +152,6 @@ def _judge(one: RankStanding) -> RankStanding:
         freedom = min(one.step_count - 1, len(T_98)) - 1
         stands_out = excess_ns > one.noise_ns * T_90[freedom] / T_98[freedom]
         return msgspec.structs.replace(one, is_slow=stands_out, is_within_noise=not stands_out)
-    is_last = one.last_count >= LAST_SHARE_MIN * max(one.late_count, 1)
-    is_blamed = is_last and (one.wait_caused_ratio or 0.0) >= LAST_SHARE_MIN
     return msgspec.structs.replace(one, is_slow=is_blamed and excess_ns > one.noise_ns)
 
 
@@ -200,7 +230,7 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
     elif one.noise_ns > (one.excess_ns or 0):
         evidence += f" The steps differ a lot (give or take {one.noise_ns / NS_PER_MS:,.1f} ms): record more of them."
     return Finding(
-        kind="straggler",
+        kind=IMBALANCE if cause == MORE_WORK else STRAGGLER,
         rank=one.rank,
         slowdown_ratio=one.slowdown_ratio,
         cause=cause,
@@ -223,8 +253,10 @@ def find_cause(report: RankReport, peers: list[RankReport], excess_ns: float) ->
         return "data_loading"
     computes = _of_steps(report, "compute_ns") - median(_of_steps(peer, "compute_ns") for peer in peers)
     if computes >= limit_ns:
-        kernels = median(peer.kernel_count for peer in peers)
-        return "more_work" if report.kernel_count > MORE_WORK_MIN * kernels else "gpu_compute"
+        usual = median(_of_steps(peer, "kernel_count") for peer in peers)  # on a CPU: operators
+        if _of_steps(report, "kernel_count") > MORE_WORK_MIN * usual:
+            return MORE_WORK
+        return "gpu_compute" if report.devices else "host_cpu"
     idles = _of_steps(report, "idle_ns") - median(_of_steps(peer, "idle_ns") for peer in peers)
     host = max(over(stage) for stage in ("forward", "backward", "optimizer", "other"))
     return "host_cpu" if max(idles, host) >= limit_ns else "unattributed"

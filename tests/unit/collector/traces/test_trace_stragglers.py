@@ -128,3 +128,25 @@ def test_one_or_two_steps_are_called_too_few(steps_ms: list[list[int]], said: st
 def test_nobody_waited() -> None:
     said = "No rank is named as slow: in these traces none made others wait."
     assert describe_leader(standings([1, 1], [1, 1], last=[None])) == said
+
+
+# -- several slow ranks ------------------------------------------------------------------------------------------------
+
+HEALTHY = [700, 701, 699]
+
+
+def test_ranks_that_are_slow_together_are_all_named() -> None:
+    found = standings([820, 818, 822], HEALTHY, [815, 821, 818], HEALTHY, HEALTHY, last=[0, 2, 0, 0, 2])
+    assert slow_of(found) == [0, 2]
+
+
+def test_rank_that_is_less_slow_by_half_is_not_named_beside_another() -> None:
+    assert slow_of(standings([900, 900, 900], HEALTHY, [760, 760, 760], HEALTHY, HEALTHY, last=[0] * 5)) == [0]
+
+
+def test_rank_whose_difference_is_noise_is_not_named_beside_another() -> None:
+    assert slow_of(standings([900, 900, 900], HEALTHY, [1100, 702, 720], HEALTHY, HEALTHY, last=[0] * 5)) == [0]
+
+
+def test_most_ranks_are_not_named_beside_one() -> None:
+    assert slow_of(standings([900, 901, 899], [899, 901, 900], HEALTHY, last=[0, 1, 0])) == [0]
