@@ -164,6 +164,16 @@ class WindowEffect:
         return self.state in {EffectState.READY, EffectState.ATTACHED, EffectState.KEPT}
 
     @property
+    def has_ended(self) -> bool:
+        """Whether there are no more windows in this run."""
+        return self.state is EffectState.ENDED
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether the device is recorded in captures only."""
+        return self.state is EffectState.ON_DEMAND
+
+    @property
     def may_interrupt(self) -> bool:
         """Whether a planned window may begin: while stretches are compared only after another block, since windows
         would leave none of very long steps.

@@ -10,14 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import thread_time_ns
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rankscope.agent.guard import Guard, is_of_script
+from rankscope.agent.guard import WINDOWS, Guard, ScriptInterruptError, is_of_script
 from rankscope.agent.profiler.device_gate import DeviceGate, DeviceProfiler
 from rankscope.agent.profiler.flops_windows import COST_TIMES, COST_TIMES_ON_DEVICE, FlopsWindows
-from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
 from rankscope.agent.profiler.operator_gate import OperatorGate
-from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.steps.first_graph import FirstGraph
@@ -27,7 +25,10 @@ from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 
-PART = "windows"
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
+
+PART = WINDOWS
 USER_PROFILER_WAIT_S = 2.0
 """Time for which the user's profiler, starting on another thread, is delayed until a step boundary has ended ours."""
 DEVICE_WAIT_NS_MIN = NS_PER_S
@@ -115,7 +116,7 @@ class RawWindow(NamedTuple):
     training_cost_ns: int
     on_device: bool = False
     resident_before_bytes: int | None = None
-    lines: WindowLines | None = None
+    lines: "WindowLines | None" = None
     has_shapes: bool = False
     host_only: bool = False
 
@@ -165,7 +166,7 @@ class WindowScheduler:
         effect: WindowEffect | None = None,
         may_detach: Callable[[], bool | None] = lambda: False,
         first_graph: FirstGraph | None = None,
-        sampler: LineSampler | None = None,
+        sampler: "LineSampler | None" = None,
         flops_interval_ns: int | None = None,
         operators_effect: WindowEffect | None = None,
         has_graphs: Callable[[], bool] = lambda: False,

@@ -6,14 +6,13 @@ Until a collector is found, reports wait in the bounded resend buffer.
 import os
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import log_line
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.reporting.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.reporting.sender import AnswerOrder, Sender
-from rankscope.agent.reporting.spill import Spill
 from rankscope.agent.run_report import (
     NONE_SENT,
     NOT_FOUND,
@@ -30,6 +29,10 @@ from rankscope.measure.units import NS_PER_MS
 from rankscope.uplink.delivery import Delivery
 from rankscope.uplink.reconnect import draw_first_delay_ns
 from rankscope.uplink.resend_buffer import ResendBuffer
+
+if TYPE_CHECKING:
+    from rankscope.agent.reporting.collector_notices import CollectorNotices
+    from rankscope.agent.reporting.spill import Spill
 
 SPILL = "spill"
 DEMANDS = "collector_demands"
@@ -60,11 +63,7 @@ class Outbox:
         self._config = config
         self._identity = identity
         self._clock = clock
-        self._spill: Spill | None = None
-        if config.spill_dir:
-            self._spill = Spill(
-                config.spill_dir, identity.boot_id, lambda: encode(make_hello(1)), config.spill_bytes_max
-            )
+        self._spill = _make_spill(config, identity, make_hello) if config.spill_dir else None
         self.buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max, self._spill)
         spread = random.Random(identity.boot_id)  # noqa: S311 - spreads connects, no secret
         self._delivery = Delivery(self.buffer, spread)
@@ -105,6 +104,8 @@ class Outbox:
     def connect(self, address: CollectorAddress, *, is_configured: bool) -> None:
         """Connect to the collector. If it is a configured one, rank 0 logs whether it is reached."""
         if is_configured and self._identity.rank == 0:
+            from rankscope.agent.reporting.collector_notices import CollectorNotices  # noqa: PLC0415 - of one rank
+
             self._notices = CollectorNotices(self._identity.run, address.endpoint, self._clock.monotonic_ns())
         chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
         self._open_due_ns = self._clock.monotonic_ns() + draw_first_delay_ns(self._identity.world_size, chance)
@@ -163,6 +164,8 @@ class Outbox:
         if self._notices is not None:
             self._update_notices(self._notices, is_connected=self._delivery.ever_welcomed, is_refused=False)
             unacknowledged = len(self.buffer) + self.buffer.reports_dropped
+            from rankscope.agent.reporting.collector_notices import Delivered  # noqa: PLC0415 - imported by now
+
             spill_dir = "" if self._spill is None or self._spill.failures else self._config.spill_dir
             log_line(self._notices.summarize(Delivered(self.buffer.last_sequence, unacknowledged, spill_dir)))
 
@@ -179,10 +182,16 @@ class Outbox:
             text = f"the collector refuses {who}: {refusal.detail} Training continues without it."
             log_once_per_node(text, os.environ, topic=f"refused: {refusal.reason}")
 
-    def _update_notices(self, notices: CollectorNotices, *, is_connected: bool, is_refused: bool) -> str | None:
+    def _update_notices(self, notices: "CollectorNotices", *, is_connected: bool, is_refused: bool) -> str | None:
         return notices.update(
             self._clock.monotonic_ns(),
             is_connected=is_connected,
             is_refused=is_refused,
             metrics_url=self._sender.metrics_url,
         )
+
+
+def _make_spill(config: AgentConfig, identity: RankIdentity, make_hello: Callable[[int], Hello]) -> "Spill":
+    from rankscope.agent.reporting.spill import Spill  # noqa: PLC0415 - mostly there is none
+
+    return Spill(config.spill_dir, identity.boot_id, lambda: encode(make_hello(1)), config.spill_bytes_max)

@@ -7,8 +7,9 @@ import pytest
 
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.effect_settings import make_effect
 from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState
-from rankscope.agent.profiler.windows import ProfilerWindows, make_effect
+from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from tests.unit.agent.profiler.window_training import FakeProfiler
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
@@ -82,7 +83,7 @@ def test_interpreter_without_frames_of_threads_has_no_lines_and_says_why(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
-    assert make_windows()._make_sampler(Guard(error_budget=1)) is None
+    assert make_windows().sampling.find_sampler() is None
     assert "no source lines: Python without a global interpreter lock" in capfd.readouterr().err
 
 

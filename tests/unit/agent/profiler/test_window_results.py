@@ -71,7 +71,7 @@ class Rank:
         plan.learn_light = lambda *cost: self.light_costs.append(cost)
         plan.learn_too_large = lambda *, full: self.too_large.append(full)
         self.results = WindowResults(
-            self.windows, self.guard, clock or SystemClock(), source or NoRecorder(), events_max=EVENTS_MAX
+            self.windows, self.guard, clock or SystemClock(), lambda: source or NoRecorder(), events_max=EVENTS_MAX
         )
 
     def finish(self, *windows: RawWindow) -> None:
@@ -224,7 +224,9 @@ def test_timed_collectives_are_not_read_if_switched_off() -> None:
 def test_readings_without_a_result_are_told_with_the_windows() -> None:
     source = Failing()
     source.skipped = {"timed_lost": 3}
-    assert Rank(lambda: ON_DEVICE, source).results.skipped == {"timed_lost": 3}
+    rank = Rank(lambda: ON_DEVICE, source)
+    rank.collect(STEP)
+    assert rank.results.skipped == {"timed_lost": 3}
 
 
 def test_error_in_finding_whether_collectives_are_timed_costs_no_report() -> None:
@@ -299,6 +301,6 @@ def test_untimed_collectives_are_read_once_no_full_window_has_come_for_a_minute(
 
 def test_captures_of_a_process_without_a_device_are_not_broken_down() -> None:
     rank = Rank(RANKSCOPE_DEVICE_WINDOWS="on_demand")
-    rank.results.captured.add([CapturedTrace(CaptureSteps(4, 5, 5), b"no trace", 0)])
+    rank.results.add_captured([CapturedTrace(CaptureSteps(4, 5, 5), b"no trace", 0)])
     assert rank.collect(StepRecord(step=5, start_host_ns=5, duration_ns=1, phases_ns={}, captured=True)) == []
     assert (rank.results.skipped, rank.guard.errors) == ({}, {})

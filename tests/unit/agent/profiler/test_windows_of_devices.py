@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.agent.config import YES
 from rankscope.agent.governor import Allowance
+from rankscope.agent.guard import ScriptInterruptError
 from rankscope.agent.profiler.device_gate import GRAPHS_WAIT_NS
-from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN, EffectState, WindowEffect
 from rankscope.agent.profiler.window_scheduler import (
     BEFORE_FIRST_GRAPH,
