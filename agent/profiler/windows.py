@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rankscope.agent.profiler.line_sampler import LineSampler
     from rankscope.agent.profiler.torch_profiler import TorchProfiler
     from rankscope.agent.profiler.window_effect import WindowEffect
+    from rankscope.agent.profiler.window_kinds import WindowKind
     from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 
 RAW_WINDOWS_MAX = 4
@@ -79,6 +80,7 @@ class ProfilerWindows:
         self.effect: WindowEffect | None = None
         """None if windows of a device are to be there however much longer steps are, and where there are none."""
         self._captures = captures
+        self._find_resident_bytes = find_resident_bytes
         self._environment = environment
         self._has_logged_effect = self._has_logged_timing = False
         self.measures_flops = config.measure_flops
@@ -91,41 +93,83 @@ class ProfilerWindows:
         self.scheduler: WindowScheduler | None = None
         """None if there are no windows."""
         if config.collective_windows or config.full_windows:
-            self._begin_windows(config, guard, find_resident_bytes)
+            self._begin_windows(config, guard)
 
-    def _begin_windows(self, config: AgentConfig, guard: Guard, find_resident_bytes: Callable[[], int | None]) -> None:
+    def _begin_windows(self, config: AgentConfig, guard: Guard) -> None:
         """Import and make what begins and ends windows, if torch has a profiler that they can use."""
-        from rankscope.agent.profiler.effect_settings import make_comparison, make_effect  # noqa: PLC0415 - see above
+        from rankscope.agent.profiler.device_gate import DeviceGate  # noqa: PLC0415 - see above
+        from rankscope.agent.profiler.flops_windows import FlopsWindows  # noqa: PLC0415 - see above
+        from rankscope.agent.profiler.operator_gate import OperatorGate  # noqa: PLC0415 - see above
         from rankscope.agent.profiler.window_scheduler import WindowScheduler  # noqa: PLC0415 - see above
 
-        self.effect = make_effect(config)
-        captures = self._captures
         self._profiler = profiler = self._find_profiler()
         if profiler is None:
             return
+        comparison = None
+        if profiler.knows_devices:
+            from rankscope.agent.profiler.effect_settings import make_comparison, make_effect  # noqa: PLC0415 - as above
+
+            self.effect, comparison = make_effect(config), make_comparison(config)
         self._samples_windows = profiler.knows_devices and config.full_windows
+        has_flops = config.measure_flops and config.full_windows
+        flops = FlopsWindows(s_to_ns(config.flops_interval_s), self.plan) if has_flops else None
         self.scheduler = WindowScheduler(
             profiler,
             self.plan,
             guard,
-            self._keep,
-            self.progress.read_enqueued,
+            self,
+            devices=DeviceGate(profiler, self.plan, self.effect, self, first_graph=self._captures.first_graph),
+            operators=OperatorGate(profiler, self.plan, flops, self, device_effect=self.effect, own_effect=comparison),
+            gates=(self,),
+            flops=flops,
+            sampler=self._make_line_sampler() if self._samples_windows else None,
             light=config.collective_windows,
             full=config.full_windows,
-            is_capturing=captures.is_open,
-            light_is_useful=lambda: (
-                self.ranges.collectives.may_be_recorded
-                and (self.progress.communicates_on_host or not profiler.sees_device)
-            ),
-            find_resident_bytes=find_resident_bytes,
-            effect=self.effect if profiler.knows_devices else None,
-            may_detach=self._may_detach,
-            first_graph=captures.first_graph,
-            sampler=self._make_line_sampler() if self._samples_windows else None,
-            flops_interval_ns=s_to_ns(config.flops_interval_s) if config.measure_flops else None,
-            operators_effect=make_comparison(config),
-            has_graphs=lambda: captures.begun > 0 or bool(self.graphs_seen),
         )
+
+    # -- for the scheduler and its gates, on the training thread ------------------------------------------------------
+
+    def may_begin(self, _step: int, kind: "WindowKind") -> str | None:
+        """Return that a light window is of no use, where it is not; that is not counted. Where all communication is on
+        a device, its backend's ranges only span the enqueueing.
+        """
+        if kind.value != "light" or self._profiler is None:
+            return None
+        is_useful = self.progress.communicates_on_host or not self._profiler.sees_device
+        return None if is_useful and self.ranges.collectives.may_be_recorded else ""
+
+    def keep(self, window: "RawWindow") -> bool:
+        """Keep a finished window for the agent thread; return False if there is no room for it."""
+        if len(self.finished) >= RAW_WINDOWS_MAX:
+            return False
+        self.finished.append(window)
+        return True
+
+    def read_enqueued(self) -> dict[int, int]:
+        """Return the sequence number of the last collective of each process group."""
+        return self.progress.read_enqueued()
+
+    def find_resident_bytes(self) -> int | None:
+        """Return the resident memory of the process; None: not known."""
+        return self._find_resident_bytes()
+
+    def is_capturing(self) -> bool:
+        """Return whether a CUDA graph is being captured."""
+        return self._captures.is_open()
+
+    def may_detach(self) -> bool | None:
+        """Return whether CUPTI may be detached: not where the process has a CUDA graph, since that ends in a crash.
+        None: no window has been read yet that would show graphs which torch does not know of.
+        """
+        if self._captures.begun or self._profiler is None or not self._profiler.can_detach:
+            return False
+        return None if self.graphs_seen is None else not self.graphs_seen
+
+    def has_graphs(self) -> bool:
+        """Return whether the process has a CUDA graph, as far as is known."""
+        return self._captures.begun > 0 or bool(self.graphs_seen)
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _make_line_sampler(self) -> "LineSampler | None":
         sampler = self.sampling.find_sampler()
@@ -173,14 +217,6 @@ class ProfilerWindows:
             self._has_logged_timing = True
             log_once_per_node(describe_timing(self._environment), self._environment, topic="nccl_timing")
 
-    def _may_detach(self) -> bool | None:
-        """Return whether CUPTI may be detached: not where the process has a CUDA graph, since that ends in a crash.
-        None: no window has been read yet that would show graphs which torch does not know of.
-        """
-        if self._captures.begun or self._profiler is None or not self._profiler.can_detach:
-            return False
-        return None if self.graphs_seen is None else not self.graphs_seen
-
     def _find_profiler(self) -> "TorchProfiler | None":
         from rankscope.agent.profiler.torch_profiler import TorchProfiler  # noqa: PLC0415 - see above
 
@@ -190,12 +226,6 @@ class ProfilerWindows:
             text = f"no profiler windows, so no collectives and no compute ratio: {error}"
             log_once_per_node(text, self._environment)
             return None
-
-    def _keep(self, window: "RawWindow") -> bool:
-        if len(self.finished) >= RAW_WINDOWS_MAX:
-            return False
-        self.finished.append(window)
-        return True
 
     @property
     def open_from_step(self) -> int | None:

@@ -12,7 +12,9 @@ from rankscope.agent.captures.timed_entries import Reading, TimedEntry
 from rankscope.agent.config import read_config
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.device_gate import DeviceGate
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
+from rankscope.agent.profiler.operator_gate import OperatorGate
 from rankscope.agent.profiler.window_results import RECORDED_EVENT_NS, WindowResults
 from rankscope.agent.profiler.window_scheduler import PART, RawWindow, WindowScheduler
 from rankscope.agent.profiler.windows import RAW_WINDOWS_MAX, ProfilerWindows
@@ -156,7 +158,7 @@ def test_an_unreadable_window_is_counted_and_costs_only_itself() -> None:
 
 def test_windows_beyond_those_that_may_wait_are_refused() -> None:
     rank = Rank()
-    kept = [rank.windows._keep(light()) for _ in range(RAW_WINDOWS_MAX + 1)]
+    kept = [rank.windows.keep(light()) for _ in range(RAW_WINDOWS_MAX + 1)]
     assert kept == [True] * RAW_WINDOWS_MAX + [False]
     assert len(rank.collect()) == RAW_WINDOWS_MAX
 
@@ -168,8 +170,9 @@ def test_windows_are_not_reduced_while_a_profiler_of_the_user_records_the_calls_
         no_profiler,
         rank.windows.plan,
         rank.guard,
-        on_window=rank.windows._keep,
-        read_enqueued=dict,
+        rank.windows,
+        devices=DeviceGate(no_profiler, rank.windows.plan, None, rank.windows),
+        operators=OperatorGate(no_profiler, rank.windows.plan, None, rank.windows, device_effect=None, own_effect=None),
         light=False,
         full=False,
     )
