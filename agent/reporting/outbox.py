@@ -12,6 +12,7 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import log_line
 from rankscope.agent.once_per_node import log_once_per_node
+from rankscope.agent.reporting.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.reporting.sender import AnswerOrder, Sender
 from rankscope.agent.run_report import (
     NONE_SENT,
@@ -31,7 +32,6 @@ from rankscope.uplink.reconnect import draw_first_delay_ns
 from rankscope.uplink.resend_buffer import ResendBuffer
 
 if TYPE_CHECKING:
-    from rankscope.agent.reporting.collector_notices import CollectorNotices
     from rankscope.agent.reporting.spill import Spill
 
 SPILL = "spill"
@@ -104,8 +104,6 @@ class Outbox:
     def connect(self, address: CollectorAddress, *, is_configured: bool) -> None:
         """Connect to the collector. If it is a configured one, rank 0 logs whether it is reached."""
         if is_configured and self._identity.rank == 0:
-            from rankscope.agent.reporting.collector_notices import CollectorNotices  # noqa: PLC0415 - of one rank
-
             self._notices = CollectorNotices(self._identity.run, address.endpoint, self._clock.monotonic_ns())
         chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
         self._open_due_ns = self._clock.monotonic_ns() + draw_first_delay_ns(self._identity.world_size, chance)
@@ -164,8 +162,6 @@ class Outbox:
         if self._notices is not None:
             self._update_notices(self._notices, is_connected=self._delivery.ever_welcomed, is_refused=False)
             unacknowledged = len(self.buffer) + self.buffer.reports_dropped
-            from rankscope.agent.reporting.collector_notices import Delivered  # noqa: PLC0415 - imported by now
-
             spill_dir = "" if self._spill is None or self._spill.failures else self._config.spill_dir
             log_line(self._notices.summarize(Delivered(self.buffer.last_sequence, unacknowledged, spill_dir)))
 
@@ -182,7 +178,7 @@ class Outbox:
             text = f"the collector refuses {who}: {refusal.detail} Training continues without it."
             log_once_per_node(text, os.environ, topic=f"refused: {refusal.reason}")
 
-    def _update_notices(self, notices: "CollectorNotices", *, is_connected: bool, is_refused: bool) -> str | None:
+    def _update_notices(self, notices: CollectorNotices, *, is_connected: bool, is_refused: bool) -> str | None:
         return notices.update(
             self._clock.monotonic_ns(),
             is_connected=is_connected,
