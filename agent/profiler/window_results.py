@@ -68,7 +68,11 @@ class WindowResults:
         """The collectives between windows: a part of its own, whose errors cost no window. None before the first of a
         device.
         """
-        self._captured: CapturedSteps | None = None
+        effect = windows.effect
+        self._captured = _make_captured_steps() if effect is not None and effect.is_on_demand else None
+        """What joins captures with their steps, where the ratios of a device come from captures. It must have seen the
+        steps before the captures come.
+        """
         self._heap_relief: MallocTrim | None = None
         self._full_window_ns: int | None = None
         self._waiting: list[RawWindow] = []  # at most RAW_WINDOWS_MAX: none ends while a profiler of the user is on
@@ -138,12 +142,7 @@ class WindowResults:
             self._guard.record(WINDOWS, error)
 
     def add_captured(self, traces: "Sequence[CapturedTrace]") -> None:
-        """Add traces of captures from which the ratios of a device may come."""
-        if traces and self._captured is None:
-            with LATE_IMPORTS:
-                from rankscope.agent.captures.captured_steps import CapturedSteps  # noqa: PLC0415 - hardly any process
-
-            self._captured = CapturedSteps()
+        """Add traces of captures from which the ratios of a device come."""
         if self._captured is not None:
             self._captured.add(traces)
 
@@ -269,3 +268,9 @@ class WindowResults:
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.record(part, error)
             return []
+
+
+def _make_captured_steps() -> "CapturedSteps":
+    from rankscope.agent.captures.captured_steps import CapturedSteps  # noqa: PLC0415 - at the start, on demand alone
+
+    return CapturedSteps()
