@@ -57,9 +57,9 @@ class RankSamples:
         self._memory_watch: MemoryWatch | None = None
         self.out_of_memory: OutOfMemoryWatch | None = None
         """None until the script has initialised CUDA."""
-        self._torch_memory: TorchMemorySampler | None = None
-        if self._cuda is not None:
-            samplers["torch_memory"] = self._sample_allocator
+        self._torch_memory = None if self._cuda is None else _make_allocator_sampler(clock, device, self._cuda)
+        if self._torch_memory is not None:
+            samplers["torch_memory"] = self._torch_memory.sample
         if config.node_samples and reads_machine:
             from rankscope.agent.sample.node import NodeSampler  # noqa: PLC0415 - in one rank of a node
 
@@ -101,16 +101,6 @@ class RankSamples:
             with LATE_IMPORTS:
                 self._devices = _make_device_sampler(self._clock, self._device)
         return self._devices.sample()
-
-    def _sample_allocator(self) -> AllocatorSample | None:
-        if self._torch_memory is None:
-            if self._device.seen() is None:
-                return None
-            with LATE_IMPORTS:
-                from rankscope.agent.sample.torch_memory import TorchMemorySampler  # noqa: PLC0415 - see above
-
-            self._torch_memory = TorchMemorySampler(self._clock, self._device.seen, self._cuda)
-        return self._torch_memory.sample()
 
     def watch_memory(self, watch: "MemoryWatch") -> None:
         """Note errors of the GPU's allocator, by `attach_memory` once CUDA has been initialised."""
@@ -178,6 +168,13 @@ class RankSamples:
         if self._devices is not None:
             self._devices.close()
         self._host.close()
+
+
+def _make_allocator_sampler(clock: Clock, device: TrainingDevice, cuda: Any) -> "TorchMemorySampler":
+    """Return the sampler of the allocator, which sees all steps: by them it knows when the peak was reached."""
+    from rankscope.agent.sample.torch_memory import TorchMemorySampler  # noqa: PLC0415 - only with a torch for GPUs
+
+    return TorchMemorySampler(clock, device.seen, cuda)
 
 
 def _make_device_sampler(clock: Clock, device: TrainingDevice) -> "NvmlSampler | AmdSampler":
