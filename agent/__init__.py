@@ -25,8 +25,6 @@ W&B, MLflow and TensorBoard.
 Nothing here imports torch until `start()` is called.
 """
 
-from rankscope.agent.scopes import scope
-
 TYPE_CHECKING = False
 """As in `typing`, which is not imported: `python -m rankscope.agent` could find a `typing.py` in the working directory.
 """
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from rankscope.agent.part_profile import profile
     from rankscope.agent.profiled_model import profile_model
     from rankscope.agent.run_report import RunReport
+    from rankscope.agent.scopes import scope
     from rankscope.agent.steps.throughput import Throughput
 
 __all__ = [
@@ -51,13 +50,18 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Return `profile`, `profile_model` and `__version__` when they are first used: only who profiles pays for their
-    imports, and torch's import of this file needs no version.
+    """Return `profile`, `profile_model`, `scope` and `__version__` when they are first used: only who uses one pays for
+    its import, and torch's import of this file needs no version.
     """
     if name == "__version__":
         from rankscope.measure import __version__  # noqa: PLC0415
 
         return __version__
+    if name == "scope":
+        from rankscope.agent.scopes import scope as marked  # noqa: PLC0415
+
+        globals().update(scope=marked)
+        return marked
     if name not in {"profile", "profile_model"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rankscope.agent.part_profile import profile as part  # noqa: PLC0415

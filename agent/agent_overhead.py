@@ -10,7 +10,7 @@ time of the agent; `profiler/window_effect.py` measures it by the steps themselv
 import enum
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.agent.governor import (
     AGENT_THREAD,
@@ -26,11 +26,13 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
     Governor,
 )
-from rankscope.agent.profiler.window_effect import WindowEffect
-from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.steps.first_graph import AWAITS_GRAPH
 from rankscope.measure.records import AgentCost
+
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.window_effect import WindowEffect
+    from rankscope.agent.profiler.window_plan import WindowPlan
 
 WINDOW_CHILDREN = "window_children"
 CAPTURES = "captures"
@@ -53,8 +55,13 @@ class TimeSpent(Protocol):
 
 class ReductionCost(Protocol):
     """The CPU time of reducing windows so far: on the agent thread by kind, and in child processes; and the estimated
-    slowdown of the steps that they recorded.
+    slowdown of the steps that they recorded. `timed`: that of reading collectives between them, None before the first.
     """
+
+    @property
+    def timed(self) -> "TimedCost | None":
+        """Of the collectives of a device between windows."""
+        ...
 
     full_reduced_ns: int
     light_reduced_ns: int
@@ -123,7 +130,10 @@ class CapturesCost(Protocol):
     processes that upload them.
     """
 
-    written_ns: int
+    @property
+    def written_ns(self) -> int:
+        """Of writing files on the agent thread."""
+        ...
 
     @property
     def upload_ns(self) -> int:
@@ -149,17 +159,16 @@ class AgentOverhead:
     def __init__(
         self,
         overhead_ratio_max: float,
-        plan: WindowPlan,
+        plan: "WindowPlan",
         samples: SampleLoop[Any],
         *,
         hooks: TimeSpent,
         windows: WindowsCost | None,
         timers: TimeSpent | None,
         reduction: ReductionCost,
-        timed: TimedCost,
         captures: CapturesCost | None = None,
         started_ns: int,
-        find_effect: Callable[[], WindowEffect | None] = lambda: None,
+        find_effect: "Callable[[], WindowEffect | None]" = lambda: None,
         awaits_graph: Callable[[], bool] = lambda: False,
         timing: TimingCost | None = None,
         samples_of_lines: TimeSpent | None = None,
@@ -171,7 +180,6 @@ class AgentOverhead:
         self._plan = plan
         self._samples = samples
         self._reduction = reduction
-        self._timed = timed
         self._captures = captures
         self._find_effect = find_effect
         self._awaits_graph = awaits_graph
@@ -193,7 +201,9 @@ class AgentOverhead:
         spent_ns = self._spent_ns()
         allowance = self._governor.decide(spent_ns, now_ns - self._started_ns)
         self._plan.allow(allowance)
-        self._timed.allow(allowance.windows_ratio / 2, allowance.budget_left_ns)
+        timed = self._reduction.timed
+        if timed is not None:
+            timed.allow(allowance.windows_ratio / 2, allowance.budget_left_ns)
         self._samples.sample_less_often(
             frozenset(name for part in allowance.dropped & SAMPLERS.keys() for name in SAMPLERS[part])
         )
@@ -207,8 +217,8 @@ class AgentOverhead:
             not_governed_ns[CAPTURES] = captures.training_ns + captures.written_ns + captures.upload_ns
         if timing_ns is not None:
             not_governed_ns[NCCL_TIMING] = timing_ns
-        if self._timed.is_used:
-            is_dropped[COLLECTIVE_TIMES] = self._timed.is_held
+        if timed is not None and timed.is_used:
+            is_dropped[COLLECTIVE_TIMES] = timed.is_held
         return AgentCost(
             part_ns={**spent_ns, **not_governed_ns},
             dropped=is_dropped,
@@ -222,7 +232,7 @@ class AgentOverhead:
             timing_effect="" if timing is None else timing.state.value,
         )
 
-    def _find_state(self, effect: WindowEffect | None) -> str:
+    def _find_state(self, effect: "WindowEffect | None") -> str:
         may_begin = effect is None or effect.allows_windows or effect.is_open
         if may_begin and self._awaits_graph():
             return AWAITS_GRAPH
@@ -232,7 +242,7 @@ class AgentOverhead:
         """Return what torch's timing of collectives has cost: as estimated, or as measured by the steps if that is more
         and counts as slowing.
         """
-        estimated_ns = self._timed.timing_ns
+        estimated_ns = None if self._reduction.timed is None else self._reduction.timed.timing_ns
         measured_ns = 0 if self._timing is None else self._timing.slowed_ns
         return max(estimated_ns or 0, measured_ns) if measured_ns else estimated_ns
 
@@ -246,7 +256,8 @@ class AgentOverhead:
             for part, names in SAMPLERS.items()
             if not counts.keys().isdisjoint(names)
         }
-        timed_ns = self._timed.thread_ns
+        timed = self._reduction.timed
+        timed_ns = 0 if timed is None else timed.thread_ns
         written_ns = 0 if self._captures is None else self._captures.written_ns
         others_ns = full_ns + light_ns + timed_ns + written_ns + sum(samples_ns.values())
         return {
@@ -255,7 +266,7 @@ class AgentOverhead:
             LIGHT_WINDOWS: light_ns + light_recording_ns + (windows.light_spent_ns if windows is not None else 0),
             FULL_WINDOWS: full_ns + full_recording_ns + (windows.full_spent_ns if windows is not None else 0),
             AGENT_THREAD: max(0, time.thread_time_ns() - others_ns),
-            **({COLLECTIVE_TIMES: timed_ns + self._timed.outside_ns} if self._timed.is_used else {}),
+            **({COLLECTIVE_TIMES: timed_ns + timed.outside_ns} if timed is not None and timed.is_used else {}),
             **({LINE_SAMPLES: lines_ns} if (lines_ns := self._find_lines_ns()) else {}),
             **samples_ns,
         }

@@ -5,32 +5,31 @@ rings of the training thread + samplers + watchdog -> ReportBuilder -> Outbox
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from rankscope.agent.agent_overhead import AgentOverhead
-from rankscope.agent.captures import ordered_captures, trace_recording
-from rankscope.agent.captures.ordered_samples import SWITCHED_OFF, OrderedSamples
-from rankscope.agent.captures.thread_sampler import find_obstacle
 from rankscope.agent.collector_address import CollectorAddress
+from rankscope.agent.collector_orders import CollectorOrders
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.green_threads import find_patched
-from rankscope.agent.guard import Guard, log_line
+from rankscope.agent.guard import CAPTURES, Guard, log_line
 from rankscope.agent.own_thread import OwnThread
-from rankscope.agent.profiler import window_scheduler
 from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.reporting.outbox import Outbox
-from rankscope.agent.reporting.sender import Order
-from rankscope.agent.sample.rank_samples import RankSamples
-from rankscope.agent.sidecar.recorder_reader import RecorderReader
+from rankscope.agent.sample.rank_samples import MemoryWatch, RankSamples
 from rankscope.agent.steps.early_events import ThreadsNotice
 from rankscope.agent.steps.user_steps import SteplessNotice
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.watchdog import Watchdog
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, Message, SampleOrder
+from rankscope.measure.messages import Hello
 from rankscope.measure.records import GroupInfo, Losses, StepRecord
 from rankscope.measure.units import s_to_ns
+
+if TYPE_CHECKING:
+    from rankscope.agent.sidecar.recorder_reader import RecorderReader
 
 PART = "agent_thread"
 GROUPS = "groups"
@@ -65,25 +64,25 @@ class AgentThread:
         self._clock = clock
         self._make_hello = make_hello
         self._builder = ReportBuilder(identity.rank)
-        self._orders = self._make_orders()
+        self._orders = CollectorOrders(
+            training.sessions,
+            training.windows.sampling,
+            training.workers,
+            guard,
+            captures_allowed=config.capture_orders,
+            find_step=lambda: training.timer.step,
+            find_thread=lambda: training.hooks.buffer.thread,
+        )
         self.outbox = Outbox(
             config,
             identity,
             clock,
             make_hello=make_hello,
             introduce=self._introduce,
-            on_order=self._answer_order,
+            on_order=self._orders.handle,
         )
         self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
-        self._line_orders = OrderedSamples(
-            training.windows.sampler,
-            training.windows.files,
-            guard,
-            find_thread=lambda: training.hooks.buffer.thread,
-            workers=training.workers,
-            obstacle=find_obstacle() or SWITCHED_OFF,
-        )
         self._window_results = self._make_window_results()
         self._cost = self._make_overhead()
         self._watchdog = self._make_watchdog(identity)
@@ -94,37 +93,26 @@ class AgentThread:
         self._end = ScriptEnd("finished")
         self._thread = OwnThread(target=self._run, name="rankscope-agent", daemon=True)
 
-    def _answer_order(self, order: Order) -> Message | None:
-        if isinstance(order, SampleOrder):
-            return self._line_orders.handle(order)
-        return None if self._orders is None else self._orders.handle(order)
-
-    def _make_orders(self) -> ordered_captures.OrderedCaptures | None:
-        traces, timer = self._training.traces, self._training.timer
-        if traces is None:
-            return None
-        allowed = self._config.capture_orders
-        return ordered_captures.OrderedCaptures(traces, self._guard, is_allowed=allowed, find_step=lambda: timer.step)
-
     def _make_window_results(self) -> WindowResults:
         config, training = self._config, self._training
-        recorder = RecorderReader(
-            training.captures,
-            lambda: self._watchdog.recorder_place,  # made later
-            training.windows.progress.dump_devices,
-            self._clock,
-        )
         return WindowResults(
             training.windows,
             self._guard,
             self._clock,
-            recorder,
+            self._make_recorder_reader,
             events_max=config.window_events_max,
             communication_kernels=config.communication_kernels,
             read_transfers=training.transfers.find_between,
-            read_backward_ends=training.backward_ends.find_between,
+            read_backward_ends=None if training.backward_ends is None else training.backward_ends.find_between,
             flops=self._samples.flops,
         )
+
+    def _make_recorder_reader(self) -> "RecorderReader":
+        from rankscope.agent.sidecar.recorder_reader import RecorderReader  # noqa: PLC0415 - only for NCCL
+
+        training = self._training
+        find_place, dump = lambda: self._watchdog.recorder_place, training.windows.progress.dump_devices
+        return RecorderReader(training.captures, find_place, dump, self._clock)
 
     def _make_overhead(self) -> AgentOverhead:
         training, windows = self._training, self._training.windows
@@ -136,13 +124,12 @@ class AgentThread:
             windows=windows.scheduler,
             timers=training.device_timers,
             reduction=self._window_results,
-            timed=self._window_results.timed,
-            captures=training.traces,
+            captures=training.sessions if training.sessions.has_captures else None,
             started_ns=self._clock.monotonic_ns(),
             find_effect=windows.find_effect,
             awaits_graph=lambda: training.captures.first_graph.is_waiting,
             timing=training.sessions.timing,
-            samples_of_lines=self._line_orders,
+            samples_of_lines=self._orders,
         )
 
     def _make_watchdog(self, identity: RankIdentity) -> Watchdog:
@@ -160,9 +147,8 @@ class AgentThread:
     def start(self) -> None:
         """Start reporting. Raises RuntimeError, with nothing started, when there can be no thread."""
         self._samples.start()
-        self._samples.out_of_memory.start(
-            self._training.hooks.buffer.add, self._training.timer.find_place, self.outbox.wake
-        )
+        timer, buffer = self._training.timer, self._training.hooks.buffer
+        self._samples.watch_memory(MemoryWatch(buffer.add, timer.find_place, self.outbox.wake))
         try:
             self._thread.start()
         except RuntimeError:
@@ -180,7 +166,7 @@ class AgentThread:
     def stop(self, end: ScriptEnd) -> None:
         """Let the thread send the last report and a goodbye."""
         self._samples.stop()
-        self._training.windows.close_sampler()
+        self._training.windows.sampling.close()
         self._end = end
         self._stopping.set()
         self.outbox.wake()
@@ -198,7 +184,7 @@ class AgentThread:
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
                 self.outbox.exchange(next_report_ns)
-                if self._clock.monotonic_ns() >= next_report_ns or self._samples.out_of_memory.is_due:
+                if self._clock.monotonic_ns() >= next_report_ns or self._samples.has_memory_error:
                     interval_ns = self._find_interval_ns()
                     late_ns = max(-interval_ns, self._clock.monotonic_ns() - next_report_ns)
                     next_report_ns += interval_ns * (1 + late_ns // interval_ns)
@@ -222,8 +208,7 @@ class AgentThread:
         library = find_patched()
         if not library:
             return False
-        for part in (window_scheduler.PART, trace_recording.PART):
-            self._guard.switch_off(part)
+        self._training.sessions.switch_off()
         self._end = ScriptEnd("stopped", f"{library} has patched the process")
         log_line(
             f"rank {self._identity.rank} is measured no further: {library} has patched its process (monkey patching) "
@@ -239,9 +224,8 @@ class AgentThread:
             deadline_ns = self._clock.monotonic_ns() + s_to_ns(self._config.drain_s)
             is_acknowledged = self.outbox.drain(deadline_ns)
             self.outbox.log_summary()
-            if is_acknowledged and self._orders is not None:
-                orders = self._orders
-                self.outbox.serve(deadline_ns, lambda: orders.has_files)
+            if is_acknowledged:
+                self.outbox.serve(deadline_ns, lambda: self._orders.has_files)
             if self._training.traces is not None:
                 self._training.traces.finish(deadline_ns)
         except Exception as error:  # noqa: BLE001
@@ -253,8 +237,7 @@ class AgentThread:
     def _close(self) -> None:
         """Close the connection, files and libraries."""
         self.outbox.close()
-        if self._orders is not None:
-            self._orders.close()
+        self._orders.close()
         self._samples.close()
 
     def _report_last(self) -> None:
@@ -292,7 +275,7 @@ class AgentThread:
             log_line(text)
         self._training.sessions.log()
         steps = self._write_traces(self._training.steps.drain())
-        self.outbox.send_answer(self._line_orders.collect(steps, last=last))
+        self.outbox.send_answer(self._orders.collect_samples(steps, last=last))
         self._samples.add_steps(steps)
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)
@@ -317,7 +300,7 @@ class AgentThread:
             stalled_since_host_ns=observed.stalled_since_host_ns,
             stall=observed.stall,
             node=self._samples.pop_node(),
-            out_of_memory=self._samples.out_of_memory.collect(last=last),
+            out_of_memory=self._samples.collect_memory_errors(last=last),
             flops=self._samples.step_flops.read(),
             flop_totals=self._samples.flops.totals,
             enqueues=next((window.enqueues for window in windows if window.enqueues is not None), None),
@@ -326,8 +309,8 @@ class AgentThread:
             self._builder.resend_groups()
             self._groups_wanted = False
         self.outbox.push(self._builder.build(interval, now_ns), step_count=len(steps))
-        self._samples.out_of_memory.attach()
-        if not last:
+        self._samples.attach_memory()
+        if not last and self._samples.out_of_memory is not None:
             self._samples.out_of_memory.read_held(interval.out_of_memory)
 
     def _write_traces(self, steps: list[StepRecord]) -> list[StepRecord]:
@@ -339,13 +322,13 @@ class AgentThread:
         traces.window_ns_an_event = self._window_results.full_ns_an_event
         try:
             traces.write()
-            self._window_results.captured.add(traces.plain_traces)
+            self._window_results.add_captured(traces.plain_traces)
             traces.plain_traces = []
-            for state in [] if self._orders is None else self._orders.collect():
+            for state in self._orders.collect_captures():
                 self.outbox.send_answer(state)
             return traces.mark(steps)
         except Exception as error:  # noqa: BLE001 - no error of a capture may lose steps
-            self._guard.record(trace_recording.PART, error)
+            self._guard.record(CAPTURES, error)
             return steps
 
     def _read_groups(self) -> Mapping[str, GroupInfo]:

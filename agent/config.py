@@ -1,11 +1,10 @@
 """The agent's settings: configs/agent.toml is written from this file."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from rankscope.agent.capture_settings import find_folder_problem, find_options_problem, find_schedule_problem
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import (
     Mistake,
@@ -40,6 +39,20 @@ measured, since a default could report to the wrong place."""
 
 def _find_collector_problem(text: str) -> str | None:
     return next((problem for problem in map(find_endpoint_problem, parse_collectors(text)) if problem), None)
+
+
+def _find_capture_problem(name: str) -> Callable[[str], str | None]:
+    """Return a check of a setting of captures, imported when there is something to check."""
+
+    def find_problem(text: str) -> str | None:
+        if not text:
+            return None
+        from rankscope.agent import capture_settings  # noqa: PLC0415 - mostly nothing of captures is set
+
+        found: str | None = getattr(capture_settings, name)(text)
+        return found
+
+    return find_problem
 
 
 def _find_folder_problem(folder: str) -> str | None:
@@ -339,7 +352,7 @@ class AgentConfig(Settings):
             "A folder that all ranks share keeps the ranks of a capture together, for `rankscope analyze`. Or a URL of "
             "fsspec, as s3://bucket/path, to which a process of low priority uploads each file. "
             "Empty: only captures that the collector orders.",
-            find_problem=find_folder_problem,
+            find_problem=_find_capture_problem("find_folder_problem"),
         ),
     )
     capture_schedule: str = setting(
@@ -348,7 +361,7 @@ class AgentConfig(Settings):
             "Steps that all ranks capture, in the words of torch.profiler.schedule, for example `skip_first=10, "
             "wait=1000, warmup=1, active=3, repeat=2`. Words left out: skip_first=0, wait=0, warmup=1, active=3, "
             "repeat=1; repeat=0 goes on until the end. Empty: none.",
-            find_problem=find_schedule_problem,
+            find_problem=_find_capture_problem("find_schedule_problem"),
         ),
     )
     capture_options: str = setting(
@@ -357,7 +370,7 @@ class AgentConfig(Settings):
             "What captures record beside operators, kernels and copies: shapes, stacks, memory, modules, separated by "
             "commas. Shapes and stacks each make what a capture costs more than 3 times as much, memory 1.5 times; "
             "modules added 1 % for one model.",
-            find_problem=find_options_problem,
+            find_problem=_find_capture_problem("find_options_problem"),
         ),
     )
     capture_orders: bool = setting(

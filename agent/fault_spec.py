@@ -18,8 +18,7 @@ RANK_MAX: Final = 10**6
 class Kind(NamedTuple):
     """What a fault does. `ms` is its duration by default, in a step or, where `is_once`, at all; None: it has none.
 
-    A kind with `phase` is in that phase only. One that `is_once` happens in its first step alone, one that `needs_gpu`
-    is refused without one.
+    A kind with `phase` is in that phase only. One that `is_once` happens in its first step alone.
     """
 
     meaning: str
@@ -27,7 +26,6 @@ class Kind(NamedTuple):
     ms_max: int = 60_000
     is_once: bool = False
     phase: str = ""
-    needs_gpu: bool = False
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -43,8 +41,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "exit": Kind("the process ends with exit code 3", None, is_once=True),
     "crash": Kind("the process crashes (SIGSEGV)", None, is_once=True),
-    "matmul_burn": Kind("matrix products run on its GPU beside the training", 50, needs_gpu=True),
-    "power_cap": Kind("the power limit of its GPU is lowered to the lowest allowed", None, needs_gpu=True),
 }
 
 

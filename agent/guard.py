@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
@@ -21,10 +22,30 @@ TRACEBACKS_MAX: Final = 64
 """Largest number of tracebacks that one process prints."""
 VARIABLE_ARGUMENTS: Final = 0x04
 """As `inspect.CO_VARARGS`, without that import."""
+WINDOWS: Final = "windows"
+CAPTURES: Final = "captures"
+LINE_SAMPLES: Final = "line_samples"
+"""Parts that are imported when they are first used, and may be switched off before."""
 HELD_MAX: Final = 8
 """Errors of signal handlers that wait for code of ours to end: one is usual."""
 
 _printed: set[tuple[str, str]] = set()
+
+
+class ScriptInterruptError(Exception):
+    """A signal handler of the script has raised `error` while the agent waited. It is the script's, not the agent's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def pause(seconds: float) -> None:
+    """Sleep; Python runs signal handlers of the script meanwhile. Raises ScriptInterruptError with what one raises."""
+    try:
+        time.sleep(seconds)
+    except Exception as error:  # noqa: BLE001 - the script's, and passed on to it
+        raise ScriptInterruptError(error) from None
 
 
 class Guard:

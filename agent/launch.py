@@ -244,7 +244,8 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
 
             if launch_config.config.enabled:
                 _enable_timing(launch_config.config.nccl_timing, environment)
-        session = Session.start(launch_config.config, {**os.environ, **(launcher or {})})
+        with standard_library_first(), _without_collections():  # it imports what the settings ask for
+            session = Session.start(launch_config.config, {**os.environ, **(launcher or {})})
         if session is not None:
             stop_with_process(session.script_exit, session.stop)
             for declared in _early_flops:

@@ -10,18 +10,15 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from threading import get_ident
+from typing import TYPE_CHECKING
 
-from rankscope.agent.captures.worker_samples import WorkerSamples
+from rankscope.agent.captures.worker_page import WorkerPage
 from rankscope.agent.config import NO, AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.profiler.process_groups import has_peers
 from rankscope.agent.profiler.sessions import ProfilerSessions
-from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
-from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.sample.torch_device import TrainingDevice, find_cuda, is_current_stream_capturing
 from rankscope.agent.steps import event_buffer, host_transfers
 from rankscope.agent.steps.backward_clock import BackwardClock
-from rankscope.agent.steps.backward_ends import BackwardEnds
-from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.steps.early_events import SETTLED_STEPS
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.host_transfers import HostTransfers
@@ -32,6 +29,11 @@ from rankscope.agent.steps.throughput import ThroughputMeter
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import StepRecord
+
+if TYPE_CHECKING:
+    from rankscope.agent.captures.trace_captures import TraceCaptures
+    from rankscope.agent.steps.backward_ends import BackwardEnds
+    from rankscope.agent.steps.device_timers import DeviceTimers
 
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
@@ -75,17 +77,19 @@ class TrainingThread:
         self.sessions = ProfilerSessions(
             config, identity, environment, guard, self.captures, find_resident_bytes=find_resident_bytes
         )
-        self.windows, self.traces = self.sessions.windows, self.sessions.traces
+        self.windows = self.sessions.windows
         self.device_timers = self._make_device_timers()
         """None if torch has no GPU, or device times are switched off."""
         self.read_event_ns = time.monotonic_ns if self.device_timers is None else self.device_timers.read_event_ns
         timers = [] if self.device_timers is None else [self.device_timers]
         faults = [] if fault is None else [fault]
-        self._boundaries = StepBoundaries([*self.sessions.inline_parts, *timers, *faults])
+        self.sessions.inline_parts += [*timers, *faults]
+        self._boundaries = StepBoundaries(self.sessions.inline_parts)
         # A thread that waits for a GPU may spin, and then its CPU time says nothing.
         self._backward_clock = BackwardClock() if self.device_timers is None else None
         self.timer = self._make_timer()
-        self.backward_ends = BackwardEnds(guard, is_recording=self.windows.records_hosts)
+        self.backward_ends = self._make_backward_ends()
+        """None where no window would have them."""
         self.hooks = TorchHooks(
             self.timer,
             guard,
@@ -98,16 +102,21 @@ class TrainingThread:
             on_move=self._on_move,
             backward_clock=self._backward_clock,
         )
-        self.workers = None if self.windows.sampler is None else WorkerSamples(self.windows.files)
-        """What samples the workers of data loaders; None where nothing is sampled."""
+        self.workers = None if self.windows.sampling.obstacle else WorkerPage(self.windows.sampling)
+        """How workers of data loaders learn of orders; None where nothing is sampled."""
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
+
+    @property
+    def traces(self) -> "TraceCaptures | None":
+        """The captures; None before the first order, where there is no folder for them."""
+        return self.sessions.traces
 
     @property
     def spent_ns(self) -> int:
         """The cost of the hooks to the training thread so far. Only one other thread may ask."""
         clock_ns = 0 if self._backward_clock is None else self._backward_clock.spent_ns
-        hooks_ns = self.hooks.buffer.spent_ns + self.backward_ends.spent_ns + clock_ns
-        return hooks_ns + self.transfers.spent_ns
+        ends_ns = 0 if self.backward_ends is None else self.backward_ends.spent_ns
+        return self.hooks.buffer.spent_ns + ends_ns + clock_ns + self.transfers.spent_ns
 
     def start(self) -> None:
         """Begin to measure."""
@@ -201,11 +210,21 @@ class TrainingThread:
             lambda: timers is None or timers.is_idle,
         )
 
-    def _make_device_timers(self) -> DeviceTimers | None:
+    def _make_backward_ends(self) -> "BackwardEnds | None":
+        if self.windows.scheduler is None or self.device_timers is not None:
+            return None
+        from rankscope.agent.steps.backward_ends import BackwardEnds  # noqa: PLC0415 - only with windows
+
+        return BackwardEnds(self._guard, is_recording=self.windows.records_hosts)
+
+    def _make_device_timers(self) -> "DeviceTimers | None":
         """Return None without any cost if torch has no GPU or device times are switched off."""
         cuda = find_cuda() if self._config.device_times else None
         if cuda is None:
             return None
+        from rankscope.agent.profiler.process_groups import has_peers  # noqa: PLC0415 - only with a device
+        from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan  # noqa: PLC0415
+
         share = DEVICE_TIMES_SHARE * self._config.overhead_ratio_max
         plan = TimingPlan(warmup_steps=self._config.warmup_steps, overhead_ratio_max=share)
         return DeviceTimers(cuda, plan, self._guard, self.steps.append, captures=self.captures, has_peers=has_peers)

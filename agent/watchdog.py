@@ -14,10 +14,9 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import OFF, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.own_thread import OwnThread
-from rankscope.agent.sidecar.beacon import Heartbeat
+from rankscope.agent.sidecar.beacon import Heartbeat, RecorderPlace
 from rankscope.agent.sidecar.link import SidecarLink
 from rankscope.agent.sidecar.ras_address import find_ras_address
-from rankscope.agent.sidecar.recorder_reader import RecorderPlace
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity

@@ -153,7 +153,8 @@ class HeldAgent:
     def is_busy(self) -> bool:
         """Whether work that has begun is not finished, or a full window is open."""
         scheduler = self._session._training.windows.scheduler
-        has_window = scheduler is not None and scheduler._running is True
+        window = None if scheduler is None else scheduler._window
+        has_window = window is not None and window.is_full
         return has_window or self._is_reporting or monotonic_ns() - self._reported_ns < IDLE_NS
 
     def hold(self) -> None:

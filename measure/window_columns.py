@@ -23,8 +23,8 @@ from rankscope.measure.kineto import (
     KinetoTrace,
     MemoryEvents,
 )
-from rankscope.measure.kineto_columns import read_collective
-from rankscope.measure.kineto_json import NOTHING, Arguments
+
+_NOTHING = msgspec.Raw()
 
 
 class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -108,7 +108,13 @@ def _find_device_work(events: Events, lanes: tuple[int, ...]) -> DeviceWork:
 
 
 def _read_collectives(metadata: Mapping[int, str], place: Ints) -> dict[int, CollectiveArguments]:
-    found = {}
+    found: dict[int, CollectiveArguments] = {}
+    if not metadata:
+        return found
+    # Only windows of a device have any, and these are mostly read by a process of its own.
+    from rankscope.measure.kineto_columns import read_collective  # noqa: PLC0415
+    from rankscope.measure.kineto_json import Arguments  # noqa: PLC0415
+
     for index, text in metadata.items():
         try:
             arguments = msgspec.json.decode(f"{{{text}}}", type=Arguments)
@@ -122,9 +128,9 @@ def _read_collectives(metadata: Mapping[int, str], place: Ints) -> dict[int, Col
 class _OperatorFields(msgspec.Struct, gc=False):
     """The fields of an operator's metadata from which FLOPs are counted."""
 
-    dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
-    values: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
+    dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
+    values: msgspec.Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
     sequence: int = msgspec.field(default=NONE, name="Sequence number")
     forward_thread: int = msgspec.field(default=NONE, name="Fwd thread id")
 

@@ -23,12 +23,16 @@ SMALL_LINES: Final = 60
 ACTIVE_METHODS: Final = 5
 """A class of fewer is a record or a setting, whose many fields are no burden."""
 TRAINING: Final = """
-import os, sys, torch
+import os, sys, time, torch
 from torch import distributed, nn
+from rankscope.agent import launch
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(200):
+reporter, until_s = launch.session._reporter, time.monotonic() + 120
+has_windows = launch.session._training.windows.scheduler is not None
+while not reporter._builder.totals.steps or (has_windows and reporter._window_results.full_events_a_step is None):
+    assert time.monotonic() < until_s, "no report, or no full window, in two minutes"
     optimizer.zero_grad()
     model(torch.ones(4, 8)).sum().backward()
     optimizer.step()
@@ -36,7 +40,25 @@ for name, module in list(sys.modules.items()):
     if name.startswith("rankscope.") and getattr(module, "__file__", None):
         print(os.path.realpath(module.__file__))
 """
-"""A rank of a default job, which prints the files of ours that it has imported."""
+"""A rank of a default job, which prints the files of ours that it has imported once it has reported steps, and a full
+window if it has any.
+"""
+START: Final = """
+import gc, os, sys, tempfile, time
+import torch, torch.distributed, torch.utils.data, msgspec, numpy, zmq
+sys.dont_write_bytecode, sys.pycache_prefix = True, os.path.join(tempfile.gettempdir(), "no-bytecode-of-rankscope")
+read_bytes = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+gc.collect()
+gc.disable()
+before_bytes, begin_ns = read_bytes(), time.thread_time_ns()
+from rankscope.agent.config import read_config
+from rankscope.agent.session import Session
+Session(read_config(os.environ), {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+print((time.thread_time_ns() - begin_ns) / 1e6, (read_bytes() - before_bytes) / 2**20)
+"""
+"""Prints the CPU time, in ms, of importing and assembling the agent from source after torch, and the MiB it takes."""
+STARTS: Final = 10
+WITHOUT_WINDOWS: Final = {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -154,6 +176,15 @@ def imported_by_a_rank(**variables: str) -> list[Path]:
     return sorted({Path(line) for line in process.stdout.splitlines() if line.startswith(str(ROOT))})
 
 
+def measure_starts(**variables: str) -> tuple[float, float]:
+    """Return the median CPU time, in ms, and the median resident memory, in MiB, of several starts of the agent."""
+    command = [sys.executable, "-c", START]
+    environment = {**os.environ, **variables}
+    texts = [subprocess.check_output(command, env=environment, text=True) for _ in range(STARTS)]
+    times_ms, sizes_mib = zip(*(map(float, text.split()) for text in texts), strict=True)
+    return statistics.median(times_ms), statistics.median(sizes_mib)
+
+
 def show(title: str, rows: Iterable[tuple[object, object]], at_most: int) -> None:
     print(f"\n{title}")
     for place, count in sorted(rows, key=lambda row: (-float(str(row[1])), str(row[0])))[:at_most]:
@@ -196,12 +227,11 @@ def main() -> None:
         "Names of several classes: how many", ((name, count) for name, count in names.items() if count > 1), options.top
     )
     if not options.no_job:
-        for title, variables in (
-            ("by default", {}),
-            ("without windows", {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"}),
-        ):
+        for title, variables in (("by default", {}), ("without windows", WITHOUT_WINDOWS)):
             files = imported_by_a_rank(**variables)
+            took_ms, size_mib = measure_starts(**variables)
             print(f"\nA rank {title} imports {len(files)} files of ours: {sum(map(count_lines, files))} lines")
+            print(f"Its start takes {took_ms:.0f} ms of CPU time without bytecode, and {size_mib:.1f} MiB")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.agent.captures.blocked_transfer import find_blocked_transfer
 from rankscope.agent.captures.flight_dump import Pending, find_names, find_pending, to_statuses
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import GroupStatus, PendingCollective
@@ -67,6 +67,9 @@ class FlightRecorder:
         """Return the send or receive that the main thread has been blocked in for `age_ns`, also where the backend
         records none; None if it is in none.
         """
+        with LATE_IMPORTS:
+            from rankscope.agent.captures.blocked_transfer import find_blocked_transfer  # noqa: PLC0415 - few ranks stall
+
         return find_blocked_transfer(self._find_groups(), own_rank, age_ns)
 
     def _read_all(self, absent: dict[str, str]) -> list[dict[str, Any]]:

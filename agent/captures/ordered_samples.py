@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.agent.captures.kernel_waits import KernelWaits
+from rankscope.agent.captures.sampling import SWITCHED_OFF
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stack_samples import StackSamples, find_native_id
 from rankscope.agent.captures.thread_sampler import PART, ThreadSampler
@@ -26,7 +27,6 @@ KNOWN_MAX: Final = 8
 LASTS_NS_MAX: Final = 900 * NS_PER_S
 WORKERS_NS: Final = 4 * NS_PER_S
 """For how long the workers of data loaders are sampled: they work ahead of the steps."""
-SWITCHED_OFF: Final = "line_samples is off on this rank"
 NO_MORE: Final = f"{PART} are switched off on this rank after too many errors"
 NO_WHOLE_STEP: Final = "no step that counts ended while it was sampled"
 

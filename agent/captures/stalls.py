@@ -11,18 +11,21 @@ as stalled.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from rankscope.agent.captures.flight_dump import Pending
 from rankscope.agent.captures.flight_recorder import FlightRecorder
 from rankscope.agent.captures.stacks import Stacks, capture_stacks
-from rankscope.agent.captures.stall_samples import StallSampler
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.measure.median import find_median
 from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import GroupStatus, PendingCollective, Stall, is_transfer
 from rankscope.measure.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from rankscope.agent.captures.stall_samples import StallSampler
 
 STEP_FACTOR: Final = 10
 START_UP_FACTOR: Final = 10
@@ -53,7 +56,7 @@ class StallWatch:
         capture: Callable[[], Stacks] = capture_stacks,
         read_wall_ns: Callable[[], int] = time.time_ns,
         refresh_ns: int = REFRESH_NS,
-        sampler: StallSampler | None = None,
+        sampler: "StallSampler | None" = None,
         find_transfer: Callable[[int], PendingCollective | None] = lambda _: None,
     ) -> None:
         self._stall_ns = stall_ns
@@ -61,7 +64,8 @@ class StallWatch:
         self._capture = capture
         self._read_wall_ns = read_wall_ns
         self._refresh_ns = refresh_ns
-        self._sampler = sampler or StallSampler()
+        self._sampler = sampler
+        """None until nothing has happened for half a limit."""
         self._find_transfer = find_transfer
         self._events = -1
         self._last_event_ns = 0
@@ -96,14 +100,15 @@ class StallWatch:
             self.last_step, self.last_step_end_host_ns = record.step, record.end_host_ns
         if events != self._events or steps:
             self._events, self._last_event_ns, self.last = events, now_ns, None
-            self._sampler.clear()
+            if self._sampler is not None:
+                self._sampler.clear()
             return None
         limit_ns = self.limit_ns if self.last is None else self.last.limit_ns
         quiet_ns = now_ns - self._last_event_ns
         if 2 * quiet_ns > limit_ns:
-            self._sampler.add(now_ns, limit_ns)
+            self._find_sampler().add(now_ns, limit_ns)
         if self.last is None:
-            if quiet_ns <= limit_ns or self._sampler.count < SAMPLES_MIN:
+            if quiet_ns <= limit_ns or self._find_sampler().count < SAMPLES_MIN:
                 return None
             self._stalls += 1
             self._last_dump = None
@@ -112,6 +117,14 @@ class StallWatch:
         self.last = self._describe(now_ns, limit_ns)
         return self.last
 
+    def _find_sampler(self) -> "StallSampler":
+        if self._sampler is None:
+            with LATE_IMPORTS:
+                from rankscope.agent.captures.stall_samples import StallSampler  # noqa: PLC0415 - few ranks stall
+
+            self._sampler = StallSampler()
+        return self._sampler
+
     def _is_due(self, last: Stall, now_ns: int) -> bool:
         """Return whether to describe a stall again; because of its work at most once in a limit."""
         age_ns = now_ns - last.taken_host_ns
@@ -119,7 +132,7 @@ class StallWatch:
             return True
         if age_ns <= last.limit_ns:
             return False
-        present = msgspec.structs.replace(last, samples=self._sampler.summarize())
+        present = msgspec.structs.replace(last, samples=self._find_sampler().summarize())
         return present.is_busy is not last.is_busy
 
     def _describe(self, now_ns: int, limit_ns: int) -> Stall:
@@ -142,7 +155,7 @@ class StallWatch:
             pending=pending.collectives,
             pending_left_out=pending.left_out,
             absent=absent,
-            samples=self._sampler.summarize(),
+            samples=self._find_sampler().summarize(),
         )
 
     def _read_pending(self, now_ns: int, absent: dict[str, str]) -> Pending:

@@ -17,17 +17,16 @@ import contextlib
 import gc
 import queue
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Final, Protocol
 
 from rankscope.agent.captures.stacks import OUR_THREADS
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import LINE_SAMPLES, Guard
 from rankscope.agent.own_thread import OwnThread
 
-PART: Final = "line_samples"
+PART: Final = LINE_SAMPLES
 COLLECTS_IN_ALLOCATIONS: Final = sys.version_info < (3, 12)
 
 
@@ -44,13 +43,6 @@ class Sampled(Protocol):
     def add(self, host_ns: int, frame: FrameType | None) -> None:
         """Take the innermost frame of the thread at this time, None while it runs no Python. Keep no frame."""
         ...
-
-
-def find_obstacle() -> str:
-    """Return why this interpreter lets no thread read the frames of another; empty where it does."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "Python without a global interpreter lock lets no thread read another's frames"
-    return ""
 
 
 def read_all_frames() -> Mapping[int, FrameType]:

@@ -24,7 +24,7 @@ from rankscope.agent.captures.cpu_use import CpuUse
 from rankscope.agent.captures.marked_ranges import MarkedRanges, find_modules_obstacle
 from rankscope.agent.captures.model_memory import ModelMemory
 from rankscope.agent.captures.trace_files import TraceFiles, Written
-from rankscope.agent.captures.trace_recording import ANOTHER, PART, Profile, RawCapture, TraceRecording
+from rankscope.agent.captures.trace_recording import ANOTHER, ANOTHER_THREAD, PART, Profile, RawCapture, TraceRecording
 from rankscope.agent.captures.trace_uploads import TraceUploads, Uploaded
 from rankscope.agent.config import ON_DEMAND, AgentConfig
 from rankscope.agent.guard import Guard, log_line
@@ -92,6 +92,7 @@ class TraceCaptures:
         settle: Callable[[float], bool] = lambda _limit_s: True,
         make_session: Callable[[CaptureSteps], Profile] | None = None,
         make_uploads: Callable[[str], TraceUploads] = TraceUploads,
+        script_profilers: int = 0,
     ) -> None:
         self._rank = identity.rank
         self._environment = environment
@@ -140,6 +141,7 @@ class TraceCaptures:
             is_capturing_graph=graphs.is_open,
             settle=settle,
             end_leftover=end_leftover,
+            script_profilers=script_profilers,
         )
 
     @property
@@ -252,6 +254,10 @@ class TraceCaptures:
         return True
 
     # -- on the training thread ---------------------------------------------------------------------------------------
+
+    def refuse_on_another_thread(self, step: int) -> None:
+        """Refuse what is due at the begin of this step, if anything is: training has just changed its thread."""
+        self.recording.refuse(step, ANOTHER_THREAD)
 
     def _begin(self, steps: CaptureSteps) -> Profile:
         if steps.order_id:

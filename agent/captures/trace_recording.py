@@ -16,12 +16,12 @@ from threading import get_ident
 from typing import Final, NamedTuple, Protocol
 
 from rankscope.agent.capture_settings import ACTIVE_MAX, CaptureSchedule, CaptureSteps
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import CAPTURES, Guard
 from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_LAST, SETTLE_S_MAX
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.units import NS_PER_S
 
-PART: Final = "captures"
+PART: Final = CAPTURES
 CAPTURE_NS_MAX: Final = 120 * NS_PER_S
 """A capture that lasts longer ends at the next step boundary: what it records stays in memory until then."""
 SCRIPT_PROFILER_WAIT_S: Final = 2.0
@@ -81,7 +81,8 @@ class TraceRecording:
     told the steps of a capture that has begun, and None when it is about to end; then it must not raise. `settle`
     waits, at most so many seconds, until all collectives that have been recorded are over, and returns whether they
     are; if not it ends the recording, and the session ends at a later boundary (`steps/open_collectives.py`).
-    `end_leftover` ends what is left on of a session whose begin or end was interrupted.
+    `end_leftover` ends what is left on of a session whose begin or end was interrupted. `script_profilers` is how many
+    profilers are on already.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class TraceRecording:
         end_leftover: Callable[[], object] = lambda: None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         script_profiler_wait_s: float = SCRIPT_PROFILER_WAIT_S,
+        script_profilers: int = 0,
     ) -> None:
         self._make_profile = make_profile
         self._schedule = schedule
@@ -119,7 +121,7 @@ class TraceRecording:
         self._called_off = ""
         self._running: tuple[Profile, CaptureSteps] | None = None
         self._is_ours = False  # whether torch's profiler begins or ends because of us
-        self._script_profilers = 0
+        self._script_profilers = script_profilers
         self._thread = get_ident()
         self._step = 0
         self._began_ns = self._pause_ns = 0

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from secrets import token_hex
 from typing import Final, NamedTuple
 
 from rankscope.agent.captures.trace_files import Written
@@ -61,7 +60,7 @@ class TraceUploads:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.folder = os.path.join(tempfile.gettempdir(), f"rankscope-captures-{token_hex(8)}")
+        self.folder = os.path.join(tempfile.gettempdir(), f"rankscope-captures-{os.urandom(8).hex()}")
         self._url = url.rstrip("/")
         self._spawn = spawn_child
         self._monotonic_ns = monotonic_ns

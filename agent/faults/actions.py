@@ -10,7 +10,6 @@ import time
 from typing import Final
 
 from rankscope.agent.fault_spec import FaultSpec
-from rankscope.agent.faults.gpu_actions import MatmulBurn, PowerCap
 from rankscope.agent.identity import drop_rank_variables
 
 EXIT_CODE: Final = 3
@@ -54,11 +53,7 @@ class Actions:
             "sigstop": self._stop_process,
             "exit": _exit,
             "crash": _crash,
-            "matmul_burn": self._act_on_gpu,
-            "power_cap": self._act_on_gpu,
         }[spec.kind]
-        self._kind = spec.kind
-        self._on_gpu: MatmulBurn | PowerCap | None = None
         self._sums_per_ns = 0.0
         self._hogs: list[subprocess.Popen[bytes]] = []
         self._cores: set[int] = set()
@@ -70,8 +65,6 @@ class Actions:
 
     def end(self) -> None:
         """End what the fault has started, and unbind the thread that calls this, which is the training thread."""
-        if self._on_gpu is not None:
-            self._on_gpu.end()
         hogs, self._hogs = self._hogs, []
         for hog in hogs:
             hog.kill()
@@ -128,11 +121,6 @@ class Actions:
             hog = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - this interpreter, and code of ours
             self._hogs.append(hog)
         os.sched_setaffinity(0, {core})
-
-    def _act_on_gpu(self) -> None:
-        if self._on_gpu is None:
-            self._on_gpu = PowerCap() if self._kind == "power_cap" else MatmulBurn(self._ms, sys.modules["torch"])
-        self._on_gpu.act()
 
     def _stop_process(self) -> None:
         words = ("/bin/sh", "-c", STOP_COMMAND, "sh", str(os.getpid()), str(self._ms / 1e3))

@@ -15,11 +15,9 @@ from typing import Any, Final
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.fault_spec import FaultSpec, parse_fault
 from rankscope.agent.faults.actions import Actions
-from rankscope.agent.faults.gpu_actions import find_refusal
 from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.steps.patches import Patch
-from rankscope.measure.errors import UnavailableError
 
 PART: Final = "fault"
 NEVER: Final = 1 << 62
@@ -128,9 +126,6 @@ class InjectedFault:
             self._is_on, self._is_over = False, True
         try:
             self._actions.act()
-        except UnavailableError as error:
-            log_line(f"the fault on purpose is over: {error}")
-            self.end()
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.record(PART, error)
 
@@ -138,18 +133,13 @@ class InjectedFault:
 def make_fault(config: AgentConfig, rank: int, guard: Guard, environment: Mapping[str, str]) -> InjectedFault | None:
     """Return the fault that the setting `fault` orders of this rank, and log it; None for any other rank.
 
-    Where faults are not allowed, that is logged once on each node, and there is none. One that needs a GPU, or a right
-    that this process has not, is refused with the reason.
+    Where faults are not allowed, that is logged once on each node, and there is none.
     """
     spec = parse_fault(config.fault)
     if not config.faults_allowed:
         log_once_per_node(NOT_ALLOWED, environment)
         return None
     if spec.rank != rank:
-        return None
-    refusal = find_refusal(spec)
-    if refusal:
-        log_line(f"the fault {spec.kind} of RANKSCOPE_FAULT is not injected on rank {rank}: {refusal}")
         return None
     log_line(f"a fault is injected on rank {rank} on purpose (RANKSCOPE_FAULT): {spec.describe()}")
     return InjectedFault(spec, guard)

@@ -28,10 +28,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from rankscope.agent.profiler.nccl_timing import NCCL_TIMING
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect, describe_ratio
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 
-PART: Final = "nccl_timing"
+PART: Final = NCCL_TIMING
 WAITING_STEPS: Final = 16
 """Steps between two looks for a first group, and LATER_STEPS between two for later ones, at other boundaries too."""
 LATER_STEPS: Final = 64

@@ -15,6 +15,8 @@ from typing import Final
 from rankscope.agent.captures.flight_recorder import DUMPS
 from rankscope.agent.config import MEASURED, OFF, ON
 
+NCCL_TIMING: Final = "nccl_timing"
+"""The part of the agent that measures what timing does to the steps."""
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 SET_VARIABLE: Final = "RANKSCOPE_NCCL_TIMING_SET"
 """Set beside TIMING_VARIABLE by the agent, whose cost the timing is then, also in children that inherit both."""

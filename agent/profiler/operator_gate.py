@@ -5,16 +5,18 @@ The steps after the first one are compared with those before it, as those betwee
 become longer there is no second session.
 """
 
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rankscope.agent.governor import FULL_WINDOWS
 from rankscope.agent.profiler.device_gate import DeviceProfiler
 from rankscope.agent.profiler.flops_windows import FlopsWindows
-from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
+from rankscope.agent.profiler.window_kinds import ProcessGraphs
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.window_effect import WindowEffect
 
 COST_ASSUMED_NS: Final = 150 * NS_PER_MS
 """Cost assumed until one session has been measured: two steps of 3,000 operators at 25 us each, twice what was measured
@@ -23,7 +25,7 @@ COST_ASSUMED_NS: Final = 150 * NS_PER_MS
 
 class OperatorGate:
     """The decisions about sessions of one rank, at step boundaries. None is due without `flops`, nor while the process
-    `has_graphs`: of what a CUDA graph replays the host has no operators.
+    has `graphs`: of what a CUDA graph replays the host has no operators.
     """
 
     def __init__(
@@ -31,23 +33,23 @@ class OperatorGate:
         profiler: DeviceProfiler,
         plan: WindowPlan,
         flops: FlopsWindows | None,
+        graphs: ProcessGraphs,
         *,
-        device_effect: WindowEffect | None,
-        own_effect: WindowEffect | None,
-        has_graphs: Callable[[], bool] = lambda: False,
+        device_effect: "WindowEffect | None",
+        own_effect: "WindowEffect | None",
     ) -> None:
         self._profiler = profiler
         self._plan = plan
         self._flops = flops
         self._device_effect = device_effect
-        self._effect = own_effect
-        self.has_graphs = has_graphs
+        self.effect = own_effect
+        self._graphs = graphs
         self._expected_ns = COST_ASSUMED_NS
 
     @property
     def replaces_windows(self) -> bool:
         """Whether FLOPs come from the operators of the host now: the device in use has no windows, or no more."""
-        if self._flops is None or self._effect is None or self._device_effect is None:
+        if self._flops is None or self.effect is None or self._device_effect is None:
             return False
         are_off = not (self._device_effect.allows_windows or self._device_effect.is_open)
         may_record = self._profiler.records_operators and self._profiler.sees_device
@@ -56,11 +58,15 @@ class OperatorGate:
     @property
     def has_slowed(self) -> bool:
         """Whether steps have become longer since the first session, so that there is no second one."""
-        return self._effect is not None and self._effect.state is EffectState.ENDED
+        return self.effect is not None and self.effect.has_ended
+
+    def has_graphs(self) -> bool:
+        """Return whether the process has a CUDA graph."""
+        return self._graphs.has_graphs()
 
     def begins(self, step: int) -> bool:
         """Return whether a session begins with this step: never before the warm-up and the reference after it."""
-        is_ready = self._effect is not None and self._effect.state in {EffectState.READY, EffectState.KEPT}
+        is_ready = self.effect is not None and (self.effect.is_ready or self.effect.is_kept)
         if not is_ready or self._flops is None or not self._flops.is_due(step) or not self._is_paid_for:
             return False
         return self.replaces_windows and not self.has_graphs()
@@ -72,23 +78,23 @@ class OperatorGate:
 
     def find_next(self, step: int, unknown: int) -> int:
         """Return the first step after this one at which a session may begin or be decided on; `unknown` if not yet."""
-        if self._effect is None or self._flops is None or self.has_slowed or not self.replaces_windows:
+        if self.effect is None or self._flops is None or self.has_slowed or not self.replaces_windows:
             return unknown
         due = self._flops.find_next(step)
-        is_compared = self._effect.is_open and self._effect.state is not EffectState.READY
-        return min(due, step + self._effect.steps_left) if is_compared else due
+        is_compared = self.effect.is_open and not self.effect.is_ready
+        return min(due, step + self.effect.steps_left) if is_compared else due
 
     def on_step(self, record: StepRecord, *, in_window: bool) -> None:
         """Add a finished step, which a session or another profiler has recorded or not."""
-        if self._effect is not None and self._effect.is_open and self.replaces_windows:
-            self._effect.on_step(record.step, record.duration_ns, in_window=in_window)
-            if self._effect.state is EffectState.SLOWER:
-                self._effect.state = EffectState.ENDED
+        if self.effect is not None and self.effect.is_open and self.replaces_windows:
+            self.effect.on_step(record.step, record.duration_ns, in_window=in_window)
+            if self.effect.is_slower:
+                self.effect.end()
 
     def on_session_end(self) -> None:
         """A session has ended."""
-        if self._effect is not None:
-            self._effect.on_attached()
+        if self.effect is not None:
+            self.effect.on_attached()
 
     def learn(self, cost_ns: int) -> None:
         """Record the cost of a session, of all threads together."""

@@ -16,6 +16,8 @@ launched, and lasts until the first work of the next step. Such steps hold the w
 the device's time without a gap, and are on average as long as the host's. The last step of a window only bounds the one
 before, so windows of a GPU have one step more than is reported. A step with a kernel that was launched and did not run
 within the window (still in the queue, captured into a graph, or lost by the profiler) is cut: not reported.
+A small window of a CPU is reduced in the training process itself, so what only the others need is imported in the
+functions that use it: trace files, FLOPs, calls that wait for a device.
 """
 
 import gzip
@@ -24,22 +26,22 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from rankscope.agent.profiler.synchronisations import LineSamples, sum_synchronisations
+from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
 from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
-from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowBreakdown, WindowFlops, WindowSynchronisations
-from rankscope.measure.traced_collectives import Collective, find_collectives
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace
-from rankscope.measure.window_flops import READ_OPTIONS, count_window_flops
+
+if TYPE_CHECKING:
+    from rankscope.measure.traced_collectives import Collective
 
 NICENESS = 10
 """A tenth of the weight of training, so that idle cores are used first. With nice 19, a 70th, a reduction of 0.13 s
@@ -131,16 +133,20 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
     view = RankView(read_events(request), communication_kernels=own)
     first_step = request.steps[0].step
     if request.host_only:
+        from rankscope.measure.window_flops import count_window_flops  # noqa: PLC0415 - see above
+
         steps = [(one.step, one.start_host_ns, one.end_host_ns) for one in request.steps]
         return WindowAnswer(first_step=first_step, flops=count_window_flops(view, steps, host_only=True))
     if not request.on_device:
         windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]
-        flops = count_window_flops(view, windows) if request.counts_flops else None
+        flops = _count_flops(view, windows) if request.counts_flops else None
         return WindowAnswer(first_step=first_step, breakdowns=_break_down(view, windows), flops=flops)
     if not view.has_device:
         return WindowAnswer(first_step=first_step, steps_cut=len(request.steps) - 1, on_device=True)
     if _has_impossible_times(view, request):
         return WindowAnswer(first_step=first_step, on_device=True, has_impossible_times=True)
+    from rankscope.agent.profiler.synchronisations import sum_synchronisations  # noqa: PLC0415 - see above
+
     windows = _find_device_windows(view, request.steps)
     whole = {window.step for window in windows}
     of_host = [(one.step, one.start_host_ns, one.end_host_ns) for one in request.steps if one.step in whole]
@@ -155,7 +161,7 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         on_device=True,
         launches_graphs=bool(len(_find_calls(view, lambda name: _GRAPH_LAUNCH in name))),
         synchronisations=sum_synchronisations(view, of_host, request.lines) if of_host else None,
-        flops=count_window_flops(view, of_host) if request.counts_flops else None,
+        flops=_count_flops(view, of_host) if request.counts_flops else None,
     )
 
 
@@ -163,12 +169,22 @@ def read_events(request: WindowRequest) -> KinetoTrace:
     """Return the window's events by the host clock. Raises TraceError if the saved file is no trace."""
     if not request.saved:
         return to_trace(request.columns, ahead_ns=request.wall_minus_host_ns)
+    from rankscope.measure.kineto_columns import read_trace  # noqa: PLC0415 - see above
+
     is_packed = request.saved.startswith(GZIP_BEGIN)
-    wanted: Mapping[str, Any] = READ_OPTIONS if request.counts_flops else {}
+    wanted: Mapping[str, Any] = {}
+    if request.counts_flops:
+        from rankscope.measure.window_flops import READ_OPTIONS as wanted  # noqa: N811, PLC0415 - see above
     trace = read_trace([gzip.decompress(request.saved) if is_packed else request.saved], **wanted)
     start_ns = trace.events.start_ns  # counted from a base of the file's own
     start_ns += trace.head.get("baseTimeNanoseconds", 0) - request.wall_minus_host_ns
     return trace
+
+
+def _count_flops(view: RankView, steps: Sequence[tuple[int, int, int]]) -> WindowFlops | None:
+    from rankscope.measure.window_flops import count_window_flops  # noqa: PLC0415 - see above
+
+    return count_window_flops(view, steps)
 
 
 def _break_down(view: RankView, windows: Sequence[_Window]) -> tuple[WindowBreakdown, ...]:
@@ -247,6 +263,8 @@ def _find_device_collectives(
     call = view.launch[mine]
     # A kernel without its call belongs to the step during which it ran.
     call_ns = np.where(call != NONE, view.events.start_ns[call], view.work.start_ns[mine])
+    from rankscope.measure.traced_collectives import find_collectives  # noqa: PLC0415 - see above
+
     found: dict[tuple[object, ...], DeviceCollective] = {}
     for index, (one, launched_ns) in enumerate(zip(find_collectives(view), call_ns.tolist(), strict=True)):
         step = next((s.step for s in steps if s.start_host_ns <= launched_ns < s.end_host_ns), None)
@@ -258,7 +276,7 @@ def _find_device_collectives(
     return tuple(found.values())
 
 
-def _join(before: DeviceCollective | None, step: int, one: Collective, compute: Intervals) -> DeviceCollective:
+def _join(before: DeviceCollective | None, step: int, one: "Collective", compute: Intervals) -> DeviceCollective:
     start_ns = one.start_ns if before is None else min(before.start_host_ns, one.start_ns)
     end_ns = one.start_ns + one.duration_ns
     if before is not None:

@@ -2,27 +2,32 @@
 timing of collectives where its effect is measured, which comes before windows.
 
 One session at a time. A capture goes before a window: for the windows it is a profiler of the script.
+
+Captures are made with a folder for them, or with the first order of the collector (`open_traces`), while training runs.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from threading import get_ident
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rankscope.agent.captures.trace_captures import TraceCaptures
-from rankscope.agent.captures.trace_recording import ANOTHER_THREAD, TraceRecording
 from rankscope.agent.config import MEASURED, AgentConfig
-from rankscope.agent.guard import Guard, describe
+from rankscope.agent.guard import CAPTURES, WINDOWS, Guard, ScriptInterruptError, describe, pause
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.profiler import measured_timing
-from rankscope.agent.profiler.measured_timing import MeasuredTiming
-from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE, find_obstacle
+from rankscope.agent.profiler.nccl_timing import NCCL_TIMING, TIMING_VARIABLE, find_obstacle
 from rankscope.agent.profiler.session_thread import NextCall, ThreadEnds
-from rankscope.agent.profiler.torch_profiler import ScriptInterruptError, pause
-from rankscope.agent.profiler.window_scheduler import PART, WindowScheduler
-from rankscope.agent.profiler.windows import ProfilerWindows, make_comparison
+from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.step_boundaries import InlinePart
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import StepRecord
+
+if TYPE_CHECKING:
+    from rankscope.agent.captures.trace_captures import TraceCaptures
+    from rankscope.agent.captures.trace_recording import TraceRecording
+    from rankscope.agent.profiler.measured_timing import MeasuredTiming
+    from rankscope.agent.profiler.window_scheduler import WindowScheduler
 
 NOT_WATCHED: Final = (
     "no profiler windows with the collectives of gloo, so no waiting in them and no ratio of communication: whether "
@@ -57,18 +62,47 @@ class ProfilerSessions:
         self.windows = ProfilerWindows(
             config, identity, environment, guard, graphs, find_resident_bytes=find_resident_bytes
         )
-        has_captures = bool(config.capture_folder) or config.capture_orders
-        self.traces = (
-            TraceCaptures(config, identity, environment, guard, graphs, settle=self._settle) if has_captures else None
-        )
-        """The captures; None without a folder for them, where the collector may not order any."""
+        self._config, self._identity = config, identity
         self._guard, self._environment, self._graphs = guard, environment, graphs
+        self._script_profilers = 0
+        self._counting = threading.RLock()  # a signal handler of the script may start a profiler right inside
+        self.inline_parts: list[InlinePart] = []
+        """What acts at step boundaries. Captures are added with the first order, on the agent thread."""
+        self.has_captures = bool(config.capture_folder) or config.capture_orders
+        """Whether the settings allow any."""
+        self.traces: TraceCaptures | None = None
+        """The captures; None before the first order, where there is no folder for them."""
         is_measured = config.nccl_timing == MEASURED and TIMING_VARIABLE not in environment
         self.timing = self._make_timing(config) if is_measured else None
         """None unless `nccl_timing` is `measured` and the job has not decided by the variable."""
         self._has_logged_timing = self._has_logged_graph = self._has_logged_gloo = self._has_logged_threads = False
         self._thread_ends = ThreadEnds(lambda: self.close(must_end=True))
         self._asked: NextCall | None = None
+        self.inline_parts += [part for part in (self.windows.scheduler, self.timing) if part is not None]
+        if config.capture_folder:
+            self.open_traces()
+
+    def open_traces(self) -> "TraceCaptures | None":
+        """Return the captures, made if they have not been; None where the settings allow none. At the start, and for
+        the agent thread.
+        """
+        if self.traces is not None or not self.has_captures:
+            return self.traces
+        with LATE_IMPORTS:
+            from rankscope.agent.captures.trace_captures import TraceCaptures  # noqa: PLC0415 - see above
+
+        with self._counting:
+            self.traces = TraceCaptures(
+                self._config,
+                self._identity,
+                self._environment,
+                self._guard,
+                self._graphs,
+                settle=self._settle,
+                script_profilers=self._script_profilers,
+            )
+            self.inline_parts.append(self.traces)
+        return self.traces
 
     def _settle(self, limit_s: float) -> bool:
         try:
@@ -77,7 +111,10 @@ class ProfilerSessions:
             self._guard.hold(stop.error)  # the capture goes on, and ends at the next boundary
             return False
 
-    def _make_timing(self, config: AgentConfig) -> MeasuredTiming:
+    def _make_timing(self, config: AgentConfig) -> "MeasuredTiming":
+        from rankscope.agent.profiler.effect_settings import make_comparison  # noqa: PLC0415 - only with `measured`
+        from rankscope.agent.profiler.measured_timing import MeasuredTiming  # noqa: PLC0415
+
         windows, environment, graphs = self.windows, self._environment, self._graphs
 
         def find_any_obstacle() -> str | None:
@@ -100,14 +137,29 @@ class ProfilerSessions:
         self.windows.progress.allow_reading()
 
     @property
-    def inline_parts(self) -> list[WindowScheduler | TraceCaptures | MeasuredTiming]:
-        """What acts at step boundaries."""
-        return [part for part in (self.windows.scheduler, self.traces, self.timing) if part is not None]
-
-    @property
     def spent_ns(self) -> int:
         """CPU time of both on the training thread so far."""
-        return self.windows.spent_ns + (0 if self.traces is None else self.traces.training_ns)
+        return self.windows.spent_ns + self.training_ns
+
+    @property
+    def training_ns(self) -> int:
+        """CPU time of captures on the training thread so far."""
+        return 0 if self.traces is None else self.traces.training_ns
+
+    @property
+    def written_ns(self) -> int:
+        """CPU time of writing captures on the agent thread so far."""
+        return 0 if self.traces is None else self.traces.written_ns
+
+    @property
+    def upload_ns(self) -> int:
+        """CPU time of the processes that upload captures so far."""
+        return 0 if self.traces is None else self.traces.upload_ns
+
+    def switch_off(self) -> None:
+        """End what records at its next boundary, and begin nothing more."""
+        for part in (WINDOWS, CAPTURES):
+            self._guard.switch_off(part)
 
     def on_step(self, record: StepRecord) -> None:
         """Add a finished step; called before `on_boundary`."""
@@ -123,7 +175,7 @@ class ProfilerSessions:
         if not is_settled:
             self.leave()
             if self.traces is not None:
-                self.traces.recording.refuse(step, ANOTHER_THREAD)
+                self.traces.refuse_on_another_thread(step)
             return
         self._thread_ends.watch()
         timing = self.timing
@@ -138,8 +190,11 @@ class ProfilerSessions:
         """Handle the begin or the end of a session of torch's profiler, on any thread: of the script, or a capture.
         Returns when a session of ours that is in its way is off.
         """
-        if self.traces is not None:
-            self.traces.recording.on_script_profiler(begins=begins)
+        with self._counting:  # captures that are just being made must know of it
+            self._script_profilers = max(0, self._script_profilers + (1 if begins else -1))
+            traces = self.traces
+        if traces is not None:
+            traces.recording.on_script_profiler(begins=begins)
         timing = self.timing
         if timing is not None:
             self._guarded(lambda: timing.on_profiler(begins))
@@ -164,13 +219,13 @@ class ProfilerSessions:
         text = None if self.timing is None or self._has_logged_timing else self.timing.describe()
         if text is not None:
             self._has_logged_timing = True
-            log_once_per_node(text, self._environment, topic=measured_timing.PART)
+            log_once_per_node(text, self._environment, topic=NCCL_TIMING)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
         except BaseException as error:  # noqa: BLE001 - a change in torch's internals must not lose steps
-            self._guard.record(measured_timing.PART, error)
+            self._guard.record(NCCL_TIMING, error)
             if self.timing is not None:
                 self.timing.give_up(f"of an error in the agent ({describe(error)})")
 
@@ -203,7 +258,7 @@ class ProfilerSessions:
                 part.wait_until_off(OTHER_THREAD_WAIT_S)
 
     @property
-    def _parts(self) -> list[WindowScheduler | TraceRecording]:
+    def _parts(self) -> "list[WindowScheduler | TraceRecording]":
         """What has sessions."""
         recording = None if self.traces is None else self.traces.recording
         return [part for part in (self.windows.scheduler, recording) if part is not None]
@@ -224,7 +279,7 @@ class ProfilerSessions:
                 self._asked.install()
             except BaseException as error:  # noqa: BLE001 - it is ended at the end of its thread
                 self._asked.remove()
-                self._guard.record(PART, error)
+                self._guard.record(WINDOWS, error)
 
     def _take_back(self) -> None:
         """Ask no more: the session has ended, also without the question, as at the end of its thread."""

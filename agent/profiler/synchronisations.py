@@ -9,9 +9,9 @@ which launches by threads of its own.
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 
+from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.measure.blocking_calls import (
     find_blocking_calls,
     find_innermost_operators,
@@ -22,20 +22,6 @@ from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import SYNCHRONISATIONS_MAX, Synchronisation, WindowSynchronisations, add_waits
-
-
-class LineSamples(msgspec.Struct, frozen=True, array_like=True):
-    """Where the training thread was: host times (int64, ascending) and places in `lines` (int32), of equal number.
-
-    `in_backward` is for each line whether it was calling torch's backward. `threads` are the numbers by which the
-    profiler may know the training thread.
-    """
-
-    times_host_ns: bytes = b""
-    places: bytes = b""
-    lines: tuple[str, ...] = ()
-    in_backward: tuple[bool, ...] = ()
-    threads: tuple[int, ...] = ()
 
 
 def sum_synchronisations(

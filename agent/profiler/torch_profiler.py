@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
+from rankscope.agent.guard import pause
 from rankscope.agent.profiler.host_operators import OperatorSession, has_jagged_tensors
 from rankscope.agent.profiler.kineto_events import SessionEvents, check_events
 from rankscope.agent.steps.open_ranges import OpenRanges
@@ -66,14 +67,6 @@ class DeviceKind(NamedTuple):
     can_be_recorded: Callable[[], bool]
     activity: Any
     mark: Callable[[], Sequence[Any]]
-
-
-class ScriptInterruptError(Exception):
-    """A signal handler of the script has raised `error` while the agent waited. It is the script's, not the agent's."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class TorchProfiler:
@@ -401,14 +394,6 @@ def find_used_devices(module: Any) -> Sequence[int]:
     return [index for index in range(module.device_count()) if has_context(index)]
 
 
-def pause(seconds: float) -> None:
-    """Sleep; Python runs signal handlers of the script meanwhile. Raises ScriptInterruptError with what one raises."""
-    try:
-        time.sleep(seconds)
-    except Exception as error:  # noqa: BLE001 - the script's, and passed on to it
-        raise ScriptInterruptError(error) from None
-
-
 def _make_can_be_recorded(autograd: Any, activity: Any) -> Callable[[], bool]:
     known: list[bool] = []
 
@@ -424,9 +409,3 @@ def communicates() -> bool:
     """Return whether the script has process groups."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
-
-
-def is_current_stream_capturing() -> bool:
-    """Return whether this thread's CUDA stream is being captured. Initialises nothing."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())

@@ -164,6 +164,36 @@ class WindowEffect:
         return self.state in {EffectState.READY, EffectState.ATTACHED, EffectState.KEPT}
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the first session may begin."""
+        return self.state is EffectState.READY
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether steps have become longer, and nothing has been done about it yet."""
+        return self.state is EffectState.SLOWER
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether windows go on."""
+        return self.state is EffectState.KEPT
+
+    @property
+    def is_comparing(self) -> bool:
+        """Whether steps are being compared with the reference."""
+        return self.is_open and self.state not in {EffectState.REFERENCE, EffectState.READY}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there are no more windows in this run."""
+        return self.state is EffectState.ENDED
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether the device is recorded in captures only."""
+        return self.state is EffectState.ON_DEMAND
+
+    @property
     def may_interrupt(self) -> bool:
         """Whether a planned window may begin: while stretches are compared only after another block, since windows
         would leave none of very long steps.
@@ -223,6 +253,10 @@ class WindowEffect:
         """The user's profiler begins, which attaches CUPTI: whether detaching it helps cannot be seen any more."""
         if self.state in {EffectState.SLOWER, EffectState.DETACHED}:
             self.state = EffectState.ENDED
+
+    def end(self) -> None:
+        """There are no more windows in this run."""
+        self.state = EffectState.ENDED
 
     def restart(self) -> None:
         """Begin the reference anew, if no session has been: something else has changed the steps."""

@@ -6,15 +6,15 @@ type, and the others are read in short batches; after each its memory is freed a
 
 import re
 from array import array
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.agent.profiler.window_scheduler import RawWindow
-from rankscope.measure.blocking_calls import may_block
 from rankscope.measure.communication import HOST_PREFIXES, is_backend_range
-from rankscope.measure.flops import FORMULAS
 from rankscope.measure.kineto import DEVICE_WORK, LAUNCHES, NONE, Category, find_category
 from rankscope.measure.window_columns import WindowColumns
+
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.window_scheduler import RawWindow
 
 BATCH_EVENTS = 250
 """Activities read without a pause, in 0.5 to 0.8 ms with the GIL held; operators around calls that may wait count."""
@@ -48,7 +48,7 @@ class ReadWindow(NamedTuple):
     columns: WindowColumns | None
 
 
-def read_window(window: RawWindow, found: list[Any], yield_gil: Callable[[], None]) -> ReadWindow:
+def read_window(window: "RawWindow", found: list[Any], yield_gil: Callable[[], None]) -> ReadWindow:
     """Read the activities in `found`, which is emptied from its end; `yield_gil` is called after each batch."""
     reader = _Reader(window)
     while found:
@@ -59,7 +59,7 @@ def read_window(window: RawWindow, found: list[Any], yield_gil: Callable[[], Non
     return reader.result()
 
 
-def _find_wanted(window: RawWindow) -> frozenset[Category]:
+def _find_wanted(window: "RawWindow") -> frozenset[Category]:
     if not window.full:
         return frozenset()
     if window.has_shapes:
@@ -67,10 +67,18 @@ def _find_wanted(window: RawWindow) -> frozenset[Category]:
     return _ON_DEVICE if window.on_device else _ON_CPU
 
 
+def _find_formulas() -> Collection[str]:
+    """Return the operators whose FLOPs are counted."""
+    from rankscope.measure.flops import FORMULAS  # noqa: PLC0415 - few windows have shapes
+
+    return FORMULAS
+
+
 class _Reader:
-    def __init__(self, window: RawWindow) -> None:
+    def __init__(self, window: "RawWindow") -> None:
         self._window = window
         self._wanted = _find_wanted(window)
+        self._formulas = _find_formulas() if window.has_shapes else frozenset[str]()
         self._used_types = self._wanted | ({Category.ANNOTATION} if window.full else _MAY_BE_RANGES)
         self._category_of_type: dict[str, Category] = {}
         self._ranges: list[HostRange] = []
@@ -126,7 +134,7 @@ class _Reader:
         self.count += METADATA_COUNTS
         metadata = operator.metadata_json()
         numbers = _NUMBERS.search(metadata)
-        if name in FORMULAS:
+        if name in self._formulas:
             self._operator_metadata[len(self._start_ns)] = metadata
         elif numbers is not None:
             self._operator_metadata[len(self._start_ns)] = numbers.group()
@@ -135,6 +143,8 @@ class _Reader:
         """Keep the operator inside which the host may have waited for its device, as far as operators are recorded."""
         may_wait = self._may_block.get(name)
         if may_wait is None:
+            from rankscope.measure.blocking_calls import may_block  # noqa: PLC0415 - of devices alone
+
             may_wait = self._may_block[name] = may_block(name)
         operator = call.linked_activity() if may_wait else None
         if operator is None or find_category(operator.type()) is not Category.CPU_OP:

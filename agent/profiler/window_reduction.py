@@ -18,10 +18,10 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
-from rankscope.agent.profiler.line_sampler import WindowLines
+from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.agent.profiler.process_groups import (
     DEVICE_NUMBERS_FROM,
     UNRECORDED_NUMBERS_FROM,
@@ -31,13 +31,15 @@ from rankscope.agent.profiler.process_groups import (
 from rankscope.agent.profiler.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
 from rankscope.agent.profiler.reduction_process import PENDING_ANSWERS_MAX, ReductionProcesses
-from rankscope.agent.profiler.synchronisations import LineSamples
 from rankscope.agent.profiler.window_reading import HostRange, read_window
-from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.agent.steps.host_transfers import WaitedTransfer
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes, is_on_host
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.window_columns import WindowColumns
+
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.line_sampler import WindowLines
+    from rankscope.agent.profiler.window_scheduler import RawWindow
 
 TOO_LARGE = "events_max"
 NOT_SAVED = "not_saved"
@@ -127,7 +129,7 @@ class WindowReduction:
         """The CPU time of the child processes."""
         return self._children.cpu_ns
 
-    def reduce(self, window: RawWindow) -> ReducedWindow:
+    def reduce(self, window: "RawWindow") -> ReducedWindow:
         """Return the results that are known at once; the breakdown of a full window comes with `collect`."""
         if not window.steps:
             return EMPTY_WINDOW
@@ -157,14 +159,14 @@ class WindowReduction:
             return EMPTY_WINDOW
         return placed
 
-    def _learn_events(self, window: RawWindow, count: int) -> None:
+    def _learn_events(self, window: "RawWindow", count: int) -> None:
         self.events_recorded += count
         if window.full and not window.has_shapes:
             self.full_events_a_step = count / len(window.steps)
         elif not window.full:
             self.light_events_a_step = count / len(window.steps)
 
-    def _submit(self, window: RawWindow, columns: WindowColumns, whole: Sequence[StepRecord]) -> bool:
+    def _submit(self, window: "RawWindow", columns: WindowColumns, whole: Sequence[StepRecord]) -> bool:
         """Submit a full window for its breakdown; return False if its data cannot be written. On the host a step that
         lacks a communication is left out, since it would count as one without; a device's has its kernels.
         """
@@ -258,7 +260,7 @@ class WindowReduction:
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
-    def _place(self, window: RawWindow, host: _HostCommunication) -> ReducedWindow:
+    def _place(self, window: "RawWindow", host: _HostCommunication) -> ReducedWindow:
         """Return the collectives that began within the window's steps. EMPTY_WINDOW when one has no known group, since
         then no step is known to be complete.
         """
@@ -289,7 +291,7 @@ class WindowReduction:
                     records.append(_to_record(step, found, groups[number], sequence, at_work_ns))
         return ReducedWindow(records + transfers, [], (whole[0], whole[-1]) if whole else None)
 
-    def _place_transfers(self, window: RawWindow, *, has_ranges: bool) -> list[CollectiveRecord] | None:
+    def _place_transfers(self, window: "RawWindow", *, has_ranges: bool) -> list[CollectiveRecord] | None:
         """Return the sends and receives that were waited for within the window's steps, each in the step of its wait;
         None, and count it, if some are not known: their waiting would count as work.
         """
@@ -345,7 +347,7 @@ class WindowReduction:
         return entries
 
 
-def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
+def make_request(window: "RawWindow", columns: WindowColumns) -> WindowRequest:
     """Return the input of the child: the columns, or the trace file of a device's window where torch has its data only
     there. Raises OSError when that cannot be written.
     """
@@ -377,7 +379,7 @@ def _bound(steps: Sequence[StepRecord]) -> tuple[StepBounds, ...]:
     return tuple(StepBounds(one.step, one.start_host_ns, one.end_host_ns) for one in steps)
 
 
-def _pack_lines(found: WindowLines) -> LineSamples:
+def _pack_lines(found: "WindowLines") -> LineSamples:
     places = found.places[:]  # the sampler may be adding a last one
     lines = found.lines
     return LineSamples(
@@ -399,7 +401,7 @@ def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int
     return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
 
 
-def _match_host(window: RawWindow, communication: Sequence[HostRange]) -> _HostCommunication:
+def _match_host(window: "RawWindow", communication: Sequence[HostRange]) -> _HostCommunication:
     before, after = window.enqueued_before, window.enqueued_after
     # A recorder has groups from their first collective on: those only sent in before were counted without it.
     are_comparable = all(number < UNRECORDED_NUMBERS_FROM for number in before.keys() - after.keys())

@@ -7,16 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rankscope.agent.captures.captured_steps import CapturedSteps
 from rankscope.agent.governor import COLLECTIVE_TIMES
-from rankscope.agent.guard import Guard
-from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
+from rankscope.agent.guard import WINDOWS, Guard
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.profiler.measured_flops import MeasuredFlops
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
-from rankscope.agent.profiler.timed_collectives import EntrySource, TimedCollectives
-from rankscope.agent.profiler.window_scheduler import PART, RawWindow
 from rankscope.agent.profiler.windows import ProfilerWindows
-from rankscope.agent.steps.host_transfers import WaitedTransfer
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock, read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
@@ -33,7 +29,12 @@ SHAPED_EVENT_NS = 1000
 """The same of a window with shapes, which adds 310 ns (`bench/results/flops-windows.md`). Rounded up."""
 
 if TYPE_CHECKING:
+    from rankscope.agent.captures.captured_steps import CapturedSteps, CapturedTrace
+    from rankscope.agent.profiler.malloc_trim import MallocTrim
+    from rankscope.agent.profiler.timed_collectives import EntrySource, TimedCollectives
     from rankscope.agent.profiler.window_reduction import WindowReduction
+    from rankscope.agent.profiler.window_scheduler import RawWindow
+    from rankscope.agent.steps.host_transfers import WaitedTransfer
 
 
 class WindowResults:
@@ -46,35 +47,33 @@ class WindowResults:
         windows: ProfilerWindows,
         guard: Guard,
         clock: Clock,
-        source: EntrySource,
+        make_source: Callable[[], "EntrySource"],
         *,
         events_max: int,
         communication_kernels: str = "",
-        read_transfers: Callable[[int, int], list[WaitedTransfer] | None] = lambda _begin, _end: None,
-        read_backward_ends: Callable[[int, int], list[int]] = lambda _begin, _end: [],
+        read_transfers: "Callable[[int, int], list[WaitedTransfer] | None]" = lambda _begin, _end: None,
+        read_backward_ends: Callable[[int, int], list[int]] | None = None,
         flops: ModelFlops | None = None,
     ) -> None:
         self._measured_flops = MeasuredFlops(flops or ModelFlops(), windows)
         self._read_transfers = read_transfers
-        self._read_backward_ends = read_backward_ends
+        self._read_backward_ends = read_backward_ends or (lambda _begin, _end: [])
+        self._make_source = make_source
         self._windows = windows
         self._guard = guard
         self._clock = clock
         self._events_max = events_max
         self._communication_kernels = communication_kernels
-        self.timed = TimedCollectives(
-            source,
-            windows.progress.find_groups,
-            monotonic_ns=clock.monotonic_ns,
-            thread_cpu_ns=time.thread_time_ns,
-            ring_entries=windows.ring_entries,
-            timing_is_ours=lambda: windows.timing_is_ours,
-            timed_from_step=lambda: windows.timed_from_step,
-        )
-        """The collectives between windows: a part of its own, whose errors cost no window."""
-        self.captured = CapturedSteps()
-        """Traces of captures from which the ratios of a device may come."""
-        self._heap_relief = MallocTrim(find_malloc_trim())
+        self.timed: TimedCollectives | None = None
+        """The collectives between windows: a part of its own, whose errors cost no window. None before the first of a
+        device.
+        """
+        effect = windows.effect
+        self._captured = _make_captured_steps() if effect is not None and effect.is_on_demand else None
+        """What joins captures with their steps, where the ratios of a device come from captures. It must have seen the
+        steps before the captures come.
+        """
+        self._heap_relief: MallocTrim | None = None
         self._full_window_ns: int | None = None
         self._waiting: list[RawWindow] = []  # at most RAW_WINDOWS_MAX: none ends while a profiler of the user is on
         self._reduction: WindowReduction | None = None
@@ -99,8 +98,8 @@ class WindowResults:
         skipped = dict(self._windows.skipped)
         if self._reduction is not None:
             skipped.update(self._reduction.skipped)
-        skipped.update(self.timed.skipped)
-        skipped.update(self.captured.skipped)
+        for part in (self.timed, self._captured):
+            skipped.update({} if part is None else part.skipped)
         return skipped
 
     @property
@@ -116,14 +115,18 @@ class WindowResults:
         that reducing one makes would stop training for longer than the script's own, and fill the trace.
         """
         window_from_step = self._windows.open_from_step  # read before the finished windows, so that none is missed
+        self._guarded(self._begin_timed, part=COLLECTIVE_TIMES)
         finished = self._windows.finished.drain()
         for window in finished:
-            self.timed.leave_to_window(window.steps)
+            if self.timed is not None:
+                self.timed.leave_to_window(window.steps)
             if window.full:
                 self._full_window_ns = self._clock.monotonic_ns()
         self._waiting += finished
         results = [] if self._windows.user_profiler_is_on and not last else self._reduce_all(self._waiting)
-        results += self._guarded(lambda: self._submit_captured(steps))
+        if self._captured is not None:
+            captured = self._captured
+            results += self._guarded(lambda: self._submit_captured(captured, steps))
         if self._reduction is not None:
             results += self._guarded(self._reduction.finish if last else self._reduction.collect)
             self._windows.graphs_seen = self._reduction.launches_graphs
@@ -136,26 +139,51 @@ class WindowResults:
         try:
             self._measured_flops.update(results)
         except Exception as error:  # noqa: BLE001 - as above
-            self._guard.record(PART, error)
+            self._guard.record(WINDOWS, error)
 
-    def _submit_captured(self, steps: Sequence[StepRecord]) -> list[ReducedWindow]:
+    def add_captured(self, traces: "Sequence[CapturedTrace]") -> None:
+        """Add traces of captures from which the ratios of a device come."""
+        if self._captured is not None:
+            self._captured.add(traces)
+
+    def _submit_captured(self, found: "CapturedSteps", steps: Sequence[StepRecord]) -> list[ReducedWindow]:
         """Submit the captured steps of a device for their breakdown; their result comes as that of a window does."""
-        for trace, captured in self.captured.join(steps):
+        for trace, captured in found.join(steps):
             if self._windows.reduces_captures:
                 self._reduction = self._reduction or self._begin_reduction()
                 self._reduction.submit_captured(trace.data, captured, trace.wall_minus_host_ns)
         return []
 
+    def _begin_timed(self) -> list[ReducedWindow]:
+        """Begin to read the collectives of a device between windows, once the process has some."""
+        windows = self._windows
+        if self.timed is not None or self._guard.is_off(COLLECTIVE_TIMES) or not windows.progress.records_devices:
+            return []
+        with LATE_IMPORTS:
+            from rankscope.agent.profiler.timed_collectives import TimedCollectives  # noqa: PLC0415 - only for NCCL
+
+            source = self._make_source()
+        self.timed = TimedCollectives(
+            source,
+            windows.progress.find_groups,
+            monotonic_ns=self._clock.monotonic_ns,
+            thread_cpu_ns=time.thread_time_ns,
+            ring_entries=windows.ring_entries,
+            timing_is_ours=lambda: windows.timing_is_ours,
+            timed_from_step=lambda: windows.timed_from_step,
+        )
+        return []
+
     def _add_steps(
         self, steps: Sequence[StepRecord], window_from_step: int | None, *, last: bool
     ) -> list[ReducedWindow]:
-        progress = self._windows.progress
-        if not progress.records_devices or (not progress.is_timed and self._windows_come):
+        progress, timed = self._windows.progress, self.timed
+        if timed is None or not progress.records_devices or (not progress.is_timed and self._windows_come):
             return []
         if not self._windows.timed_from_step:
             self._windows.log_timing()
         wall_minus_host_ns = read_wall_minus_host_ns(self._clock.wall_ns, self._clock.monotonic_ns)
-        return self.timed.add_steps(steps, wall_minus_host_ns, window_from_step=window_from_step, last=last)
+        return timed.add_steps(steps, wall_minus_host_ns, window_from_step=window_from_step, last=last)
 
     @property
     def _windows_come(self) -> bool:
@@ -163,19 +191,23 @@ class WindowResults:
         last_ns = self._full_window_ns
         return last_ns is not None and self._clock.monotonic_ns() - last_ns <= WITHOUT_WINDOWS_NS
 
-    def _reduce_all(self, windows: list[RawWindow]) -> list[ReducedWindow]:
+    def _reduce_all(self, windows: "list[RawWindow]") -> list[ReducedWindow]:
         if not windows:
             return []
         resident_bytes, full = windows[-1].resident_before_bytes, windows[-1].full
         reduced = []
         while windows:  # each is released with its Kineto data before the next
             reduced.append(self._reduce(windows.pop(0)))
+        if self._heap_relief is None:
+            from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim  # noqa: PLC0415 - as others
+
+            self._heap_relief = MallocTrim(find_malloc_trim())
         begin_ns = time.thread_time_ns()
         self._heap_relief.after_window(resident_bytes)
         self._add_cost(time.thread_time_ns() - begin_ns, full=full)
         return reduced
 
-    def _reduce(self, window: RawWindow) -> ReducedWindow:
+    def _reduce(self, window: "RawWindow") -> ReducedWindow:
         if self._reduction is None:
             self._reduction = self._begin_reduction()  # imports are not charged to the first window
         reduction = self._reduction
@@ -184,7 +216,7 @@ class WindowResults:
         try:
             return reduction.reduce(window)
         except Exception as error:  # noqa: BLE001 - an unreadable window must not lose steps
-            self._guard.record(PART, error)
+            self._guard.record(WINDOWS, error)
             return EMPTY_WINDOW
         finally:
             if reduction.windows_too_large > too_large_before and not window.has_shapes:
@@ -196,9 +228,9 @@ class WindowResults:
             self._learn_cost(window, time.thread_time_ns() - begin_ns, recording_ns, reduction.light_events_a_step)
 
     def _begin_reduction(self) -> "WindowReduction":
-        # Imported with the first window, on the agent thread: it takes 20 to 40 ms and some MiB.
-        from rankscope.agent.profiler.reduction_process import ReductionProcesses  # noqa: PLC0415
-        from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
+        with LATE_IMPORTS:  # with the first window, on the agent thread: it takes 20 to 40 ms and some MiB
+            from rankscope.agent.profiler.reduction_process import ReductionProcesses  # noqa: PLC0415
+            from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
         source = GroupSource(
             self._windows.progress.find_groups,
@@ -210,7 +242,7 @@ class WindowResults:
         return WindowReduction(source, children, events_max=self._events_max)
 
     def _learn_cost(
-        self, window: RawWindow, reduction_ns: int, recording_ns: int, light_events_a_step: float | None
+        self, window: "RawWindow", reduction_ns: int, recording_ns: int, light_events_a_step: float | None
     ) -> None:
         self._add_cost(reduction_ns, full=window.full)
         cost_ns = reduction_ns + recording_ns + window.training_cost_ns
@@ -230,9 +262,15 @@ class WindowResults:
         else:
             self.light_reduced_ns += cost_ns
 
-    def _guarded(self, read: Callable[[], list[ReducedWindow]], part: str = PART) -> list[ReducedWindow]:
+    def _guarded(self, read: Callable[[], list[ReducedWindow]], part: str = WINDOWS) -> list[ReducedWindow]:
         try:
             return read()
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.record(part, error)
             return []
+
+
+def _make_captured_steps() -> "CapturedSteps":
+    from rankscope.agent.captures.captured_steps import CapturedSteps  # noqa: PLC0415 - at the start, on demand alone
+
+    return CapturedSteps()

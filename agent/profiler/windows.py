@@ -1,15 +1,15 @@
-"""The profiler windows of one rank on its training thread: their plan, their scheduler, and those that are finished."""
+"""The profiler windows of one rank on its training thread: their plan, their scheduler, and those that are finished.
+
+What begins and ends windows is imported at the start, where there are to be windows, and else not at all.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING
 
-from rankscope.agent.captures.script_files import ScriptFiles
-from rankscope.agent.captures.thread_sampler import ThreadSampler
-from rankscope.agent.captures.thread_sampler import find_obstacle as find_obstacle_to_samples
-from rankscope.agent.config import ALWAYS, GOVERNED, MEASURED, OFF, ON_DEMAND, AgentConfig
+from rankscope.agent.captures.sampling import Sampling
+from rankscope.agent.config import MEASURED, OFF, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.profiler.line_sampler import LineSampler
 from rankscope.agent.profiler.nccl_timing import (
     RING_ENTRIES,
     describe_timing,
@@ -18,10 +18,7 @@ from rankscope.agent.profiler.nccl_timing import (
     is_timing,
 )
 from rankscope.agent.profiler.process_groups import GroupProgress
-from rankscope.agent.profiler.torch_profiler import TorchProfiler
-from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect, describe_ratio
 from rankscope.agent.profiler.window_plan import WindowPlan
-from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.ring import Ring
@@ -30,51 +27,15 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import s_to_ns
 
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.line_sampler import LineSampler
+    from rankscope.agent.profiler.torch_profiler import TorchProfiler
+    from rankscope.agent.profiler.window_effect import WindowEffect
+    from rankscope.agent.profiler.window_kinds import WindowKind
+    from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
+
 RAW_WINDOWS_MAX = 4
 """Largest number of windows waiting for the agent thread; one of 50 steps holds up to about 1 MB."""
-
-
-_FIRST_STATES: Final = {
-    GOVERNED: EffectState.REFERENCE, ON_DEMAND: EffectState.ON_DEMAND, OFF: EffectState.ENDED
-}  # fmt: skip
-
-
-def make_effect(config: AgentConfig) -> WindowEffect | None:
-    """Return what governs the windows of a device by the setting `device_windows`; None: nothing does."""
-    if config.device_windows == ALWAYS:
-        return None
-    state = _FIRST_STATES[config.device_windows]
-    slowdown_min = max(SLOWDOWN_MIN, config.overhead_ratio_max)
-    return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=slowdown_min, state=state)
-
-
-def make_comparison(config: AgentConfig) -> WindowEffect:
-    """Return what compares steps with those before something that is no window of the device."""
-    return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=max(SLOWDOWN_MIN, config.overhead_ratio_max))
-
-
-def describe_effect(effect: WindowEffect) -> str:
-    """Return what was seen of windows that have ended, in a line for the log, and what can be done.
-
-    >>> effect = WindowEffect(warmup_steps=4)
-    >>> effect.attached_ratio, effect.detached_ratio = 0.336, -0.002
-    >>> describe_effect(effect).partition(": ")[2].partition(". Compute")[0]  # doctest: +NORMALIZE_WHITESPACE
-    'after the first one steps were 34 % longer than before it. Since CUPTI was detached they have been as long as
-    before it'
-    """
-    slower = f"after the first one steps were {describe_ratio(effect.attached_ratio or 0.0)}"
-    if effect.detached_ratio is None:
-        since = (
-            "Whether the profiler library that it has loaded (CUPTI on NVIDIA) is the cause could not be tested, and "
-            "it stays loaded until the process ends"
-        )
-    else:
-        since = f"Since CUPTI was detached they have been {describe_ratio(effect.detached_ratio)}"
-    return (
-        f"this rank takes no more full profiler windows: {slower}. {since}. Compute, communication and idle ratios are "
-        "absent from now on. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, on_demand has ratios of captured steps "
-        "only, off never begins a window (docs/cost.md)"
-    )
 
 
 class ProfilerWindows:
@@ -116,59 +77,115 @@ class ProfilerWindows:
         )
         self.graphs_seen: bool | None = None
         """Whether a window had the launch of a CUDA graph; None before the first that had a device's work."""
-        self.effect = make_effect(config)
-        """None if windows of a device are to be there however much longer steps are."""
+        self.effect: WindowEffect | None = None
+        """None if windows of a device are to be there however much longer steps are, and where there are none."""
         self._captures = captures
+        self._find_resident_bytes = find_resident_bytes
         self._environment = environment
         self._has_logged_effect = self._has_logged_timing = False
-        self._profiler = profiler = self._find_profiler(config, environment)
         self.measures_flops = config.measure_flops
+        self.sampling = Sampling(environment, guard, is_wanted=config.line_samples)
+        """What looks where threads are."""
+        if self.sampling.interpreter_obstacle:
+            log_once_per_node(f"no source lines: {self.sampling.interpreter_obstacle}", environment)
+        self._samples_windows = False
+        self._profiler: TorchProfiler | None = None
         self.scheduler: WindowScheduler | None = None
         """None if there are no windows."""
-        self.files = ScriptFiles(environment)
-        self.sampler = self._make_sampler(guard) if config.line_samples else None
-        """What looks where threads are; None if it is switched off, or frames cannot be read."""
-        self._samples_windows = False
-        if profiler is not None:
-            self._samples_windows = profiler.knows_devices and config.full_windows
-            self.scheduler = WindowScheduler(
-                profiler,
-                self.plan,
-                guard,
-                self._keep,
-                self.progress.read_enqueued,
-                light=config.collective_windows,
-                full=config.full_windows,
-                is_capturing=captures.is_open,
-                light_is_useful=lambda: (
-                    self.ranges.collectives.may_be_recorded
-                    and (self.progress.communicates_on_host or not profiler.sees_device)
-                ),
-                find_resident_bytes=find_resident_bytes,
-                effect=self.effect if profiler.knows_devices else None,
-                may_detach=self._may_detach,
-                first_graph=captures.first_graph,
-                sampler=(
-                    LineSampler(self.sampler, self.files)
-                    if self._samples_windows and self.sampler is not None
-                    else None
-                ),
-                flops_interval_ns=s_to_ns(config.flops_interval_s) if config.measure_flops else None,
-                operators_effect=make_comparison(config),
-                has_graphs=lambda: captures.begun > 0 or bool(self.graphs_seen),
-            )
+        if config.collective_windows or config.full_windows:
+            self._begin_windows(config, guard)
+
+    def _begin_windows(self, config: AgentConfig, guard: Guard) -> None:
+        """Import and make what begins and ends windows, if torch has a profiler that they can use."""
+        from rankscope.agent.profiler.device_gate import DeviceGate  # noqa: PLC0415 - see above
+        from rankscope.agent.profiler.flops_windows import FlopsWindows  # noqa: PLC0415 - see above
+        from rankscope.agent.profiler.operator_gate import OperatorGate  # noqa: PLC0415 - see above
+        from rankscope.agent.profiler.window_scheduler import WindowScheduler  # noqa: PLC0415 - see above
+
+        self._profiler = profiler = self._find_profiler()
+        if profiler is None:
+            return
+        comparison = None
+        if profiler.knows_devices:
+            from rankscope.agent.profiler.effect_settings import make_comparison, make_effect  # noqa: PLC0415 - as above
+
+            self.effect, comparison = make_effect(config), make_comparison(config)
+        self._samples_windows = profiler.knows_devices and config.full_windows
+        has_flops = config.measure_flops and config.full_windows
+        flops = FlopsWindows(s_to_ns(config.flops_interval_s), self.plan) if has_flops else None
+        self.scheduler = WindowScheduler(
+            profiler,
+            self.plan,
+            guard,
+            self,
+            devices=DeviceGate(profiler, self.plan, self.effect, self, first_graph=self._captures.first_graph),
+            operators=OperatorGate(profiler, self.plan, flops, self, device_effect=self.effect, own_effect=comparison),
+            gates=(self,),
+            flops=flops,
+            sampler=self._make_line_sampler() if self._samples_windows else None,
+            light=config.collective_windows,
+            full=config.full_windows,
+        )
+
+    # -- for the scheduler and its gates, on the training thread ------------------------------------------------------
+
+    def may_begin(self, _step: int, kind: "WindowKind") -> str | None:
+        """Return that a light window is of no use, where it is not; that is not counted. Where all communication is on
+        a device, its backend's ranges only span the enqueueing.
+        """
+        if kind.value != "light" or self._profiler is None:
+            return None
+        is_useful = self.progress.communicates_on_host or not self._profiler.sees_device
+        return None if is_useful and self.ranges.collectives.may_be_recorded else ""
+
+    def keep(self, window: "RawWindow") -> bool:
+        """Keep a finished window for the agent thread; return False if there is no room for it."""
+        if len(self.finished) >= RAW_WINDOWS_MAX:
+            return False
+        self.finished.append(window)
+        return True
+
+    def read_enqueued(self) -> dict[int, int]:
+        """Return the sequence number of the last collective of each process group."""
+        return self.progress.read_enqueued()
+
+    def find_resident_bytes(self) -> int | None:
+        """Return the resident memory of the process; None: not known."""
+        return self._find_resident_bytes()
+
+    def is_capturing(self) -> bool:
+        """Return whether a CUDA graph is being captured."""
+        return self._captures.is_open()
+
+    def may_detach(self) -> bool | None:
+        """Return whether CUPTI may be detached: not where the process has a CUDA graph, since that ends in a crash.
+        None: no window has been read yet that would show graphs which torch does not know of.
+        """
+        if self._captures.begun or self._profiler is None or not self._profiler.can_detach:
+            return False
+        return None if self.graphs_seen is None else not self.graphs_seen
+
+    def has_graphs(self) -> bool:
+        """Return whether the process has a CUDA graph, as far as is known."""
+        return self._captures.begun > 0 or bool(self.graphs_seen)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _make_line_sampler(self) -> "LineSampler | None":
+        sampler = self.sampling.find_sampler()
+        if sampler is None:
+            return None
+        from rankscope.agent.profiler.line_sampler import LineSampler  # noqa: PLC0415 - see above
+
+        return LineSampler(sampler, self.sampling.files)
 
     def start_sampler(self) -> None:
         """Start the thread that finds source lines, if windows may want it: a window does not wait for its start."""
-        if self.sampler is not None and self._samples_windows:
-            self.sampler.start()
+        sampler = self.sampling.find_sampler() if self._samples_windows else None
+        if sampler is not None:
+            sampler.start()
 
-    def close_sampler(self) -> None:
-        """End that thread."""
-        if self.sampler is not None:
-            self.sampler.close()
-
-    def find_effect(self) -> WindowEffect | None:
+    def find_effect(self) -> "WindowEffect | None":
         """Return what governs the windows of the device in use; None where nothing does, and without one: windows of a
         CPU go on whatever `device_windows` says.
         """
@@ -179,15 +196,17 @@ class ProfilerWindows:
     def reduces_captures(self) -> bool:
         """Whether the ratios of the device in use come from captures."""
         effect = self.find_effect()
-        return effect is not None and effect.state is EffectState.ON_DEMAND
+        return effect is not None and effect.is_on_demand
 
     def log_effect(self) -> None:
         """Log once on each node that the windows of a GPU have ended, if steps were longer. For the agent thread."""
         effect = self.effect
-        if effect is None or self._has_logged_effect or effect.state is not EffectState.ENDED:
+        if effect is None or self._has_logged_effect or not effect.has_ended:
             return
         self._has_logged_effect = True
         if effect.attached_ratio is not None:
+            from rankscope.agent.profiler.effect_settings import describe_effect  # noqa: PLC0415 - imported by now
+
             log_once_per_node(describe_effect(effect), self._environment, topic="device_windows")
 
     def log_timing(self) -> None:
@@ -198,36 +217,15 @@ class ProfilerWindows:
             self._has_logged_timing = True
             log_once_per_node(describe_timing(self._environment), self._environment, topic="nccl_timing")
 
-    def _may_detach(self) -> bool | None:
-        """Return whether CUPTI may be detached: not where the process has a CUDA graph, since that ends in a crash.
-        None: no window has been read yet that would show graphs which torch does not know of.
-        """
-        if self._captures.begun or self._profiler is None or not self._profiler.can_detach:
-            return False
-        return None if self.graphs_seen is None else not self.graphs_seen
+    def _find_profiler(self) -> "TorchProfiler | None":
+        from rankscope.agent.profiler.torch_profiler import TorchProfiler  # noqa: PLC0415 - see above
 
-    def _find_profiler(self, config: AgentConfig, environment: Mapping[str, str]) -> TorchProfiler | None:
-        if not (config.collective_windows or config.full_windows):
-            return None
         try:
             return TorchProfiler.find(self.ranges, self._captures.run_between)
         except RankscopeError as error:
             text = f"no profiler windows, so no collectives and no compute ratio: {error}"
-            log_once_per_node(text, environment)
+            log_once_per_node(text, self._environment)
             return None
-
-    def _make_sampler(self, guard: Guard) -> ThreadSampler | None:
-        obstacle = find_obstacle_to_samples()
-        if obstacle:
-            log_once_per_node(f"no source lines: {obstacle}", self._environment)
-            return None
-        return ThreadSampler(guard)
-
-    def _keep(self, window: RawWindow) -> bool:
-        if len(self.finished) >= RAW_WINDOWS_MAX:
-            return False
-        self.finished.append(window)
-        return True
 
     @property
     def open_from_step(self) -> int | None:

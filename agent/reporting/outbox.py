@@ -6,6 +6,7 @@ Until a collector is found, reports wait in the bounded resend buffer.
 import os
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
@@ -13,7 +14,6 @@ from rankscope.agent.guard import log_line
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.reporting.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.reporting.sender import AnswerOrder, Sender
-from rankscope.agent.reporting.spill import Spill
 from rankscope.agent.run_report import (
     NONE_SENT,
     NOT_FOUND,
@@ -30,6 +30,9 @@ from rankscope.measure.units import NS_PER_MS
 from rankscope.uplink.delivery import Delivery
 from rankscope.uplink.reconnect import draw_first_delay_ns
 from rankscope.uplink.resend_buffer import ResendBuffer
+
+if TYPE_CHECKING:
+    from rankscope.agent.reporting.spill import Spill
 
 SPILL = "spill"
 DEMANDS = "collector_demands"
@@ -60,11 +63,7 @@ class Outbox:
         self._config = config
         self._identity = identity
         self._clock = clock
-        self._spill: Spill | None = None
-        if config.spill_dir:
-            self._spill = Spill(
-                config.spill_dir, identity.boot_id, lambda: encode(make_hello(1)), config.spill_bytes_max
-            )
+        self._spill = _make_spill(config, identity, make_hello) if config.spill_dir else None
         self.buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max, self._spill)
         spread = random.Random(identity.boot_id)  # noqa: S311 - spreads connects, no secret
         self._delivery = Delivery(self.buffer, spread)
@@ -186,3 +185,9 @@ class Outbox:
             is_refused=is_refused,
             metrics_url=self._sender.metrics_url,
         )
+
+
+def _make_spill(config: AgentConfig, identity: RankIdentity, make_hello: Callable[[int], Hello]) -> "Spill":
+    from rankscope.agent.reporting.spill import Spill  # noqa: PLC0415 - mostly there is none
+
+    return Spill(config.spill_dir, identity.boot_id, lambda: encode(make_hello(1)), config.spill_bytes_max)

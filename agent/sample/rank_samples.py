@@ -1,26 +1,39 @@
-"""The samplers of one rank: of its process, its GPU and torch's allocator, and in one rank of a node of the machine."""
+"""The samplers of one rank: of its process, its GPU and torch's allocator, and in one rank of a node of the machine.
+
+What samples a GPU is imported on the agent's thread, once the script has initialised CUDA.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
-from rankscope.agent.sample.node import NodeSampler
-from rankscope.agent.sample.nvml import NvmlSampler
-from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch
 from rankscope.agent.sample.step_flops import StepFlopsReader
-from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
-from rankscope.agent.sample.torch_memory import TorchMemorySampler
-from rankscope.agent.steps.device_timers import find_cuda
+from rankscope.agent.sample.torch_device import TrainingDevice, find_cuda, is_built_for_amd
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, NodeSample, StepRecord
 from rankscope.measure.units import s_to_ns
 
 if TYPE_CHECKING:
     from rankscope.agent.sample.amd import AmdSampler
+    from rankscope.agent.sample.nvml import NvmlSampler
+    from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch
+    from rankscope.agent.sample.torch_memory import TorchMemorySampler
+
+OUT_OF_MEMORY: Final = "out_of_memory"
+
+
+class MemoryWatch(NamedTuple):
+    """What an error of the GPU's allocator is told to, inside the allocation (`OutOfMemoryWatch.start`)."""
+
+    add_event: Callable[..., None]
+    find_place: Callable[[], tuple[int | None, str]]
+    wake: Callable[[], None]
 
 
 class RankSamples:
@@ -35,16 +48,21 @@ class RankSamples:
     ) -> None:
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
-        self._devices = _make_device_sampler(clock, device)
+        self._clock, self._guard, self._device = clock, guard, device
+        self._devices: NvmlSampler | AmdSampler | None = None
         samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
         if config.gpu:
-            samplers["gpu"] = self._devices.sample
-        cuda = find_cuda()
-        self.out_of_memory = OutOfMemoryWatch(clock, guard, cuda)
-        self._torch_memory = None if cuda is None else TorchMemorySampler(clock, device.seen, cuda)
+            samplers["gpu"] = self._sample_devices
+        self._cuda = find_cuda()
+        self._memory_watch: MemoryWatch | None = None
+        self.out_of_memory: OutOfMemoryWatch | None = None
+        """None until the script has initialised CUDA."""
+        self._torch_memory = None if self._cuda is None else _make_allocator_sampler(clock, device, self._cuda)
         if self._torch_memory is not None:
             samplers["torch_memory"] = self._torch_memory.sample
         if config.node_samples and reads_machine:
+            from rankscope.agent.sample.node import NodeSampler  # noqa: PLC0415 - in one rank of a node
+
             samplers["node"] = NodeSampler(clock).sample
         self.flops = ModelFlops()
         """The FLOPs of the steps, which the training thread adds."""
@@ -76,6 +94,45 @@ class RankSamples:
         if self._torch_memory is not None:
             self._torch_memory.add_steps(steps)
 
+    def _sample_devices(self) -> tuple[DeviceSample, ...]:
+        if self._devices is None:
+            if self._device.seen() is None:
+                return ()
+            with LATE_IMPORTS:
+                self._devices = _make_device_sampler(self._clock, self._device)
+        return self._devices.sample()
+
+    def watch_memory(self, watch: "MemoryWatch") -> None:
+        """Note errors of the GPU's allocator, by `attach_memory` once CUDA has been initialised."""
+        self._memory_watch = watch
+
+    def attach_memory(self) -> None:
+        """Begin to note errors of the GPU's allocator, once CUDA has been initialised by the script; cheap when called
+        again.
+        """
+        try:
+            if self.out_of_memory is None:
+                watch, cuda = self._memory_watch, self._cuda
+                if watch is None or cuda is None or self._guard.is_off(OUT_OF_MEMORY) or not cuda.is_initialized():
+                    return
+                with LATE_IMPORTS:
+                    from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch  # noqa: PLC0415 - see above
+
+                self.out_of_memory = OutOfMemoryWatch(self._clock, self._guard, cuda)
+                self.out_of_memory.start(*watch)
+            self.out_of_memory.attach()
+        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
+            self._guard.record(OUT_OF_MEMORY, error)
+
+    @property
+    def has_memory_error(self) -> bool:
+        """Whether there is an error of the GPU's allocator to report at once."""
+        return self.out_of_memory is not None and self.out_of_memory.is_due
+
+    def collect_memory_errors(self, *, last: bool) -> tuple[OutOfMemory, ...]:
+        """Return the errors of the GPU's allocator since the last call."""
+        return () if self.out_of_memory is None else self.out_of_memory.collect(last=last)
+
     def pop_node(self) -> NodeSample | None:
         """Return the last sample of the machine once; None until there is a newer one, and in all other ranks."""
         found: NodeSample | None = self.loop.latest.get("node")
@@ -102,17 +159,29 @@ class RankSamples:
     def stop(self) -> None:
         """Stop measuring pauses of the garbage collector, and noting errors of the allocator."""
         self._gc_meter.remove()
-        self.out_of_memory.stop()
+        self._memory_watch = None
+        if self.out_of_memory is not None:
+            self.out_of_memory.stop()
 
     def close(self) -> None:
         """Close the files and libraries of the samplers."""
-        self._devices.close()
+        if self._devices is not None:
+            self._devices.close()
         self._host.close()
+
+
+def _make_allocator_sampler(clock: Clock, device: TrainingDevice, cuda: Any) -> "TorchMemorySampler":
+    """Return the sampler of the allocator, which sees all steps: by them it knows when the peak was reached."""
+    from rankscope.agent.sample.torch_memory import TorchMemorySampler  # noqa: PLC0415 - only with a torch for GPUs
+
+    return TorchMemorySampler(clock, device.seen, cuda)
 
 
 def _make_device_sampler(clock: Clock, device: TrainingDevice) -> "NvmlSampler | AmdSampler":
     if not is_built_for_amd():
+        from rankscope.agent.sample.nvml import NvmlSampler  # noqa: PLC0415 - see above
+
         return NvmlSampler(clock, device.uuid)
-    from rankscope.agent.sample.amd import AmdSampler  # noqa: PLC0415 - only for AMD GPUs, to keep the start short
+    from rankscope.agent.sample.amd import AmdSampler  # noqa: PLC0415 - only for AMD GPUs
 
     return AmdSampler(clock, device.seen)

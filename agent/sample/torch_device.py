@@ -1,4 +1,4 @@
-"""Determines the GPU of the training thread from torch, for the samplers on the agent thread."""
+"""Asks torch which GPUs it is built for, and which is that of the training thread."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -91,3 +91,19 @@ class TrainingDevice:
     def uuid(self) -> str | None:
         """Return its UUID for NvmlSampler; None while there is no NVIDIA GPU."""
         return None if self._device is None else self._device.uuid
+
+
+def find_cuda() -> Any:
+    """Return torch.cuda if torch is built for GPUs and has what is needed, else None. Does not initialise CUDA."""
+    import torch  # noqa: PLC0415 - the user's torch, imported by now
+
+    needed = ("Event", "CUDAGraph", "current_stream", "is_current_stream_capturing", "is_initialized")
+    version = getattr(torch, "version", None)
+    built = any(getattr(version, toolkit, None) is not None for toolkit in ("cuda", "hip"))
+    return torch.cuda if built and all(hasattr(torch.cuda, name) for name in needed) else None
+
+
+def is_current_stream_capturing() -> bool:
+    """Return whether this thread's CUDA stream is being captured. Initialises nothing."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())

@@ -82,6 +82,14 @@ class Heartbeat(NamedTuple):
     exit_code: int | None = None
 
 
+class RecorderPlace(NamedTuple):
+    """Where the files of a rank are: `socket_path` is that of its worker server, empty if there is none."""
+
+    folder: str
+    name: str
+    socket_path: str
+
+
 class Beacon:
     """The writer of a beacon. Raise OSError, and leave no files, if they cannot be made or written."""
 

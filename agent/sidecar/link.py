@@ -23,6 +23,7 @@ from rankscope.agent.sidecar.beacon import (
     Beacon,
     Descriptor,
     Heartbeat,
+    RecorderPlace,
     remove_files,
 )
 from rankscope.agent.sidecar.directory import (
@@ -33,7 +34,6 @@ from rankscope.agent.sidecar.directory import (
 )
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.agent.sidecar.inspector_place import find_inspector_place
-from rankscope.agent.sidecar.recorder_reader import RecorderPlace
 from rankscope.agent.sidecar.start import SidecarStarter, raise_faults
 from rankscope.agent.sidecar.worker_server import open_server
 from rankscope.measure.errors import UnavailableError

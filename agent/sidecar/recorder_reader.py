@@ -7,11 +7,12 @@ A server that needs longer than HELD_S may still query events when a capture beg
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from rankscope.agent.captures.timed_entries import Reading
+from rankscope.agent.sidecar.beacon import RecorderPlace
 from rankscope.agent.sidecar.recorder_files import parse_safely, pop_dump, pop_reading, write_dump
 from rankscope.agent.sidecar.worker_server import AnswerTooLargeError, NoHandlerError, ask_text
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -31,14 +32,6 @@ SIDECAR_NS: Final = 10 * NS_PER_S
 SIDECAR_AGAIN_NS."""
 QUESTIONS: Final = ("dump_nccl_trace_json?includecollectives=true&onlyactive=false", "fr_trace_json")
 """The recorder of NCCL, and that of all backends, which newer versions of torch have instead."""
-
-
-class RecorderPlace(NamedTuple):
-    """Where the files of a rank are: `socket_path` is that of its worker server, empty if there is none."""
-
-    folder: str
-    name: str
-    socket_path: str
 
 
 class RecorderReader:

@@ -49,6 +49,11 @@ class BackwardEnds:
         self.spent_ns = 0
         """The cost to the training thread so far."""
 
+    def list_entrances(self) -> tuple[Callable[..., Any], ...]:
+        """Return the methods that training calls."""
+        own = BackwardEnds
+        return own.is_recording, own.begin, own.end, own.on_first_node, own.on_last_node
+
     @property
     def is_due(self) -> bool:
         """Whether `begin` and `end` are to be called around a backward now."""

@@ -88,6 +88,11 @@ class BackwardTails:
         self.is_due = False
         self.skipped: dict[str, int] = {}
 
+    def list_entrances(self) -> tuple[Callable[..., Any], ...]:
+        """Return the methods that training calls."""
+        own = BackwardTails
+        return own.begin, own.end, own.on_first_node, own.on_last_node
+
     # -- a step that is timed -----------------------------------------------------------------------------------------
 
     def begin_step(self, stream: Any) -> None:

@@ -380,13 +380,3 @@ class DeviceTimers:
             self._timing = None
         self.tails.end_step()
         self._flush(ERROR)
-
-
-def find_cuda() -> Any:
-    """Return torch.cuda if torch is built for GPUs and has what is needed, else None. Does not initialise CUDA."""
-    import torch  # noqa: PLC0415 - the user's torch, imported by now
-
-    needed = ("Event", "CUDAGraph", "current_stream", "is_current_stream_capturing", "is_initialized")
-    version = getattr(torch, "version", None)
-    built = any(getattr(version, toolkit, None) is not None for toolkit in ("cuda", "hip"))
-    return torch.cuda if built and all(hasattr(torch.cuda, name) for name in needed) else None

@@ -11,14 +11,11 @@ import sys
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.backward_clock import BackwardClock
-from rankscope.agent.steps.backward_ends import BackwardEnds
-from rankscope.agent.steps.backward_tails import BackwardTails
 from rankscope.agent.steps.batch_size import BatchReader
-from rankscope.agent.steps.device_timers import DeviceTimers
 from rankscope.agent.steps.early_events import EarlyEvents
 from rankscope.agent.steps.event_buffer import BUFFERED_EVENTS_MAX, FIELDS, PART, HookEventBuffer
 from rankscope.agent.steps.executed_code import keep_executed_code
@@ -26,6 +23,9 @@ from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.patches import Patch, hide_from_compiler
 from rankscope.agent.steps.step_timer import StepTimer
+
+if TYPE_CHECKING:
+    from rankscope.agent.steps.device_timers import DeviceTimers
 
 NO_ARGUMENTS = ()
 GRADIENTS_ON, GRADIENTS_OFF = (True,), (False,)
@@ -39,6 +39,9 @@ OptimizerHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 class BackwardWatch(Protocol):
     """What is called around a backward: `backward_tails.py` on a device, `backward_ends.py` on the host."""
+
+    def list_entrances(self) -> tuple[Callable[..., Any], ...]:
+        """Return the methods that training calls."""
 
     @property
     def is_due(self) -> bool:
@@ -66,8 +69,8 @@ class TorchHooks:
         on_user_profiler: Callable[[bool], None],
         ranges: OpenRanges | None = None,
         *,
-        device_timers: DeviceTimers | None = None,
-        backward_ends: BackwardEnds | None = None,
+        device_timers: "DeviceTimers | None" = None,
+        backward_ends: BackwardWatch | None = None,
         captures: GraphCaptures | None = None,
         buffer: HookEventBuffer | None = None,
         on_move: Callable[[], object] = lambda: None,
@@ -119,10 +122,8 @@ class TorchHooks:
         try:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
-                HookEventBuffer.on_loader_exhausted, BatchReader.read, BackwardTails.begin, BackwardTails.end,
-                BackwardTails.on_first_node, BackwardTails.on_last_node, BackwardEnds.is_recording, BackwardEnds.begin,
-                BackwardEnds.end, BackwardEnds.on_first_node, BackwardEnds.on_last_node, TorchHooks._claim,
-                EarlyEvents.confirm, EarlyEvents._keep,
+                HookEventBuffer.on_loader_exhausted, BatchReader.read, TorchHooks._claim,
+                EarlyEvents.confirm, EarlyEvents._keep, *(() if self._watch is None else self._watch.list_entrances()),
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             for around in (

@@ -212,7 +212,7 @@ class FakeGpu:
         """
         from rankscope.agent import session, training_thread  # noqa: PLC0415 - only the process of a job needs them
         from rankscope.agent.profiler import torch_profiler  # noqa: PLC0415
-        from rankscope.agent.sample import rank_samples  # noqa: PLC0415
+        from rankscope.agent.sample import out_of_memory, rank_samples  # noqa: PLC0415
         from rankscope.agent.sample.model_bytes import find_model_bytes  # noqa: PLC0415
         from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch  # noqa: PLC0415
         from rankscope.agent.sample.torch_device import TorchDevice, TrainingDevice  # noqa: PLC0415
@@ -224,13 +224,13 @@ class FakeGpu:
             return (torch_profiler.DeviceKind(lambda: True, lambda: True, activity, cuda.mark),)
 
         device = TorchDevice(index=0, uuid=QUIET, pci_address=None, is_amd=False)
-        profiler, samples, training, its_session = map(
-            _as_any, (torch_profiler, rank_samples, training_thread, session)
+        profiler, samples, memory, training, its_session = map(
+            _as_any, (torch_profiler, rank_samples, out_of_memory, training_thread, session)
         )
         profiler.find_devices = find_devices
         profiler.TorchProfiler.can_detach = property(lambda _profiler: can_detach)
         samples.find_cuda = training.find_cuda = lambda: cuda
-        samples.OutOfMemoryWatch = functools.partial(OutOfMemoryWatch, find_model=lambda _device: find_model_bytes(-1))
+        memory.OutOfMemoryWatch = functools.partial(OutOfMemoryWatch, find_model=lambda _device: find_model_bytes(-1))
         its_session.TrainingDevice = functools.partial(TrainingDevice, lambda: device, lambda: True)
 
 

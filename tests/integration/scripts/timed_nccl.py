@@ -44,14 +44,21 @@ group = dist.distributed_c10d._get_default_group()
 name, (_, store) = group.group_name, dist.distributed_c10d._world.pg_map[group]
 dist.distributed_c10d._world.pg_map[group] = "nccl", store  # as the agent finds it described
 print(rankscope.agent.start())
-timed = launch.session._reporter._window_results.timed  # type: ignore[union-attr]
+results = launch.session._reporter._window_results  # type: ignore[union-attr]
+
+
+def count_read() -> int:
+    """Return how many collectives have been read so far."""
+    return 0 if results.timed is None else results.timed._recorded or 0
+
+
 is_read = os.environ.get("RANKSCOPE_NCCL_TIMING") != "off"
 is_timed = os.environ.get(TIMING_VARIABLE) == "1"
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 until_s = time.monotonic() + DEADLINE_S
 step = 0
-while step < STEPS_MIN or (is_read and (timed._recorded or 0) < READ_MIN and time.monotonic() < until_s):
+while step < STEPS_MIN or (is_read and count_read() < READ_MIN and time.monotonic() < until_s):
     model(torch.randn(4, 8)).sum().backward()
     for parameter in model.parameters():
         number = len(entries)

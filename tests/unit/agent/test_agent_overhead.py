@@ -63,6 +63,7 @@ class Agent:
             full_window_steps=1,
             overhead_ratio_max=0.005,
         )
+        self.reduction.timed = self.timed
         self.cost = AgentOverhead(
             0.005,
             self.plan,
@@ -71,7 +72,6 @@ class Agent:
             windows=self.windows,
             timers=self.timers,
             reduction=self.reduction,
-            timed=self.timed,
             captures=self.captures,
             started_ns=0,
             find_effect=lambda: self.effect,

@@ -37,7 +37,7 @@ def test_unwanted_agent_imports_almost_nothing() -> None:
     )
     assert done.stdout.split() == [
         "rankscope.agent", "rankscope.agent.green_threads", "rankscope.agent.guard", "rankscope.agent.launch",
-        "rankscope.agent.scopes", "rankscope.measure", "rankscope.measure.errors",
+        "rankscope.measure", "rankscope.measure.errors",
         "rankscope.measure.own_files",
     ]  # fmt: skip
 

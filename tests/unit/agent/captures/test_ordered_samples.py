@@ -4,13 +4,8 @@ import threading
 
 import pytest
 
-from rankscope.agent.captures.ordered_samples import (
-    NO_MORE,
-    NO_WHOLE_STEP,
-    SWITCHED_OFF,
-    OrderedSamples,
-    read_thread_cpu_ns,
-)
+from rankscope.agent.captures.ordered_samples import NO_MORE, NO_WHOLE_STEP, OrderedSamples, read_thread_cpu_ns
+from rankscope.agent.captures.sampling import SWITCHED_OFF
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.thread_sampler import PART, ThreadSampler
 from rankscope.agent.guard import Guard

@@ -9,7 +9,8 @@ from types import FrameType
 import pytest
 
 from rankscope.agent.captures import thread_sampler
-from rankscope.agent.captures.thread_sampler import PART, Sampled, ThreadSampler, collector_off, find_obstacle
+from rankscope.agent.captures.sampling import find_obstacle
+from rankscope.agent.captures.thread_sampler import PART, Sampled, ThreadSampler, collector_off
 from rankscope.agent.guard import Guard
 from tests.no_threads import allow_no_threads
 from tests.unit.agent.captures.made_frames import SCRIPT, frame_in

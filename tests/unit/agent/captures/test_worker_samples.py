@@ -10,8 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import fetch
 
-from rankscope.agent.captures.script_files import ScriptFiles
-from rankscope.agent.captures.worker_samples import EARLY_NS, PART_OF, WorkerSamples, find_stage, find_worker
+from rankscope.agent.captures.sampling import Sampling
+from rankscope.agent.captures.worker_page import EARLY_NS, WorkerPage
+from rankscope.agent.captures.worker_samples import PART_OF, WorkerSamples, find_stage, find_worker
+from rankscope.agent.guard import Guard
 from rankscope.measure.line_samples import COLLATE, FETCH, HAND_OVER, IDLE
 from rankscope.measure.stalls import describe_frame
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
@@ -38,10 +40,10 @@ class Slow(Dataset[torch.Tensor]):
 def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerSamples]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    found = WorkerSamples(ScriptFiles({}))
-    found.install()
-    yield found
-    found.remove()
+    page = WorkerPage(Sampling({}, Guard(1), is_wanted=True))
+    page.install()
+    yield WorkerSamples(page)
+    page.remove()
 
 
 def test_forked_workers_say_where_they_were(samples: WorkerSamples, tmp_path: Path) -> None:
@@ -83,9 +85,11 @@ def test_worker_that_does_not_end_is_awaited_until_the_end(samples: WorkerSample
     assert samples.collect() == ()
 
 
-def test_torch_is_restored(samples: WorkerSamples) -> None:
+def test_torch_is_restored() -> None:
+    page = WorkerPage(Sampling({}, Guard(1), is_wanted=True))
+    page.install()
     assert hasattr(fetch._MapDatasetFetcher.fetch, "__wrapped__")
-    samples.remove()
+    page.remove()
     assert not hasattr(fetch._MapDatasetFetcher.fetch, "__wrapped__")
 
 

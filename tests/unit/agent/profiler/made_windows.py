@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.agent.profiler.reduce_window import StepBounds, WindowAnswer, WindowRequest, reduce_window
-from rankscope.agent.profiler.synchronisations import LineSamples
 from rankscope.agent.profiler.window_reading import read_window
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.window_columns import WindowColumns

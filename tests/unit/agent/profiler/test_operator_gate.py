@@ -95,11 +95,11 @@ def test_no_session_if_the_governor_has_dropped_full_windows() -> None:
 
 def test_no_session_in_a_process_with_a_cuda_graph_nor_during_a_capture() -> None:
     training = make_training()
-    training.has_graphs = True
+    training.launches_graphs = True
     assert training.run(2 * BEGIN).profiler.log == []
-    training.has_graphs, training.is_capturing = False, True
+    training.launches_graphs, training.captures_graph = False, True
     assert training.run(2 * BEGIN).profiler.log == []
-    training.is_capturing = False
+    training.captures_graph = False
     assert begins(training.run(4 * BEGIN)) == [387]
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.effect_settings import make_effect
 from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState
-from rankscope.agent.profiler.windows import ProfilerWindows, make_effect
+from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from tests.unit.agent.profiler.window_training import FakeProfiler
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
@@ -16,12 +17,12 @@ from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 def make_windows(**settings: str) -> ProfilerWindows:
     """Windows of one rank on a stand-in for torch's profiler."""
+    config = read_config({f"RANKSCOPE_{name.upper()}": text for name, text in settings.items()})
     windows = ProfilerWindows(
-        read_config({f"RANKSCOPE_{name.upper()}": text for name, text in settings.items()}),
-        identity_of(0, pid=1), {}, Guard(error_budget=1), GraphCaptures(), find_resident_bytes=lambda: None,
+        config, identity_of(0, pid=1), {}, Guard(error_budget=1), GraphCaptures(), find_resident_bytes=lambda: None,
     )  # fmt: skip
     profiler: Any = FakeProfiler()
-    windows._profiler = profiler
+    windows._profiler, windows.effect = profiler, make_effect(config)
     return windows
 
 
@@ -50,7 +51,7 @@ def test_a_larger_budget_allows_windows_to_slow_training_more(budget: str, slowd
 def test_cupti_may_be_detached_once_a_window_has_shown_no_graph(graphs_seen: bool | None, may: bool | None) -> None:
     windows = make_windows()
     windows.graphs_seen = graphs_seen
-    assert windows._may_detach() is may
+    assert windows.may_detach() is may
 
 
 def test_cupti_is_not_detached_after_a_capture_or_where_torch_cannot() -> None:
@@ -58,12 +59,12 @@ def test_cupti_is_not_detached_after_a_capture_or_where_torch_cannot() -> None:
     windows.graphs_seen = False
     windows._captures.wrap_begin(lambda: None)()
     windows._captures.wrap_end(lambda: None)()
-    assert windows._may_detach() is False
+    assert windows.may_detach() is False
     windows = make_windows()
     windows.graphs_seen = False
     profiler: Any = windows._profiler
     profiler.can_detach = False
-    assert windows._may_detach() is False
+    assert windows.may_detach() is False
 
 
 def test_the_end_of_windows_is_logged_once_with_what_was_seen(capfd: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +83,7 @@ def test_interpreter_without_frames_of_threads_has_no_lines_and_says_why(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
-    assert make_windows()._make_sampler(Guard(error_budget=1)) is None
+    assert make_windows().sampling.find_sampler() is None
     assert "no source lines: Python without a global interpreter lock" in capfd.readouterr().err
 
 

@@ -293,6 +293,6 @@ def test_child_imports_neither_torch_nor_the_agent() -> None:
     ended = wait_for(SpawnedChild(command, b"", {**os.environ, **ENVIRONMENT}))
     modules = msgspec.json.decode(ended.output, type=list[str])
     ours = {name for name in modules if name.startswith("rankscope.agent")}
-    parts = ("", ".profiler", ".profiler.reduce_window", ".profiler.synchronisations", ".scopes")
+    parts = ("", ".profiler", ".profiler.line_samples", ".profiler.reduce_window")
     assert ours == {f"rankscope.agent{part}" for part in parts}
     assert "torch" not in modules

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankscope.agent.profiler.synchronisations import LineSamples
+from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.measure.records import SYNCHRONISATIONS_MAX, Synchronisation, WindowSynchronisations
 from tests.unit.agent.profiler.made_windows import MAIN, at, metadata_of, ran, reduce
 from tests.unit.agent.traced_activities import TracedActivity

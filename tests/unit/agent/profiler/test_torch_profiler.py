@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from rankscope.agent.guard import ScriptInterruptError
 from rankscope.agent.profiler import torch_profiler
 from rankscope.agent.profiler.torch_profiler import (
     TEARDOWN,
     DeviceKind,
-    ScriptInterruptError,
     TorchProfiler,
     communicates,
     find_devices,
-    is_current_stream_capturing,
 )
+from rankscope.agent.sample.torch_device import is_current_stream_capturing
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 ACTIVITY = SimpleNamespace(CPU="CPU", CUDA="CUDA", XPU="XPU")

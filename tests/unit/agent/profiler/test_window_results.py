@@ -12,7 +12,9 @@ from rankscope.agent.captures.timed_entries import Reading, TimedEntry
 from rankscope.agent.config import read_config
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.device_gate import DeviceGate
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
+from rankscope.agent.profiler.operator_gate import OperatorGate
 from rankscope.agent.profiler.window_results import RECORDED_EVENT_NS, WindowResults
 from rankscope.agent.profiler.window_scheduler import PART, RawWindow, WindowScheduler
 from rankscope.agent.profiler.windows import RAW_WINDOWS_MAX, ProfilerWindows
@@ -71,7 +73,7 @@ class Rank:
         plan.learn_light = lambda *cost: self.light_costs.append(cost)
         plan.learn_too_large = lambda *, full: self.too_large.append(full)
         self.results = WindowResults(
-            self.windows, self.guard, clock or SystemClock(), source or NoRecorder(), events_max=EVENTS_MAX
+            self.windows, self.guard, clock or SystemClock(), lambda: source or NoRecorder(), events_max=EVENTS_MAX
         )
 
     def finish(self, *windows: RawWindow) -> None:
@@ -156,7 +158,7 @@ def test_an_unreadable_window_is_counted_and_costs_only_itself() -> None:
 
 def test_windows_beyond_those_that_may_wait_are_refused() -> None:
     rank = Rank()
-    kept = [rank.windows._keep(light()) for _ in range(RAW_WINDOWS_MAX + 1)]
+    kept = [rank.windows.keep(light()) for _ in range(RAW_WINDOWS_MAX + 1)]
     assert kept == [True] * RAW_WINDOWS_MAX + [False]
     assert len(rank.collect()) == RAW_WINDOWS_MAX
 
@@ -168,8 +170,9 @@ def test_windows_are_not_reduced_while_a_profiler_of_the_user_records_the_calls_
         no_profiler,
         rank.windows.plan,
         rank.guard,
-        on_window=rank.windows._keep,
-        read_enqueued=dict,
+        rank.windows,
+        devices=DeviceGate(no_profiler, rank.windows.plan, None, rank.windows),
+        operators=OperatorGate(no_profiler, rank.windows.plan, None, rank.windows, device_effect=None, own_effect=None),
         light=False,
         full=False,
     )
@@ -224,7 +227,9 @@ def test_timed_collectives_are_not_read_if_switched_off() -> None:
 def test_readings_without_a_result_are_told_with_the_windows() -> None:
     source = Failing()
     source.skipped = {"timed_lost": 3}
-    assert Rank(lambda: ON_DEVICE, source).results.skipped == {"timed_lost": 3}
+    rank = Rank(lambda: ON_DEVICE, source)
+    rank.collect(STEP)
+    assert rank.results.skipped == {"timed_lost": 3}
 
 
 def test_error_in_finding_whether_collectives_are_timed_costs_no_report() -> None:
@@ -299,6 +304,6 @@ def test_untimed_collectives_are_read_once_no_full_window_has_come_for_a_minute(
 
 def test_captures_of_a_process_without_a_device_are_not_broken_down() -> None:
     rank = Rank(RANKSCOPE_DEVICE_WINDOWS="on_demand")
-    rank.results.captured.add([CapturedTrace(CaptureSteps(4, 5, 5), b"no trace", 0)])
+    rank.results.add_captured([CapturedTrace(CaptureSteps(4, 5, 5), b"no trace", 0)])
     assert rank.collect(StepRecord(step=5, start_host_ns=5, duration_ns=1, phases_ns={}, captured=True)) == []
     assert (rank.results.skipped, rank.guard.errors) == ({}, {})

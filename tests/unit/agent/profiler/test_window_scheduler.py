@@ -341,7 +341,7 @@ def test_session_ends_whatever_fails_before(broken: str, monkeypatch: pytest.Mon
     if broken == "settle":
         monkeypatch.setattr(training.profiler, "settle", refuse)
     else:
-        monkeypatch.setattr(training.windows, "_read_enqueued", refuse)
+        monkeypatch.setattr(training, "read_enqueued", refuse)
     training.windows.close()
     assert not training.profiler.is_on
     assert training.guard.errors == {PART: 1}

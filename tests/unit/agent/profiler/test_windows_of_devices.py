@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.agent.config import YES
 from rankscope.agent.governor import Allowance
+from rankscope.agent.guard import ScriptInterruptError
 from rankscope.agent.profiler.device_gate import GRAPHS_WAIT_NS
-from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN, EffectState, WindowEffect
 from rankscope.agent.profiler.window_scheduler import (
     BEFORE_FIRST_GRAPH,
@@ -112,19 +112,19 @@ def test_light_windows_go_on_where_those_of_the_device_do(state: EffectState) ->
 
 def test_no_window_begins_while_a_graph_is_being_captured() -> None:
     training = Training(full=False).run(WARMUP_STEPS - 1)
-    training.is_capturing = True
+    training.captures_graph = True
     training.run(LIGHT)
     assert (training.profiler.log, training.windows.skipped) == ([], {"graph_capture": 1})
-    training.is_capturing = False
+    training.captures_graph = False
     assert training.run(LIGHT).profiler.log == ["light"]
 
 
 def test_window_due_to_end_during_a_capture_ends_after_it() -> None:
     training = Training(light=False).run(WARMUP_STEPS + FULL_STEPS - 1)
-    training.is_capturing = True
+    training.captures_graph = True
     training.run(2)
     assert training.profiler.log == ["full"]
-    training.is_capturing = False
+    training.captures_graph = False
     training.run(1)
     assert (training.profiler.log, training.spans()) == (["full", "stop"], [("full", 2, 6)])
 
@@ -133,10 +133,10 @@ def test_part_off_during_a_capture_ends_its_window_after_it() -> None:
     training = Training(light=False).run(WARMUP_STEPS + 1)
     for _ in range(3):
         training.guard.record(PART, ValueError("x"))
-    training.is_capturing = True
+    training.captures_graph = True
     training.run(1)
     assert training.profiler.log == ["full"]
-    training.is_capturing = False
+    training.captures_graph = False
     training.run(1)
     assert training.profiler.log == ["full", "stop"]
 
@@ -150,7 +150,7 @@ def without_driver() -> Training:
             raise RuntimeError("no driver")
 
     training = Training(light=False)
-    training.windows._profiler = training.windows._gate._profiler = Broken()
+    training.windows._profiler = training.windows._devices._profiler = Broken()
     return training
 
 
@@ -184,7 +184,7 @@ def test_window_ends_although_asking_the_device_fails() -> None:
             raise RuntimeError(f"CUDA error, {limit_ns}, {gives_up}")
 
     training = Training(light=False)
-    training.windows._profiler = training.windows._gate._profiler = profiler = Broken()
+    training.windows._profiler = training.windows._devices._profiler = profiler = Broken()
     profiler.sees_device = True
     training.run(WARMUP_STEPS + FULL_STEPS + 1)
     assert not profiler.is_on
@@ -213,7 +213,7 @@ def test_users_profiler_that_begins_meanwhile_gets_the_session_ended_at_once() -
 def test_session_given_up_for_the_users_profiler_is_not_ended_within_it() -> None:
     training = Training(light=False)
     training.profiler.sees_device = True
-    training.profiler.while_waiting = lambda: setattr(training.windows, "_running", None)
+    training.profiler.while_waiting = lambda: setattr(training.windows, "_window", None)
     training.run(WARMUP_STEPS + FULL_STEPS + 1)
     assert training.profiler.log == ["full", "stop", "full", "wait"]
 
@@ -256,11 +256,11 @@ def run_until_slower(training: Training) -> Training:
     """Train until windows are found to slow training; what follows from it is left to the next boundary."""
     training.run(FIRST)
     training.step_ns = SLOW_STEP_NS
-    may_detach, training.may_detach = training.may_detach, None
+    may_detach, training.detaches = training.detaches, None
     while training.effect.state is not EffectState.SLOWER:
         assert training.step < 10 * FIRST
         training.run(1)
-    training.may_detach = may_detach
+    training.detaches = may_detach
     return training
 
 
@@ -314,7 +314,7 @@ def test_if_detaching_does_not_help_windows_go_on() -> None:
 
 def test_where_cupti_cannot_be_detached_windows_only_end() -> None:
     training = governed()
-    training.may_detach = False
+    training.detaches = False
     for _ in range(2):  # the second time confirms it
         run_until_slower(training).run(1)
     training.run(10 * STRETCH_STEPS_MIN)
@@ -324,18 +324,18 @@ def test_where_cupti_cannot_be_detached_windows_only_end() -> None:
 
 def test_cupti_stays_until_it_is_known_that_there_is_no_graph() -> None:
     training = governed()
-    training.may_detach = None
+    training.detaches = None
     run_until_slower(training).run(10)
     assert "detach" not in training.profiler.log
-    training.may_detach = True
+    training.detaches = True
     assert "detach" in training.run(2).profiler.log
 
 
 def test_nothing_is_detached_during_a_capture() -> None:
     training = run_until_slower(governed())
-    training.is_capturing = True
+    training.captures_graph = True
     assert "detach" not in training.run(10).profiler.log
-    training.is_capturing = False
+    training.captures_graph = False
     assert "detach" in training.run(2).profiler.log
 
 
@@ -362,9 +362,9 @@ def test_nothing_attaches_while_the_budget_does_not_allow_full_windows() -> None
 
 def test_what_does_not_become_known_within_a_minute_counts_as_no() -> None:
     training = governed()
-    training.may_detach = None
+    training.detaches = None
     now_ns = [0]
-    training.windows._gate._read_clock_ns = lambda: now_ns[0]
+    training.windows._devices._read_clock_ns = lambda: now_ns[0]
     run_until_slower(training).run(2)
     states = []
     for _ in range(2):
@@ -377,7 +377,7 @@ def test_what_does_not_become_known_within_a_minute_counts_as_no() -> None:
 
 def test_cupti_is_not_attached_again_once_a_graph_has_been_captured() -> None:
     training = run_until_slower(governed()).run(1)
-    training.may_detach = False
+    training.detaches = False
     training.run(10 * STRETCH_STEPS_MIN)
     assert training.effect.state is EffectState.KEPT
     assert training.profiler.log[-1] == "detach"

@@ -9,8 +9,12 @@ from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.thread_sampler import ThreadSampler
 from rankscope.agent.config import NO
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.device_gate import DeviceGate
+from rankscope.agent.profiler.flops_windows import FlopsWindows
 from rankscope.agent.profiler.line_sampler import LineSampler
+from rankscope.agent.profiler.operator_gate import OperatorGate
 from rankscope.agent.profiler.window_effect import WindowEffect
+from rankscope.agent.profiler.window_kinds import WindowKind
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.agent.steps.first_graph import FirstGraph
@@ -130,13 +134,13 @@ class Training:
         self.windows_taken: list[RawWindow] = []
         self.room = room
         self.step = 0
-        self.is_capturing = False
+        self.captures_graph = False
         self.light_is_useful = True
         self.step_ns = 1
         self.effect = effect or WindowEffect(warmup_steps=WARMUP_STEPS)
-        self.may_detach: bool | None = True
+        self.detaches: bool | None = True
         self.operators_effect = WindowEffect(warmup_steps=WARMUP_STEPS)
-        self.has_graphs = False
+        self.launches_graphs = False
         self.sampler = LineSampler(ThreadSampler(self.guard), ScriptFiles({}))
         """Its thread is not started: it has the window, and no samples."""
         self.plan = WindowPlan(
@@ -147,32 +151,48 @@ class Training:
             overhead_ratio_max=1.0,
         )
         self.plan.learn_step(NS_PER_S)
+        flops = None if flops_interval_ns is None or not full else FlopsWindows(flops_interval_ns, self.plan)
+        operators = OperatorGate(
+            self.profiler, self.plan, flops, self, device_effect=effect, own_effect=self.operators_effect
+        )
         self.windows = WindowScheduler(
             self.profiler,
             self.plan,
             self.guard,
-            self._take,
-            lambda: {0: 2 * self.step},
+            self,
+            devices=DeviceGate(self.profiler, self.plan, effect, self, first_graph=self.first_graph),
+            operators=operators,
+            gates=[self],
+            flops=flops,
+            sampler=self.sampler,
             light=light,
             full=full,
             user_profiler_wait_s=wait_s,
-            is_capturing=lambda: self.is_capturing,
-            light_is_useful=lambda: self.light_is_useful,
-            find_resident_bytes=lambda: 100 * self.step,
-            effect=effect,
-            first_graph=self.first_graph,
-            may_detach=lambda: self.may_detach,
-            sampler=self.sampler,
-            flops_interval_ns=flops_interval_ns,
-            operators_effect=self.operators_effect,
-            has_graphs=lambda: self.has_graphs,
         )
 
-    def _take(self, window: RawWindow) -> bool:
+    def may_begin(self, _step: int, kind: WindowKind) -> str | None:
+        return "" if kind is WindowKind.LIGHT and not self.light_is_useful else None
+
+    def keep(self, window: RawWindow) -> bool:
         if len(self.windows_taken) >= self.room:
             return False
         self.windows_taken.append(window)
         return True
+
+    def read_enqueued(self) -> dict[int, int]:
+        return {0: 2 * self.step}
+
+    def find_resident_bytes(self) -> int | None:
+        return 100 * self.step
+
+    def is_capturing(self) -> bool:
+        return self.captures_graph
+
+    def may_detach(self) -> bool | None:
+        return self.detaches
+
+    def has_graphs(self) -> bool:
+        return self.launches_graphs
 
     def run(self, steps: int) -> "Training":
         for _ in range(steps):

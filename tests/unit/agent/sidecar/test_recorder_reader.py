@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.captures.timed_entries import Reading
+from rankscope.agent.sidecar.beacon import RecorderPlace
 from rankscope.agent.sidecar.recorder_files import reduce_dump
 from rankscope.agent.sidecar.recorder_reader import (
     ASK_S,
@@ -15,7 +16,6 @@ from rankscope.agent.sidecar.recorder_reader import (
     HELD_S,
     SIDECAR_AGAIN_NS,
     SIDECAR_NS,
-    RecorderPlace,
     RecorderReader,
 )
 from rankscope.agent.sidecar.worker_server import ANSWER_BYTES_MAX

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope.agent.steps.device_timers import find_cuda
+from rankscope.agent.sample.torch_device import find_cuda
 from tests.cuda_stand_in.training import BACKWARD_NS, BATCHES, FORWARD_NS, Training
 
 GRAPHS = [torch.cuda.CUDAGraph, getattr(getattr(torch, "accelerator", None), "Graph", torch.cuda.CUDAGraph)]

@@ -1,0 +1,25 @@
+"""What of the agent's files a training process imports: not those of what it does not use."""
+
+import pytest
+
+from tests.counts import WITHOUT_WINDOWS, count_lines, imported_by_a_rank, name_of
+
+RARE = (
+    "agent/captures/trace_captures.py", "agent/captures/ordered_samples.py", "agent/captures/stall_samples.py",
+    "agent/profiler/timed_collectives.py", "agent/profiler/measured_timing.py", "agent/reporting/spill.py",
+    "agent/sample/nvml.py", "agent/sample/out_of_memory.py", "agent/steps/device_timers.py", "agent/preflight",
+    "agent/faults", "agent/integrations", "agent/sidecar/ras_client.py", "agent/sidecar/inspector_dump.py",
+    "measure/kineto_json.py",
+)  # fmt: skip
+"""What a rank on a CPU that nothing happens to does not use."""
+
+
+@pytest.mark.parametrize(
+    ("variables", "lines_max"), [({}, 22_500), (WITHOUT_WINDOWS, 17_900)], ids=["by default", "without windows"]
+)
+def test_rank_imports_what_it_uses(variables: dict[str, str], lines_max: int) -> None:
+    files = imported_by_a_rank(**variables)
+    names = [name_of(path) for path in files]
+    assert [name for name in names if name.startswith(RARE)] == []
+    assert [name for name in names if "window_scheduler" in name] == [] or not variables
+    assert sum(map(count_lines, files)) <= lines_max, "what is new may be imported when it is first used (late_imports)"
