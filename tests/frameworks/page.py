@@ -13,6 +13,8 @@ the script), and with it while one rank sleeps longer in each forward. It writes
 
 {machine}
 
+This is of the run that was last; rows that it did not run are of earlier ones.
+
 - **Steps**: of each rank, as the framework counts them (or the script, where it has no count of its own) and as we do.
 - **Phases**: means of a step of rank 0, in ms, without the fault.
 - **Groups**: the process groups in which collectives were seen, with their operations.
