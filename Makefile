@@ -22,7 +22,7 @@ EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv packages test test-rest test-all check test-fast test-integration soak test-gpu test-torch test-lowest coverage format counts demo score score-changing score-quick score-second bench screenshots docs release dist clean
+.PHONY: help venv packages test test-rest test-all check test-fast test-integration soak test-gpu test-torch test-lowest test-frameworks coverage format counts demo score score-changing score-quick score-second bench screenshots docs release dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,16 @@ test-lowest: packages ## every test by the oldest versions of what the package a
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt -e '.[test]' torch
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
+
+# Its first run takes minutes longer: DeepSpeed compiles for its CPU accelerator.
+test-frameworks: OTHER = .venv-frameworks
+test-frameworks: ## the frameworks that people train with, with and without the monitor; writes docs/frameworks.md: FRAMEWORKS='deepspeed fsdp2'
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	    -c constraints.txt -e . torch -r tests/frameworks/requirements.txt
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
+	    -r tests/frameworks/without_dependencies.txt
+	$(OTHER)/bin/python -m tests.frameworks $(FRAMEWORKS)
 
 coverage: packages $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
 	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES) --cov

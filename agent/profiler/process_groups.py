@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from rankscope.agent.profiler.group_names import find_dimension
 from rankscope.agent.profiler.nccl_timing import is_timing, may_read
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.communication import is_on_host
@@ -16,7 +17,7 @@ from rankscope.measure.records import GroupInfo
 
 GLOO: Final = "gloo"
 UNDEFINED: Final = "undefined"
-"""What torch notes as the backend of a group that was made without one."""
+"""What torch notes as the backend, or the description, of a group that was made without one."""
 DESCRIPTION_LENGTH_MAX: Final = 128
 """Characters of a process group's description that are kept."""
 
@@ -207,7 +208,7 @@ class ProcessGroups:
         known, found, labels = {}, [], set[str]()
         for group in list(world.pg_map):
             described = self._described.get(id(group))
-            if described is None or described[0]() is not group:
+            if described is None or described[0]() is not group or _is_named_since(group, described[1]):
                 try:
                     described = weakref.ref(group), _distinguish(self._describe(group, c10d, world), labels)
                 except KeyError:  # torch adds its members after the group itself, and may have removed it meanwhile
@@ -221,8 +222,14 @@ class ProcessGroups:
     def _describe(self, group: Any, c10d: Any, world: Any) -> GroupInfo:
         ranks = tuple(sorted(int(rank) for rank in c10d.get_process_group_ranks(group)))
         description = str(getattr(group, "group_desc", ""))[:DESCRIPTION_LENGTH_MAX] or "group"
-        label = group_label(description, ranks, self._world_size)
+        name = find_dimension(group) if description == UNDEFINED else ""
+        label = group_label(name or description, ranks, self._world_size)
         return GroupInfo(label=label, description=description, ranks=ranks, backend=_find_backend(group, world))
+
+
+def _is_named_since(group: Any, described: GroupInfo) -> bool:
+    """Return whether a group that had neither description nor name has a name by now."""
+    return described.label.startswith(UNDEFINED) and find_dimension(group) != ""
 
 
 def _find_backend(group: Any, world: Any) -> str:

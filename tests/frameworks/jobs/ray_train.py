@@ -1,0 +1,39 @@
+"""Ray Train's TorchTrainer: two workers of a cluster of one machine, the model prepared by Ray."""
+
+import os
+import tempfile
+from typing import Any
+
+import ray
+import torch
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
+
+from tests.frameworks.jobs.told import STEPS, build_model, draw_batch, tell
+
+
+def train(_: dict[str, Any]) -> None:
+    """Train as one worker."""
+    model = prepare_model(build_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        loss = model(draw_batch(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    tell(STEPS, losses)
+
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
+with tempfile.TemporaryDirectory() as folder:
+    TorchTrainer(
+        train,
+        train_loop_config={},
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
+        run_config=RunConfig(storage_path=folder),
+    ).fit()
+ray.shutdown()

@@ -1,0 +1,81 @@
+"""torchtitan: its debug model by its own Trainer, sharded by FSDP2; the batches and the tokenizer are made here."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from tests.frameworks.jobs.told import STEPS, Work, tell
+
+# It takes a machine without an accelerator for one with CUDA, and asks its device for its memory.
+torch._utils._get_available_device_type = lambda: "cpu"
+for name, stands_in in {
+    "get_device_name": lambda _: "CPU",
+    "get_device_properties": lambda _: SimpleNamespace(total_memory=1 << 30),
+    "reset_peak_memory_stats": lambda: None,
+    "empty_cache": lambda: None,
+    "memory_stats": lambda _: {},
+}.items():
+    setattr(torch.cpu, name, stands_in)
+
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402 - it looks for its device when it is imported
+from torchtitan.models.llama3 import model_registry  # noqa: E402 - as above
+from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402 - as above
+
+LENGTH, ROWS, WORDS = 32, 2, 2048
+
+
+class MadeUp(BaseDataLoader):  # type: ignore[misc]  # mypy does not look into torchtitan
+    """Batches of random words."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
+        """Nothing to be said."""
+
+    def __init__(self, *, dp_rank: int, **_: Any) -> None:
+        self._seeded = torch.Generator().manual_seed(dp_rank)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        while True:
+            words = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=self._seeded)
+            yield {"input": words[:, :-1]}, words[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is kept."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing is kept."""
+
+
+with tempfile.TemporaryDirectory() as folder:
+    vocabulary = {f"w{number}": number for number in range(WORDS)}
+    Tokenizer(WordLevel(vocabulary)).save(str(Path(folder, "tokenizer.json")))
+    config = llama3_debugmodel()
+    config.model_spec = model_registry("debugmodel", attn_backend="flex")
+    config.hf_assets_path = config.dump_folder = folder
+    config.dataloader = MadeUp.Config()
+    config.training.local_batch_size, config.training.seq_len, config.training.steps = ROWS, LENGTH, STEPS
+    config.training.disable_cuda_graphs = True
+    config.training.mixed_precision_param = "float32"
+    trainer = config.build()
+    trainer.model_parts[0].register_forward_pre_hook(Work().pause)
+    losses: list[float] = []
+    log = trainer.metrics_processor.log
+
+    def keep(step: int, loss: float, *arguments: Any, **named: Any) -> None:
+        """Log as torchtitan does, and keep the loss."""
+        losses.append(loss)
+        log(step, loss, *arguments, **named)
+
+    trainer.metrics_processor.log = keep
+    trainer.train()
+    tell(trainer.step, losses)
+    trainer.close()
+    torch.distributed.destroy_process_group()

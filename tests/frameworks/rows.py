@@ -1,0 +1,150 @@
+"""Which jobs there are: a row of docs/frameworks.md each."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+PLAIN: Final = (sys.executable,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One job, started by `launcher` with its `arguments`; without one, by torchrun.
+
+    `package` is the distribution whose version is told. `slow_after` is the number of forwards after which one rank is
+    made slow: some tens of steps. `unseen` says what of it the monitor does not see, and why.
+    """
+
+    name: str
+    framework: str
+    package: str
+    what: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    ranks: int = 2
+    slow_rank: int = 1
+    slow_ms: int = 12
+    slow_after: int = 60
+    variables: Mapping[str, str] = field(default_factory=dict)
+    unseen: str = ""
+
+
+SPLIT_BACKWARD: Final = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+NO_BACKWARD: Final = (
+    "it takes the gradients of inputs and of weights apart, by `torch.autograd.grad`, which is not hooked: a rank "
+    "without the last stage has no backward, and so no steps, until the script says them by `rankscope.step()`"
+)
+
+
+def of_torch(name: str, what: str, script: str, *arguments: str, ranks: int = 2, unseen: str = "") -> Row:
+    """Return a row of PyTorch itself."""
+    return Row(
+        name=name, framework="PyTorch", package="torch", what=what, script=script, arguments=arguments, ranks=ranks,
+        unseen=unseen,
+    )  # fmt: skip
+
+
+def of_pipeline(name: str, what: str, schedule: str) -> Row:
+    """Return a row of a schedule: four forwards of each stage in a step."""
+    return Row(
+        name=name, framework="PyTorch", package="torch", what=f"`pipelining`, {what}", script="pipelining",
+        arguments=(schedule,), slow_after=60 * 4, slow_ms=6, unseen=NO_BACKWARD if schedule in SPLIT_BACKWARD else "",
+    )  # fmt: skip
+
+
+def of_zero(stage: int) -> Row:
+    """Return a row of DeepSpeed with that stage of ZeRO."""
+    return Row(
+        name=f"deepspeed-zero{stage}", framework="DeepSpeed", package="deepspeed",
+        what=f"ZeRO {stage}, two micro batches", script="zero", arguments=(f"stage={stage}",), slow_after=60 * 2,
+        variables=DEEPSPEED,
+    )  # fmt: skip
+
+
+def of_megatron(name: str, what: str, *arguments: str) -> Row:
+    """Return a row of Megatron-core: two micro batches a step."""
+    return Row(
+        name=f"megatron-{name}", framework="Megatron-core", package="megatron-core", what=what, script="megatron_gpt",
+        arguments=arguments, slow_after=60 * 2, unseen=CPU_FOR_CUDA,
+    )  # fmt: skip
+
+
+CPU_FOR_CUDA: Final = (
+    "its code asks `torch.cuda` for the device; in this job the CPU stands in for it (`cpu_for_cuda.py`), so what it "
+    "does with streams is not run"
+)
+DEEPSPEED: Final = {"DS_ACCELERATOR": "cpu"}
+ROWS: Final[tuple[Row, ...]] = (
+    of_torch("ddp-fp16-hook", "DDP, `fp16_compress_hook`", "ddp", "fp16_hook"),
+    of_torch("ddp-power-sgd", "DDP, `powerSGD_hook`", "ddp", "power_sgd"),
+    of_torch("ddp-static-graph", "DDP, `static_graph`", "ddp", "static_graph"),
+    of_torch("ddp-join", "DDP, `Join` of unequally many batches", "ddp", "join"),
+    of_torch("ddp-sharded-optimizer", "DDP, `ZeroRedundancyOptimizer`", "ddp", "sharded_optimizer"),
+    of_torch("fsdp1", "FSDP1, `FULL_SHARD`", "fsdp1", "FULL_SHARD"),
+    of_torch("fsdp1-grad-op", "FSDP1, `SHARD_GRAD_OP`", "fsdp1", "SHARD_GRAD_OP"),
+    of_torch("fsdp2", "FSDP2", "fsdp2", "1"),
+    of_torch("hsdp", "FSDP2 as HSDP, 2 x 2", "fsdp2", "2", ranks=4),
+    of_torch("tensor-parallel", "DTensor, tensor parallel", "tensor_parallel", "1"),
+    of_torch("tensor-parallel-fsdp2", "DTensor, tensor parallel and FSDP2, 2 x 2", "tensor_parallel", "2", ranks=4),
+    of_pipeline("pipeline-gpipe", "GPipe", "GPipe"),
+    of_pipeline("pipeline-1f1b", "1F1B", "1F1B"),
+    of_pipeline("pipeline-interleaved", "interleaved 1F1B, two stages a rank", "Interleaved1F1B"),
+    of_pipeline("pipeline-zero-bubble", "interleaved zero-bubble, two stages a rank", "InterleavedZeroBubble"),
+    of_pipeline("pipeline-zbv", "ZBV zero-bubble, two stages a rank", "ZBVZeroBubble"),
+    of_pipeline("pipeline-dualpipev", "DualPipeV, two stages a rank", "DualPipeV"),
+    *map(of_zero, range(4)),
+    of_megatron("tp", "GPT, tensor parallel 2", "tp=2"),
+    of_megatron("pp", "GPT, pipeline parallel 2, 1F1B", "pp=2"),
+    of_megatron("dp", "GPT, data parallel 2, distributed optimizer", "sharded=1"),
+    Row(
+        name="torchtitan",
+        framework="torchtitan",
+        package="torchtitan",
+        what="its `Trainer`, debug model, FSDP2",
+        script="titan",
+        slow_after=60,
+    ),
+    Row(
+        name="transformers",
+        framework="Transformers",
+        package="transformers",
+        what="`Trainer`, accumulation of two, evaluations, checkpoints",
+        script="hf_trainer",
+        slow_after=60 * 2,
+    ),
+    Row(
+        name="accelerate",
+        framework="Accelerate",
+        package="accelerate",
+        what="`Accelerator`, accumulation of two",
+        script="accelerate_train",
+        slow_after=60 * 2,
+    ),
+    Row(
+        name="lightning",
+        framework="Lightning",
+        package="lightning",
+        what="`Trainer`, its own launcher, DDP, validation",
+        script="lightning_train",
+        launcher=PLAIN,
+    ),
+    Row(
+        name="fabric",
+        framework="Lightning",
+        package="lightning",
+        what="Fabric, its own launcher, DDP",
+        script="fabric_train",
+        launcher=PLAIN,
+    ),
+    Row(name="trl-sft", framework="TRL", package="trl", what="`SFTTrainer`", script="trl_sft"),
+    Row(
+        name="ray-train",
+        framework="Ray Train",
+        package="ray",
+        what="`TorchTrainer`, two workers",
+        script="ray_train",
+        launcher=PLAIN,
+    ),
+)

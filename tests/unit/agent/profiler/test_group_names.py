@@ -1,0 +1,64 @@
+"""Groups that nobody has described are named after the dimension for which DeepSpeed keeps them."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rankscope.agent.profiler.group_names import DIMENSIONS, KEEPER, find_dimension
+from rankscope.agent.profiler.process_groups import ProcessGroups
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """DeepSpeed's module of groups, none of which is made yet."""
+    module = ModuleType(KEEPER)
+    for variable in DIMENSIONS:
+        setattr(module, variable, None)
+    monkeypatch.setitem(sys.modules, KEEPER, module)
+    return module
+
+
+@pytest.fixture
+def world_of_four() -> Iterator[None]:
+    """Rank 0 of four, with torch's process group that does not communicate."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+def test_group_is_named_after_the_variable_that_keeps_it(keeper: ModuleType) -> None:
+    tensor, other = object(), object()
+    keeper._TENSOR_MODEL_PARALLEL_GROUP = tensor  # type: ignore[attr-defined]
+    assert (find_dimension(tensor), find_dimension(other)) == ("tp", "")
+
+
+def test_group_of_experts_is_found_in_its_dict(keeper: ModuleType) -> None:
+    experts = object()
+    keeper._EXPERT_PARALLEL_GROUP = {"ep_size_4": object(), "ep_size_2": experts}  # type: ignore[attr-defined]
+    assert find_dimension(experts) == "ep"
+
+
+def test_without_deepspeed_no_group_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, KEEPER, raising=False)
+    assert find_dimension(object()) == ""
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_group_is_named_as_soon_as_its_variable_has_it(keeper: ModuleType) -> None:
+    groups = ProcessGroups(4)
+    made = dist.new_group([0, 2])
+    before = [group.label for group in groups.read().values()]
+    keeper._DATA_PARALLEL_GROUP = made  # type: ignore[attr-defined]
+    after = [group.label for group in groups.read().values()]
+    assert (before, after) == (["default_pg", "undefined/0,2"], ["default_pg", "dp/0,2"])
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_group_with_a_description_keeps_it(keeper: ModuleType) -> None:
+    keeper._DATA_PARALLEL_GROUP = dist.new_group([0, 2], group_desc="mine")  # type: ignore[attr-defined]
+    labels = [group.label for group in ProcessGroups(4).read().values()]
+    assert labels == ["default_pg", "mine/0,2"]
