@@ -163,7 +163,8 @@ def _write_clocks(finding: "Finding") -> str:
     since, until = finding.since_wall_s, finding.until_wall_s
     if since is None or until is None:
         return ""
-    return f"{format_clock(since)}-{format_clock(until)} UTC"
+    begin, end = format_clock(since), format_clock(until)
+    return f"{begin} UTC" if begin == end else f"{begin}-{end} UTC"
 
 
 def format_clock(wall_s: float) -> str:

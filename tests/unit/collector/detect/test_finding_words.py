@@ -62,6 +62,8 @@ def test_closed_finding_with_an_unsure_begin_has_all_of_its_period() -> None:
     wide = msgspec.structs.replace(SLOW, since_step_min=43, since_wall_s=50_520.0)
     closed = close_finding(wide, until_step=159, until_wall_s=50_600.0, lasted_s=80.0)
     assert closed.headline.endswith(", steps 60-159 (1.3 min; 14:02-14:03 UTC; began at 43-62)")
+    short = close_finding(wide, until_step=70, until_wall_s=50_525.0, lasted_s=5.0)
+    assert short.headline.endswith(", steps 60-70 (5 s; 14:02 UTC; began at 43-62)")
 
 
 def test_closed_finding_without_a_begin_has_its_end() -> None:
