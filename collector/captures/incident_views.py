@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rankscope.collector.captures.capture import Capture
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding import Finding, write_whole_cost
+from rankscope.collector.detect.finding_words import write_lost
 from rankscope.collector.detect.suggestions import find_runbook
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.runs.finding_facts import FindingFacts, read_facts
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
 
@@ -26,22 +26,26 @@ class IncidentView(Incident, frozen=True, kw_only=True):
     """An incident, and the ids of the captures about it that are kept, newest first: those that it has ordered, and
     those with one of its ranks that were ordered while it was open. `node_history`: of at most four of the nodes that
     it blames how often each has held up a run, as a sentence; none without other runs of the node in the store.
+    `lost_said` is what it has cost so far, in the words of all views.
     """
 
     captures: tuple[str, ...] = ()
     node_history: tuple[str, ...] = ()
+    lost_said: str = ""
 
 
 class FindingView(Finding, frozen=True, kw_only=True):
     """A finding, and the ids of the captures about its incident that are kept, newest first. `incident` is the id of
     its incident, None where there is none yet, or it is no longer kept. `runbook` is the name of the page about it in
-    docs/runbooks, empty where there is none. `facts` are who, since when and what it costs, in a few words.
+    docs/runbooks, empty where there is none. `whole_cost` is the cost with what has been lost so far, `reason_said` the
+    cause with its name.
     """
 
     captures: tuple[str, ...] = ()
     incident: int | None = None
     runbook: str = ""
-    facts: FindingFacts = FindingFacts(headline="")
+    whole_cost: str = ""
+    reason_said: str = ""
 
 
 class RunView(RunSnapshot, frozen=True, kw_only=True, gc=False):
@@ -83,10 +87,7 @@ class CaptureLinks:
         incidents = [one for one in self._read_incidents() if one.run_id == run_id]
         # Incidents are oldest first: of two that have a number, the later one is that of the finding.
         by_number = {number: one for one in incidents for number in one.findings}
-        return tuple(
-            _view_finding(one, by_number, captures, read_facts(one, run.world_size, _find_node(run, one)))
-            for one in findings
-        )
+        return tuple(_view_finding(one, by_number, captures) for one in findings)
 
 
 NO_LINKS: Final = CaptureLinks(tuple, tuple)
@@ -105,6 +106,7 @@ def link_incidents(
             **_read_fields(one),
             captures=index.find(one),
             node_history=histories.get(one.id, ()),
+            lost_said=write_lost(one.lost_rank_seconds),
         )
         for one in incidents
     )
@@ -155,23 +157,15 @@ class _CaptureIndex:
         return tuple(self._captures[place].id for place in sorted(places) if is_about(self._captures[place], incident))
 
 
-def _find_node(run: RunSnapshot, finding: Finding) -> str:
-    """Return the node of the only rank of a finding; empty where it is not known."""
-    if len(finding.ranks) != 1 or finding.nodes:
-        return ""
-    return next((one.identity.node for one in run.ranks if one.identity.rank == finding.rank), "")
-
-
-def _view_finding(
-    finding: Finding, by_number: Mapping[int, Incident], captures: _CaptureIndex, facts: FindingFacts
-) -> FindingView:
+def _view_finding(finding: Finding, by_number: Mapping[int, Incident], captures: _CaptureIndex) -> FindingView:
     incident = by_number.get(finding.number)
     return FindingView(
         **_read_fields(finding),
         captures=() if incident is None else captures.find(incident),
         incident=None if incident is None else incident.id,
         runbook=find_runbook(finding.kind, finding.nodes),
-        facts=facts,
+        whole_cost=write_whole_cost(finding),
+        reason_said=finding.reason,
     )
 
 

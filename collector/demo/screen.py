@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from rankscope.collector.detect.finding import STRAGGLER, Finding, format_ranks
+from rankscope.collector.detect.finding import STRAGGLER, Finding, order_findings
+from rankscope.collector.reports.finding_text import list_facts
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -18,6 +19,7 @@ WIDTH: Final = 100
 LABEL: Final = 10
 """Columns before a text: two of margin, and its label."""
 RANKS_SHOWN_MAX: Final = 6
+OTHERS_SHOWN_MAX: Final = 3
 LOSS_MIN: Final = 0.02
 """Share of the time from which a loss is named."""
 SAME_STEP_RATIO: Final = 1.1
@@ -69,18 +71,6 @@ def find_planted(findings: Sequence[Finding], plan: DemoOptions) -> Finding | No
     return max(named, key=lambda one: one.lost_rank_seconds or 0.0, default=None)
 
 
-def describe_found(finding: Finding, run: RunSnapshot) -> str:
-    """Return who is slower than whom, by how much and since when."""
-    ranks = finding.ranks
-    others = run.world_size - len(ranks)
-    who = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}" if ranks else finding.subject
-    ratio = finding.slowdown_ratio
-    peers = "the other rank" if others == 1 else f"the other {others} ranks"
-    what = finding.kind.replace("_", " ") if ratio is None else f"{ratio:.1f}x slower than {peers}"
-    since = "" if finding.since_step is None else f" since step {finding.since_step}"
-    return f"{who} {'are' if len(ranks) > 1 else 'is'} {what}{since}"
-
-
 def write_live(run: RunSnapshot, plan: DemoOptions, page: str, colors: Colors) -> str:
     """Return the screen of a terminal while the training runs."""
     found = find_planted(run.findings, plan)
@@ -118,13 +108,13 @@ class ProgressLog:
         found = find_planted(run.open_findings, self._plan)
         if found is not None and not self._was_named:
             self._was_named = True
-            lines.append(f"by step {steps}: {describe_found(found, run)}")
+            lines.append(f"by step {steps}: {found.headline}")
         return lines
 
 
 def _describe_state(run: RunSnapshot, found: Finding | None, colors: Colors) -> str:
     if found is not None:
-        return colors.paint(describe_found(found, run), BOLD, YELLOW)
+        return colors.paint(found.headline, BOLD, YELLOW)
     if run.abstained is not None:
         return colors.paint("nothing yet: too few steps are known", DIM)
     return colors.paint("no rank is slower than the others", GREEN)
@@ -140,7 +130,7 @@ def write_end(run: RunSnapshot, plan: DemoOptions, named_by_step: int | None, co
         f"{colors.paint('FOUND  ', BOLD)}  {_describe_outcome(run, plan, found, named_by_step, colors)}",
         "",
     ]
-    lines += _write_facts(found, run) if found is not None else []
+    lines += _write_facts(found) if found is not None else []
     lines += [*write_ranks(run.ranks, found, colors), *_describe_step(run.ranks, found), ""]
     return "\n".join([*lines, *_describe_goodput(run.goodput), *_name_others(run, found)])
 
@@ -150,45 +140,20 @@ def _describe_outcome(
 ) -> str:
     if found is not None:
         when = "named at the end" if named_by_step is None else f"named by step {named_by_step}"
-        return f"{colors.paint(describe_found(found, run), BOLD, GREEN)}, {when}"
+        return f"{colors.paint(found.headline, BOLD, GREEN)}, {when}"
     others = [one for one in run.findings if one.ranks]
     if others:
-        return colors.paint("; ".join(describe_found(one, run) for one in others), BOLD, RED)
+        return colors.paint("; ".join(one.headline for one in others), BOLD, RED)
     if run.abstained is not None:
         return colors.paint(f"nothing: {printable(run.abstained)}", BOLD, RED)
     color = RED if plan.is_planted else GREEN
     return colors.paint("no rank is slower than the others", BOLD, color)
 
 
-def _write_facts(found: Finding, run: RunSnapshot) -> list[str]:
+def _write_facts(found: Finding) -> list[str]:
     """Return own time, cause, cost and what to do, each under its label."""
-    self_ns, peers_ns = found.evidence.get("self_ns"), found.evidence.get("peers_self_ns")
-    facts = []
-    if self_ns is not None and peers_ns is not None:
-        facts.append(("Own time", f"{format_duration(self_ns)} per step, peers {format_duration(peers_ns)}"))
-    facts.append(("Why", _describe_cause(found, run)))
-    if found.run_slowdown_ratio is not None:
-        wasted = run.world_size * (1.0 - 1.0 / found.run_slowdown_ratio)
-        cost = f"run {found.run_slowdown_ratio:.1f}x slower: {wasted:.1f} of {run.world_size} ranks wasted"
-        facts.append(("Cost", cost))
-    if found.suggestion:
-        facts.append(("Do", found.suggestion))
+    facts = [(name.capitalize(), text) for name, text in list_facts(found) if name != "also"]
     return [line for label, text in facts for line in _wrap(label, text)] + [""]
-
-
-def _describe_cause(found: Finding, run: RunSnapshot) -> str:
-    """Return the cause, and the phase of the slow rank that is longest beside those of the others."""
-    slow = next((rank for rank in run.ranks if rank.identity.rank == found.rank), None)
-    others = [rank.phases_ns_median for rank in run.ranks if rank is not slow and rank.phases_ns_median]
-    if slow is None or not slow.phases_ns_median or not others:
-        return found.cause
-    longer_ns = {
-        name: value - median(other.get(name, 0.0) for other in others) for name, value in slow.phases_ns_median.items()
-    }
-    phase = max(longer_ns, key=lambda name: longer_ns[name])
-    if longer_ns[phase] <= 0:
-        return found.cause
-    return f"{found.cause}: {format_duration(longer_ns[phase])} more in {phase} in each of the last steps"
 
 
 def _wrap(label: str, text: str) -> list[str]:
@@ -235,15 +200,8 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
 
 
 def _name_others(run: RunSnapshot, found: Finding | None) -> list[str]:
-    """Return the other findings in a line, without their sentences: the page has those."""
-    others = [one for one in run.findings if one is not found and (found is not None or not one.ranks)]
-    if not others:
-        return []
-    named = dict.fromkeys(f"{one.kind.replace('_', ' ')} ({_name_subject(one)})" for one in others)
-    return _wrap("Also", "; ".join(named))
-
-
-def _name_subject(finding: Finding) -> str:
-    period = [str(step) for step in (finding.since_step, finding.until_step) if step is not None]
-    steps = f", step{'s' if len(period) > 1 else ''} {'-'.join(period)}" if period else ""
-    return f"{finding.subject}{'' if finding.cause == finding.kind else f', {finding.cause}'}{steps}"
+    """Return the headlines of the other findings: the page has the rest of them."""
+    others = [one for one in order_findings(run.findings) if one is not found and (found is not None or not one.ranks)]
+    lines = [line for one in others[:OTHERS_SHOWN_MAX] for line in _wrap("Also", one.headline)]
+    left = len(others) - OTHERS_SHOWN_MAX
+    return [*lines, *_wrap("", f"and {left} more: rankscope report")] if left > 0 else lines

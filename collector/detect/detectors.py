@@ -59,8 +59,7 @@ def detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
         if isinstance(found, Abstain):
             results.append(DetectorResult(detector.kinds, abstained=found.reason))
             continue
-        if view.injected_faults:
-            found = [one._replace(finding=state_faults(one.finding, view.injected_faults)) for one in found]
+        found = [one._replace(finding=_add_run(one.finding, view)) for one in found]
         updated = {id(_update(held, candidate)) for candidate in found}
         known = [one.finding for one in held]
         judged = [
@@ -110,6 +109,12 @@ def read_link_thresholds(config: CollectorConfig) -> Thresholds:
     ranks.
     """
     return _with_effect(read_thresholds(config), config.link_slowdown_ratio_min)
+
+
+def _add_run(finding: Finding, view: RunView) -> Finding:
+    """Return a finding with what its texts say of the run."""
+    of_run = msgspec.structs.replace(finding, world_size=view.world_size)
+    return state_faults(of_run, view.injected_faults) if view.injected_faults else of_run
 
 
 def read_imbalance_thresholds(config: CollectorConfig) -> Thresholds:

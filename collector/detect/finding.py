@@ -1,11 +1,19 @@
 """Define the results of detection: a Finding, or an Abstain with its reason."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from rankscope.collector.detect.finding_words import (
+    write_cost,
+    write_figures,
+    write_headline,
+    write_lost,
+    write_reason,
+    write_sentence,
+)
 from rankscope.collector.detect.sampled_lines import SampledLines
 
 STRAGGLER: Final = "straggler"
@@ -32,6 +40,8 @@ DRIFTING: Final = "drifting"
 """Pattern of a slowness that has grown gradually: its begin is an estimate, and is stated with "about"."""
 PATTERNS: Final = ("steady", "intermittent", DRIFTING)
 """Patterns of a slowness: the same in every step; only in some steps; growing."""
+NAMED_SHARE_MIN: Final = 0.25
+"""Share of the cost of another finding from which one that names ranks or a group comes before it."""
 SEVERITIES: Final = ("info", "warning", "critical")
 """For information; act within the working day; act now."""
 
@@ -69,8 +79,6 @@ TRANSFER_EXCESS: Final = "transfer_excess_ns"
 
 SinceRange: TypeAlias = tuple[int, int]
 """The earliest and the latest step with which a slowness may have begun."""
-SURE_STEPS: Final = 5
-"""A begin is stated without a range where that reaches no further: nobody acts on so few steps."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +89,24 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     is the first step it is about, an estimate: noise allows for any from `since_step_min` to `since_step_max`, where
     those are known; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the machines it is
     about: for a straggler those nearly all of whose ranks are slow, for a link those it joins. `evidence` holds the
-    numbers behind the sentence, with their unit; `details` the texts (a stack, the names of links).
+    numbers behind it, with their unit; `details` the texts (a stack, the names of links).
     `run_slowdown_ratio` is the step over the ideal step (of the slowest of several stragglers: without all of them),
     `lost_rank_seconds` what it has cost so far, all ranks together. None: not known, or not applicable.
 
-    `lines` are the source lines that samples of its ranks have shown; None: there are no samples yet, or will be none.
+    What users read is `headline` (who, how much, since when), `figures` (the times behind it), `why` (the cause, in a
+    dozen words), `cost` and `suggestion` (what to do); `sentence` is the headline, figures, why, cost and `also` as a
+    text. A detector gives `what` is the case, and beside it `who` (where `subject` does not say it), `node` (of its
+    only rank), `why`, `also` (more that is known, a sentence each) and `cost_of` (who else the cost is of), all without
+    a verb in a tense; the others are written from the fields by `finding_words.py` whenever a finding is made or
+    changed, so that they agree with them. Without `what`, as in findings of an earlier version, they are as given, and
+    the sentence is the headline.
 
-    When a finding has closed, `until_step` is the last step in which it held, `lasted_s` its duration, and `sentence`
-    is in the past tense. `past` is that form in advance, with `{when}` in place of the period (`past.py`).
+    `lines` are the source lines that samples of its ranks have shown; None: there are no samples yet, or will be none.
+    `world_size` is that of its run, 0: not known. `since_wall_s` is when it began, in seconds since 1970.
+
+    It `recurs` where it had passed and was found again soon, and `is_paused` while such a one does not hold. When it
+    has closed, `until_step` is the last step in which it held, `until_wall_s` when that was, `lasted_s` its duration,
+    and `outcome` what followed a hang: WENT_ON, FINISHED or ENDED, empty when not known.
     """
 
     kind: str
@@ -100,7 +118,16 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     since_step_min: int | None = None
     since_step_max: int | None = None
     cause: str
-    sentence: str
+    what: str = ""
+    who: str = ""
+    node: str = ""
+    why: str = ""
+    also: tuple[str, ...] = ()
+    cost_of: str = ""
+    headline: str = ""
+    figures: str = ""
+    cost: str = ""
+    sentence: str = ""
     suggestion: str = ""
     severity: str = "warning"
     pattern: str = "steady"
@@ -109,10 +136,22 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     lost_rank_seconds: float | None = None
     evidence: Mapping[str, float] = {}
     details: Mapping[str, str] = {}
-    past: str = ""
+    world_size: int = 0
+    since_wall_s: float | None = None
     until_step: int | None = None
+    until_wall_s: float | None = None
     lasted_s: float | None = None
+    outcome: str = ""
+    recurs: bool = False
+    is_paused: bool = False
     lines: SampledLines | None = None
+
+    def __post_init__(self) -> None:
+        if self.what:
+            for name, write in WORDS.items():  # in this order: the sentence is made of the others
+                msgspec.structs.force_setattr(self, name, write(self))
+        else:
+            msgspec.structs.force_setattr(self, "headline", self.sentence)
 
     def find_impossible(self) -> str:
         """Return the name of a number of it that cannot be: a time of TIMES below 0, a share of SHARES outside of 0 to
@@ -150,6 +189,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return f"group {self.group}" if self.group else "the run"
 
     @property
+    def reason(self) -> str:
+        """Return the cause with its name, where that says more than the kind."""
+        return write_reason(self)
+
+    @property
+    def is_pause(self) -> bool:
+        """Return whether it is a stall that a healthy run may have."""
+        return self.kind == HANG and self.cause in PAUSES
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it holds no more."""
+        return self.until_step is not None or self.lasted_s is not None
+
+    @property
     def since_range(self) -> SinceRange | None:
         """Return the steps between which its begin lies; None where they are not known."""
         if self.since_step_min is None or self.since_step_max is None:
@@ -170,6 +224,59 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         if not self.ranks and not other.ranks:
             return self.group is not None or self.kind == RUN_SLOWDOWN or self.cause == other.cause
         return not set(self.ranks).isdisjoint(other.ranks)
+
+
+class Priced(Protocol):
+    """Anything with a cost: a finding, or the incident of several."""
+
+    @property
+    def cost(self) -> str:
+        """Return what it costs the run, as text."""
+
+    @property
+    def lost_rank_seconds(self) -> float | None:
+        """Return what it has cost so far."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it costs no more."""
+
+
+def write_whole_cost(found: Priced) -> str:
+    """Return what it costs the run, with what it has lost so far; empty where neither is known."""
+    lost = write_lost(found.lost_rank_seconds)
+    so_far = f"{lost} {'in all' if found.is_closed else 'so far'}" if lost else ""
+    return "; ".join(part for part in (found.cost, so_far) if part)
+
+
+def order_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in the order of all views: by severity; then those that name ranks or a group, unless they cost
+    little beside another; then by cost, and equals by rank and number.
+
+    >>> one = Finding(kind="straggler", number=1, cause="host_cpu", severity="warning")
+    >>> two = Finding(kind="hang", number=2, cause="unknown", severity="critical")
+    >>> [finding.number for finding in order_findings([one, two])]
+    [2, 1]
+    """
+    known = list(findings)
+    named_min = NAMED_SHARE_MIN * max((one.lost_rank_seconds or 0.0 for one in known), default=0.0)
+
+    def place(one: Finding) -> tuple[int, bool, float, tuple[int, ...], int]:
+        lost_s = one.lost_rank_seconds or 0.0
+        is_named = bool(one.ranks or one.group) and lost_s >= named_min
+        severity = SEVERITIES.index(one.severity) if one.severity in SEVERITIES else 0
+        return -severity, not is_named, -lost_s, one.ranks, one.number
+
+    return sorted(known, key=place)
+
+
+WORDS: Final[Mapping[str, Callable[[Finding], str]]] = {
+    "headline": write_headline,
+    "figures": write_figures,
+    "cost": write_cost,
+    "sentence": write_sentence,
+}
+"""What writes each of the texts of a finding."""
 
 
 class HoldsFinding(Protocol):
@@ -220,20 +327,6 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(ordered) == 1 else 's'} {format_ranks(ordered)}"
 
 
-def describe_begin(since_step: int, since_range: SinceRange | None, *, is_gradual: bool) -> str:
-    """Return the begin of a slowness as text, to follow "since" or "from"; with its range where it is not sure.
-
-    >>> describe_begin(100, (98, 103), is_gradual=False), describe_begin(112, (96, 121), is_gradual=True)
-    ('step 100', 'about step 112 (between 96 and 121)')
-    """
-    if since_range is None:
-        return f"{'about ' if is_gradual else ''}step {since_step}"
-    earliest, latest = since_range
-    if not is_gradual and max(since_step - earliest, latest - since_step) <= SURE_STEPS:
-        return f"step {since_step}"
-    return f"about step {since_step} (between {earliest} and {latest})"
-
-
 def describe_faults(faults: Mapping[int, str]) -> str:
     """Return what ranks do to themselves on purpose, by rank, as a sentence without a tense; empty without a fault.
 
@@ -245,6 +338,28 @@ def describe_faults(faults: Mapping[int, str]) -> str:
 
 
 def state_faults(finding: Finding, injected: str) -> Finding:
-    """Return the finding whose sentence also says what is injected on purpose in its run."""
-    past = finding.past and f"{finding.past} {injected}"
-    return msgspec.structs.replace(finding, sentence=f"{finding.sentence} {injected}", past=past)
+    """Return the finding that also says what is injected on purpose in its run."""
+    return msgspec.structs.replace(finding, also=(*finding.also, injected))
+
+
+WENT_ON: Final = "went on"
+FINISHED: Final = "finished"
+ENDED: Final = "ended"
+"""Outcomes of a hang."""
+
+
+def close_finding(
+    finding: Finding,
+    *,
+    until_step: int | None = None,
+    until_wall_s: float | None = None,
+    lasted_s: float | None = None,
+    outcome: str = "",
+) -> Finding:
+    """Return the finding in its closed form. A closed finding may be closed again when more is known."""
+    closed = msgspec.structs.replace(
+        finding, until_step=until_step, until_wall_s=until_wall_s, lasted_s=lasted_s, outcome=outcome, is_paused=False
+    )
+    if finding.kind == HANG and outcome == FINISHED:
+        return msgspec.structs.replace(closed, severity="info", suggestion="")
+    return closed

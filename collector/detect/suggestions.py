@@ -11,17 +11,19 @@ from typing import Final, NamedTuple
 UNATTRIBUTED: Final = "unattributed"
 
 FREE_THE_HOST: Final = (
-    "Give the host less to do for each kernel: torch.compile, CUDA graphs, a larger batch, fused optimizers; move "
-    "logging and other Python out of the step."
+    "Give the host less to do for each kernel: torch.compile, CUDA graphs, a larger batch, fused optimizers. Move"
+    " logging and other Python out of the step."
 )
 FREE_THE_ALLOCATOR: Final = (
     "Steps should not allocate from the driver: check that caching is not off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
-    "PYTORCH_NO_HIP_MEMORY_CACHING), that no code calls empty_cache in a step, and that memory is not so full that the "
+    "PYTORCH_NO_HIP_MEMORY_CACHING) and that no code calls empty_cache in a step. See that memory is not so full "
+    "that the "
     "cache is emptied (expandable_segments, a smaller batch)."
 )
 LAUNCH_AHEAD: Final = (
-    "Read numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of .item(), "
-    ".cpu() or print; avoid nonzero, unique and boolean masks (torch.where, fixed sizes); copy with non_blocking=True "
+    "Read numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of "
+    ".item(), .cpu() or print. Avoid nonzero, unique and boolean masks (torch.where, fixed sizes). Copy with "
+    "non_blocking=True "
     "from pinned memory."
 )
 FEED_FASTER: Final = (
@@ -34,12 +36,13 @@ FREE_THE_CORES: Final = (
     "its own."
 )
 COMMUNICATE_LESS: Final = (
-    "Communicate less often or less: gradient accumulation under no_sync, a larger batch for each rank, gradients in "
-    "bf16 (a DDP communication hook), fewer and larger collectives, sharding within a node."
+    "Communicate less often or less: gradient accumulation under no_sync, a larger batch for each rank, gradients"
+    " in bf16 (a DDP communication hook). Or fewer and larger collectives, sharding within a node."
 )
 OVERLAP: Final = (
-    "Let communication start earlier: DDP with smaller buckets (bucket_cap_mb) and gradient_as_bucket_view, without "
-    "find_unused_parameters where not needed; FSDP with prefetching; own collectives with async_op=True, waited for as "
+    "Let communication start earlier: DDP with smaller buckets (bucket_cap_mb) and gradient_as_bucket_view, "
+    "without find_unused_parameters where not needed. FSDP with prefetching. Own collectives with async_op=True, "
+    "waited for as "
     "late as possible."
 )
 SYNCHRONISES: Final = "host_device_sync"
@@ -50,14 +53,15 @@ LEFT: Final = "left"
 of a GPU; a rank had left the others.
 """
 _LEFT_EARLY: Final = (
-    "See in the log of the rank that ended first why it left: it returned on an error, a handler of a signal ended it "
+    "See in the log of the rank that ended first why it left. It returned on an error, a handler of a signal ended it "
     "with status 0, or its data ran out (torch's Join, or the same number of batches on all ranks). Restart from the "
     "last checkpoint."
 )
 
 _SLOW_RANK: Final = {
     "data_loading": (
-        "Check the disk and the network storage of its node, the CPUs that its loader's workers get, and whether its "
+        "Check the disk and the network storage of its node, and the CPUs that its loader's workers get. See "
+        "whether its "
         "samples are larger than those of its peers."
     ),
     "garbage_collection": (
@@ -93,8 +97,8 @@ _SLOW_RANK: Final = {
         "of empty_cache from the step. Where it reads pages from disk, it is the host that is short of memory."
     ),
     SYNCHRONISES: (
-        "Read numbers from the GPU less often (.item(), .cpu(), boolean masks, torch.cuda.synchronize()), at the line "
-        "that the finding names if it names one; or find why only this rank does."
+        "Read numbers from the GPU less often (.item(), .cpu(), boolean masks, torch.cuda.synchronize()), at the "
+        "line that is named where one is. Or find why only this rank does."
     ),
     "pcie_downgrade": (
         "Compare the GPU's link with that of a peer (PCI in nvidia-smi -q) while both compute: idle GPUs lower the "
@@ -102,13 +106,14 @@ _SLOW_RANK: Final = {
         "the node."
     ),
     "host_cpu": (
-        "Look at the line that samples name (rankscope status --run RUN --rank N); where they name none, see what its "
-        "training thread does beyond that of a peer (`py-spy top` on both), and compare the clocks of their CPUs. "
+        "Look at the line that samples name (rankscope status --run RUN --rank N). Where they name none, see what"
+        " its training thread does beyond that of a peer (`py-spy top` on both), and compare the clocks of their "
+        "CPUs. "
         "Where the finding names other threads (logging, prefetching, metrics), move them to a process of their own."
     ),
     UNSEEN: (
-        "Look at the line that samples name (rankscope status --run RUN --rank N); where they name none, run "
-        "`py-spy dump` on it while it is slow: look for storage, locks, sleeps, and communication outside of torch's "
+        "Look at the line that samples name (rankscope status --run RUN --rank N). Where they name none, run `py-"
+        "spy dump` on it while it is slow: look for storage, locks, sleeps, and communication outside of torch's "
         "collectives. The rank it waits for may be the slow one."
     ),
     "cpu_pressure": (
@@ -145,8 +150,8 @@ _SLOWER_THAN_BEFORE: Final = {
         "unlocked by nvidia-smi -rgc."
     ),
     "gpu_compute": (
-        "The same work takes the GPUs longer: compare their clocks, power limits and temperatures with those before "
-        "that step, on the dashboard or by nvidia-smi -q -d CLOCK,POWER,PERFORMANCE."
+        "The same work takes the GPUs longer. Compare their clocks, power limits and temperatures with those "
+        "before that step, on the dashboard or by nvidia-smi -q -d CLOCK,POWER,PERFORMANCE."
     ),
     "more_work": (
         "Find what makes the model compute more from that step on: longer sequences, a schedule in the training code, "
@@ -157,8 +162,8 @@ _SLOWER_THAN_BEFORE: Final = {
         "schedule in the training code."
     ),
     UNSEEN: (
-        "Run `py-spy dump` on a few ranks: look for storage, locks, and communication outside of torch's collectives; "
-        "a single rank may be late where no report shows it."
+        "Run `py-spy dump` on a few ranks: look for storage, locks, and communication outside of torch's "
+        "collectives. A single rank may be late where no report shows it."
     ),
     "cpu_pressure": FREE_THE_CORES,
     UNATTRIBUTED: (
@@ -183,7 +188,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "straggler": Advice("RankscopeStragglerRank", _SLOW_RANK),
     "slow_link": Advice("RankscopeRunSlower", {
         "slow_link": (
-            "Measure these links outside the run with nccl-tests (all_reduce_perf), and look at the error counters of "
+            "Measure these links outside the run with nccl-tests (all_reduce_perf). Look at the error counters of "
             "the network cards and switch ports between them and at `nvidia-smi nvlink -e`. If they are slow there, "
             "too, replace the cable or card, or exclude the node; if not, other traffic disturbs them during the run."
         ),
@@ -278,7 +283,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     }),
     "periodic_work": Advice(FINDINGS_PAGE, {
         "periodic_work": (
-            "Do it less often, or where no rank waits for it: save checkpoints asynchronously or on all ranks, "
+            "Do it less often, or where no rank waits for it. Save checkpoints asynchronously or on all ranks, "
             "evaluate on all ranks, log without reading values from the GPU."
         ),
     }),
@@ -291,7 +296,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     }),
     "slow_gpu_model": Advice(FINDINGS_PAGE, {
         "slow_gpu_model": (
-            "Run it on GPUs of one model, or give the ranks on the slower model less work: in synchronous training "
+            "Run it on GPUs of one model, or give the ranks on the slower model less work. In synchronous training "
             "every step lasts as long as theirs."
         ),
     }),
@@ -303,7 +308,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     }),
     "uneven_work": Advice(FINDINGS_PAGE, {
         "data_imbalance": (
-            "Give all ranks equal work in each step: bucket the samples by length, pack them into sequences of one "
+            "Give all ranks equal work in each step. Bucket the samples by length, pack them into sequences of one "
             "length, or make batches of a fixed number of tokens instead of samples."
         ),
         "cpu_pressure": FREE_THE_CORES,
@@ -338,8 +343,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "the last checkpoint."
         ),
         "collective_timeout": (
-            "See which rank the others waited for: the incident `hang` of this run names it, where there is one; "
-            "otherwise compare the stacks in the logs of the ranks. Then restart from the last checkpoint."
+            "See which rank the others waited for: the incident `hang` of this run names it, where there is one. "
+            "Otherwise compare the stacks in the logs of the ranks. Then restart from the last checkpoint."
         ),
         f"collective_timeout: {LEFT}": _LEFT_EARLY,
         "lost": "Look at the machines: their power, their network, and whether the processes still run.",

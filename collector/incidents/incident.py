@@ -16,6 +16,7 @@ import msgspec
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import PAUSES, SEVERITIES, Finding
+from rankscope.collector.detect.finding_words import write_reason
 from rankscope.collector.detect.sampled_lines import SampledLines
 from rankscope.collector.run_ids import read_run_name
 
@@ -96,6 +97,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     cause: str
     pattern: str = "steady"
+    headline: str = ""
+    figures: str = ""
+    why: str = ""
+    also: tuple[str, ...] = ()
+    cost: str = ""
     sentence: str
     suggestion: str = ""
     since_step: int | None = None
@@ -117,10 +123,22 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.run_id:
             msgspec.structs.force_setattr(self, "run_id", self.run)
+        if not self.headline:
+            msgspec.structs.force_setattr(self, "headline", self.sentence)
 
     def is_of_run(self, asked: str | None) -> bool:
         """Return whether it belongs to the run with this id, or to any run of this name; None: of any name."""
         return asked is None or asked in {self.run, self.run_id}
+
+    @property
+    def reason(self) -> str:
+        """Return the cause with its name, where that says more than the kind."""
+        return write_reason(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it is resolved."""
+        return not self.is_open
 
     @property
     def is_open(self) -> bool:
@@ -275,6 +293,11 @@ def _copy_fields(finding: Finding) -> dict[str, Any]:
         "group": finding.group,
         "cause": finding.cause,
         "pattern": finding.pattern,
+        "headline": finding.headline,
+        "figures": finding.figures,
+        "why": finding.why,
+        "also": finding.also,
+        "cost": finding.cost,
         "sentence": finding.sentence,
         "suggestion": finding.suggestion,
         "since_step": finding.since_step,

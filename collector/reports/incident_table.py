@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.reports.finding_text import render_facts
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.units import format_length
 
@@ -73,11 +74,7 @@ def _render_line(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
 
 
 def _render_sentences(incident: Incident) -> list[str]:
-    texts = [incident.sentence]
-    if incident.lines is not None:
-        texts.append(f"line: {incident.lines.sentence}")
-    if incident.suggestion:
-        texts.append(f"do: {incident.suggestion}")
+    texts = [incident.headline, *render_facts(incident)]
     if incident.resolved_reason:
         texts.append(f"resolved: {incident.resolved_reason}")
     return [

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
+from rankscope.collector.detect.finding import order_findings
+from rankscope.collector.detect.finding_words import write_lost
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.reports.finding_text import render_facts
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.summary import describe_checkpoints, find_costliest
@@ -112,10 +115,10 @@ def _describe_failure(end: RunEnd | None) -> dict[str, str]:
 
 def _findings(report: RunReport, top: int) -> Section:
     section = Section(
-        "findings", "Findings", "All findings of the run, the costliest first.",
+        "findings", "Findings", "All findings of the run, the most severe first, then the costliest.",
         columns_of("<kind, <cause, <ranks, <finding, <do, <cost"), "None.", is_prose=True,
     )  # fmt: skip
-    found = sorted(report.findings, key=lambda one: -(one.lost_rank_seconds or 0.0))
+    found = order_findings(report.findings)
     rows = [
         (text_cell(one.kind), text_cell(one.cause), rank_list(one.ranks), text_cell(one.sentence),
          text_cell(one.suggestion), _cost(one.lost_rank_seconds))
@@ -238,7 +241,7 @@ def _join(points: Sequence[CurvePoint]) -> CurvePoint:
 
 
 def _cost(rank_seconds: float | None) -> Cell:
-    return Cell(MISSING) if rank_seconds is None else Cell(f"{_hours(rank_seconds).text} rank-hours lost", rank_seconds)
+    return Cell(MISSING) if rank_seconds is None else Cell(write_lost(rank_seconds) or "nothing", rank_seconds)
 
 
 def _hours(rank_seconds: float | None) -> Cell:
@@ -250,8 +253,7 @@ def answer(report: RunReport) -> list[str]:
     found = find_costliest(report.findings) or find_failure(report.end)
     if found is None:
         return ["No finding is stored of this run."]
-    known = {"line": "" if found.lines is None else found.lines.sentence, "do": found.suggestion}
-    return [printable(found.sentence), *(f"{name}: {printable(text)}" for name, text in known.items() if text)]
+    return [printable(found.headline), *render_facts(found)]
 
 
 def render_text(report: RunReport, top: int, width: int = WIDTH, colors: Colors = PLAIN) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding import Finding, order_findings
 from rankscope.collector.detect.sampled_lines import SampledLines, describe_line
+from rankscope.collector.reports.finding_text import render_facts
 from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, render_ranks
 from rankscope.collector.reports.summary import (
     describe_checkpoints,
@@ -41,8 +42,7 @@ INDENT: Final = "  "
 def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool = True) -> str:
     """Return the lines about a run, with its worst ranks or without them."""
     failure = _find_failure(status.run)
-    answer = find_costliest(status.run.open_findings) if status.run.end is None else failure
-    lines = [_render_verdict(status, colors), *_render_suggestion(answer), INDENT + _describe_run(status)]
+    lines = [_render_verdict(status, colors), *_render_answer(_find_answer(status)), INDENT + _describe_run(status)]
     origin = describe_origin(status.origin)
     lines += [INDENT + printable(origin)] if origin else []
     lines += [INDENT + printable(text) for text in _describe_window_ratios(status)]
@@ -51,7 +51,6 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
         lines.append(INDENT + printable(_describe_before_failure(status.run)))
     else:
         lines += [INDENT + printable(text) for text in describe_ended_run(status.run)]
-        lines += _render_suggestion(find_failure(status.run.end))
     lines += [f"{INDENT}checkpoints: {text}" for text in describe_checkpoints(status.run.checkpoints)]
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
@@ -87,12 +86,17 @@ def _render_verdict(status: RunStatus, colors: Colors) -> str:
     return f"{colors.paint(f'run {printable(status.run.run)}:', BOLD)} {colors.paint(printable(text), BOLD, color)}"
 
 
-def _render_suggestion(finding: Finding | None) -> list[str]:
-    """Return which source line it is and what to do about a finding, a line each; none of what is not known."""
-    if finding is None:
-        return []
-    known = {"line": "" if finding.lines is None else finding.lines.sentence, "do": finding.suggestion}
-    return [f"{INDENT}{name}: {printable(text)}" for name, text in known.items() if text]
+def _render_answer(finding: Finding | None) -> list[str]:
+    """Return what is said of a finding below its headline, a line each; none of what is not known."""
+    return [] if finding is None else render_facts(finding, INDENT)
+
+
+def _find_answer(status: RunStatus) -> Finding | None:
+    """Return the finding that the verdict is: how the run failed, or the most important one; None for none."""
+    failure = _find_failure(status.run)
+    if failure is not None or status.run.end is None:
+        return failure or find_costliest(status.run.open_findings)
+    return find_costliest(status.run.findings) or find_failure(status.run.end)
 
 
 def _find_failure(run: RunSnapshot) -> Finding | None:
@@ -114,12 +118,14 @@ def _describe_before_failure(run: RunSnapshot) -> str:
 def _judge(status: RunStatus) -> tuple[str, str]:
     failure = _find_failure(status.run)
     if failure is not None:
-        return failure.sentence, RED
+        return failure.headline, RED
     costliest = find_costliest(status.run.open_findings)
     if status.run.end is not None:
-        return verdict(status.run), GREEN if status.run.end.is_good else RED
+        over = find_costliest(status.run.findings)
+        text = verdict(status.run) if over is None else over.headline
+        return text, GREEN if status.run.end.is_good else RED
     if costliest is not None:
-        return costliest.sentence, RED if costliest.severity == "critical" else YELLOW
+        return costliest.headline, RED if costliest.severity == "critical" else YELLOW
     if status.run.abstained is not None:
         return f"no verdict yet: {status.run.abstained}", DIM
     return "no rank is slower than the others", GREEN
@@ -157,11 +163,11 @@ def _describe_window_ratios(status: RunStatus) -> list[str]:
 def _list_others(findings: Sequence[Finding], colors: Colors) -> list[str]:
     """Return a line for each open finding except the verdict, and one for what to do about it."""
     costliest = find_costliest(findings)
-    others = sorted((one for one in findings if one is not costliest), key=lambda one: -(one.lost_rank_seconds or 0.0))
+    others = [one for one in order_findings(findings) if one is not costliest]
     lines: list[str] = []
     for one in others[:FINDINGS_SHOWN_MAX]:
-        lines.append(INDENT + colors.paint(f"! {printable(one.sentence)}", YELLOW))
-        lines += [INDENT + line for line in _render_suggestion(one)]
+        lines.append(INDENT + colors.paint(f"! {printable(one.headline)}", YELLOW))
+        lines += render_facts(one, INDENT + INDENT)
     left = len(others) - FINDINGS_SHOWN_MAX
     return [*lines, f"{INDENT}! and {left} more: rankscope incidents --open"] if left > 0 else lines
 
@@ -228,7 +234,7 @@ def _list_findings_about(rank: int, findings: Sequence[Finding]) -> list[str]:
     return [
         line
         for one in about
-        for line in (INDENT + printable(one.sentence), *_render_suggestion(one), *_list_lines(one.lines))
+        for line in (INDENT + printable(one.headline), *render_facts(one, INDENT), *_list_lines(one.lines))
     ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rankscope.collector.detect.finding import HANG, Finding
+from rankscope.collector.detect.finding import HANG, Finding, order_findings
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.runs.checkpoints import Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -20,8 +20,6 @@ from rankscope.measure.units import format_duration
 
 SHARE_MIN = 0.0005
 """Smallest share shown: the smallest that rounds to a tenth of a percent."""
-NAMED_SHARE_MIN = 0.25
-"""Share of the cost of another finding from which one that names ranks or a group comes before it."""
 HEALTHY = "No rank was slower than the others."
 
 
@@ -103,7 +101,7 @@ def summarise(run: RunSnapshot) -> str:
         *(f"checkpoints: {text}" for text in describe_checkpoints(run.checkpoints)),
     ]
     costliest = find_costliest(run.findings)
-    lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]
+    lines += [f"finding: {finding.sentence}" for finding in order_findings(run.findings) if finding is not costliest]
     lines.append(f"verdict: {verdict(run)}")
     if costliest is not None and costliest.lines is not None:
         lines.append(f"line: {costliest.lines.sentence}")
@@ -151,18 +149,10 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
 
 
 def find_costliest(findings: Iterable[Finding]) -> Finding | None:
-    """Return the most important finding: critical ones first, as a hang, which has no cost yet; then those that name
-    ranks or a group, unless they cost little beside another; then by cost.
-    """
+    """Return the most important finding, the first in the order of all views."""
     # A hang after which the run finished without another step was work after the training.
     counted = [one for one in findings if one.kind != HANG or one.severity != "info"]
-    named_min = NAMED_SHARE_MIN * max((one.lost_rank_seconds or 0.0 for one in counted), default=0.0)
-
-    def rank(one: Finding) -> tuple[bool, bool, float]:
-        lost_s = one.lost_rank_seconds or 0.0
-        return one.severity == "critical", bool(one.ranks or one.group) and lost_s >= named_min, lost_s
-
-    return max(counted, key=rank, default=None)
+    return next(iter(order_findings(counted)), None)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -8,11 +8,21 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import HANG, SEVERITIES, STRAGGLER, Finding, match_open
-from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
+from rankscope.collector.detect.finding import (
+    ENDED,
+    FINISHED,
+    HANG,
+    STRAGGLER,
+    WENT_ON,
+    Finding,
+    close_finding,
+    match_open,
+    order_findings,
+)
 from rankscope.collector.detect.sampled_lines import SampledLines
 from rankscope.collector.detect.view import Candidate, Detected, RunView, SingleLosses
 from rankscope.collector.invariants import ImpossibleNumbers, require
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
@@ -20,15 +30,14 @@ from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
 PASSED: Final = "passed"
+ADJUSTED_S_MAX: Final = 1.0
+"""By how much a wall clock that is adjusted moves a time that was said."""
 LOSS_RATIO_MAX: Final = 1.01
 """A loss may exceed the step it is of by this ratio, for times that are kept in 32 bits, and is that step then."""
 NO_REPORTS_YET: Final = "no rank has reported yet"
 RECURS_NS: Final = 300 * NS_PER_S
 """A straggler that is found again within this time after it had passed comes and goes. It is kept open until it has not
 held for as long: an alert that waits a minute (`for: 1m`) would never fire on one that is slow for 30 s at a time."""
-COMES_AND_GOES: Final = " It comes and goes."
-CAME_AND_WENT: Final = " It came and went."
-NOT_NOW: Final = " At present it is not slow. The finding is closed after 5 minutes without slowness."
 
 
 @dataclass(slots=True)
@@ -50,14 +59,13 @@ class _Open:
     lines: SampledLines | None = None
 
     def may_pass(self, now_collector_ns: int) -> bool:
-        """Return whether it may be closed, since it has passed. If not, it is paused, and its sentence is in the past
-        tense: detection gets it no more, and finds it anew.
+        """Return whether it may be closed, since it has passed. If not, it is paused: detection gets it no more, and
+        finds it anew.
         """
         if not self.recurs:
             return True
         self.passed_collector_ns = now_collector_ns
-        was = self.close().sentence.removesuffix(CAME_AND_WENT).removesuffix(COMES_AND_GOES)
-        self.finding = msgspec.structs.replace(self.finding, sentence=was + COMES_AND_GOES + NOT_NOW)
+        self.finding = msgspec.structs.replace(self.finding, is_paused=True)
         return False
 
     def has_expired(self, now_collector_ns: int) -> bool:
@@ -75,8 +83,7 @@ class _Open:
             since_step=first.since_step,
             since_step_min=first.since_step_min,
             since_step_max=first.since_step_max,
-            sentence=finding.sentence + COMES_AND_GOES,
-            past=finding.past and finding.past + CAME_AND_WENT,
+            recurs=True,
         )
 
     def see(self, view: RunView) -> None:
@@ -90,7 +97,13 @@ class _Open:
     def close(self) -> Finding:
         """Return the finding in its closed form."""
         lasted_s = ns_to_s(max(0, self.seen_collector_ns - self.began_collector_ns))
-        return close_finding(self.finding, until_step=self.seen_step, lasted_s=lasted_s)
+        began_wall_s = self.finding.since_wall_s
+        return close_finding(
+            self.finding,
+            until_step=self.seen_step,
+            until_wall_s=None if began_wall_s is None else began_wall_s + lasted_s,
+            lasted_s=lasted_s,
+        )
 
 
 class RunFindings:
@@ -114,13 +127,14 @@ class RunFindings:
         """Losses longer than the step that lost them, and numbers of findings that cannot be."""
         self.abstained: dict[str, str] = {}
         """Why a detector gives no verdict, by each of its kinds."""
+        self._clocks: Clocks | None = None
         self._has_had_pass = False
         """Whether a detection pass has run in this attempt."""
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
-        """Findings that hold now, the most severe first, and those of one severity in the order of their ranks."""
-        return tuple(one.finding for one in sorted(self._open, key=_sort_key))
+        """Findings that hold now, in the order of all views."""
+        return tuple(order_findings(one.finding for one in self._open))
 
     @property
     def held(self) -> tuple[Finding, ...]:
@@ -153,7 +167,7 @@ class RunFindings:
     @property
     def findings_as_closed(self) -> tuple[Finding, ...]:
         """All of them as if closed now: what is saved for the next collector, which finds anew what still holds."""
-        return (*self._closed, *(one.close() for one in sorted(self._open, key=_sort_key)))
+        return (*self._closed, *order_findings(one.close() for one in self._open))
 
     def restore(
         self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds], *, attempts: int = 0
@@ -170,8 +184,11 @@ class RunFindings:
         """Restore why there was no verdict on a run that had ended at an earlier collector."""
         self.abstained, self._has_had_pass = dict(abstained), True
 
-    def apply(self, found: Detected) -> list[RunEffect]:
-        """Apply the results of a detection pass; return what has changed."""
+    def apply(self, found: Detected, clocks: Clocks | None = None) -> list[RunEffect]:
+        """Apply the results of a detection pass; return what has changed. Without `clocks` it is not known when a
+        finding began, in seconds since 1970.
+        """
+        self._clocks = clocks
         effects: list[RunEffect] = []
         self.charged.clear()
         self._has_had_pass = True
@@ -273,16 +290,32 @@ class RunFindings:
         lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
         present = kept.describe(finding)
         kept.finding = msgspec.structs.replace(
-            present, number=before.number, lost_rank_seconds=lost_s, lines=kept.lines
+            present,
+            number=before.number,
+            lost_rank_seconds=lost_s,
+            lines=kept.lines,
+            since_wall_s=self._find_wall_s(kept),
         )
         if _notified_fields(kept.finding) != _notified_fields(before):
             effects.append(UpdateFinding(self._run, kept.finding))
+
+    def _find_wall_s(self, one: _Open) -> float | None:
+        """Return when a finding began, in seconds since 1970: as it was first said, unless one that began earlier has
+        become part of it.
+        """
+        known = one.finding.since_wall_s
+        if self._clocks is None:
+            return known
+        began_wall_s = self._clocks.to_wall_s(one.began_collector_ns)
+        return began_wall_s if known is None or began_wall_s < known - ADJUSTED_S_MAX else known
 
     def _open_new(self, finding: Finding, view: RunView) -> _Open:
         self._opened += 1
         since = finding.since_step if finding.since_step is not None else _last_step(view.series) + 1
         began_collector_ns = view.now_collector_ns - _find_length_ns(finding, view, since)
-        numbered = msgspec.structs.replace(finding, number=self._opened)
+        clocks = self._clocks
+        since_wall_s = None if clocks is None else clocks.to_wall_s(began_collector_ns)
+        numbered = msgspec.structs.replace(finding, number=self._opened, since_wall_s=since_wall_s)
         recurs = any(
             view.now_collector_ns - passed_ns < RECURS_NS and finding.is_about_the_same(before)
             for before, passed_ns in self._passed
@@ -353,10 +386,6 @@ def _notified_fields(finding: Finding) -> tuple[object, ...]:
     return finding.ranks, finding.nodes, finding.cause, finding.severity, finding.pattern
 
 
-def _sort_key(one: _Open) -> tuple[int, tuple[int, ...], int]:
-    return -SEVERITIES.index(one.finding.severity), one.finding.ranks, one.finding.number
-
-
 def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
     """Return how long a new finding has lasted: a hang as it says itself, anything else over its steps, of which
     unknown ones are as long as the next known one.
@@ -396,6 +425,7 @@ def _add_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_la
     return close_finding(
         finding,
         until_step=finding.until_step,
+        until_wall_s=finding.until_wall_s,
         lasted_s=finding.lasted_s,
         outcome=_find_outcome(finding.since_step, end, last_step, has_lasted=has_lasted),
     )

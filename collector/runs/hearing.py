@@ -80,20 +80,16 @@ def find_nothing_heard(silent: Sequence[SilentRun], *, is_anybody_heard: bool) -
     machines = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     of_all = f"{ranks} rank{'' if ranks == 1 else 's'} on {machines}"
     at = "" if since is None else f" since {format_utc(since)}"
-    if len(unheard) > 1:
-        sentence = (
-            f"The collector has heard nothing of any run{at}: {len(unheard)} runs, {of_all}. That all fell silent at "
-            "once is its own network, or its machine; whether the runs go on is not known."
-        )
-    else:
-        sentence = (
-            f"No report from any rank of the run{at}: {of_all}, and nothing else reports to this collector. Whether "
-            "the run has ended, or the network between them is cut, is not known."
-        )
+    what = f"nothing heard of {f'{len(unheard)} runs' if len(unheard) > 1 else 'the run'}{at}"
+    why = "all silent at once: the network or the machine of the collector itself"
+    if len(unheard) == 1:
+        why = "no other run reports here, so it may have ended, or the network between may be cut"
     finding = Finding(
         kind=NOTHING_HEARD,
         cause=NOTHING_HEARD,
-        sentence=sentence,
+        what=what,
+        why=why,
+        also=(f"{of_all}; whether they go on: not known",),
         suggestion=suggest(NOTHING_HEARD, NOTHING_HEARD),
         evidence={"runs": float(len(unheard)), "ranks": float(ranks), "nodes": float(len(nodes))},
     )

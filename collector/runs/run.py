@@ -90,6 +90,7 @@ class RunState:
         self.last_message_collector_ns = 0
         #: Wall time of the last report, in s since 1970; None before any.
         self.last_report_wall_s: float | None = None
+        self.clocks: Clocks | None = None
         #: The steps of the last detection pass; None before any.
         self.heat_map_steps: HeatMapSteps | None = None
         #: Whether it had ended at an earlier collector, and nothing has come since: its verdict is kept, its steps not.
@@ -193,6 +194,7 @@ class RunState:
         if isinstance(event, ReportAdmitted):
             report, now_ns = event.report, event.now_collector_ns
             self.last_report_wall_s = event.now_wall_s
+            self.clocks = Clocks(now_ns, event.now_wall_s)
             attempt.record_report(number, report, now_ns, event.now_wall_s)
             if report.step_ns > attempt.step_ns:
                 self.goodput.add_steps(find_end_of_steps(report, now_ns), report.step_ns - attempt.step_ns)
@@ -220,6 +222,7 @@ class RunState:
 
     def tick(self, now_collector_ns: int, now_wall_s: float) -> list[RunEffect]:
         """Bring everything up to date that depends on time: silence, clock pings, goodput, the end of the run."""
+        self.clocks = Clocks(now_collector_ns, now_wall_s)
         self.flush_reports()
         attempt = self.attempt
         if attempt is None:
@@ -236,7 +239,7 @@ class RunState:
         elif self.is_over:
             self.goodput.end(find_last_end(attempt.ranks.values(), self.last_message_collector_ns))
         silent_ns = s_to_ns(self._config.rank_silent_s)
-        self.ending.update(attempt, Clocks(now_collector_ns, now_wall_s), self.heard, silent_ns)
+        self.ending.update(attempt, self.clocks, self.heard, silent_ns)
         asked = [] if self.ending.end is not None else self._search_lines(attempt, now_collector_ns)
         return [*(AskClock(boot_id) for boot_id in pinged), *asked]
 
@@ -282,7 +285,7 @@ class RunState:
 
     def _update_findings(self, attempt: Attempt, found: Detected) -> list[RunEffect]:
         view = found.view
-        effects = self.findings.apply(found)
+        effects = self.findings.apply(found, self.clocks)
         for effect in effects:
             if not isinstance(effect, AskClock | AskSamples | RefuseProcess | UpdateFinding):
                 kind = f"{type(effect).__name__} {effect.finding.number} {effect.finding.kind}"

@@ -197,7 +197,7 @@ def _describe_leaver(leavers: Sequence[RankProcessEnd], failed: Sequence[RankPro
 
 
 def _describe_out_of_memory(notice: OutOfMemory) -> str:
-    return f"its GPU had run out of memory{describe_place(notice)}: it {describe_bytes(notice)}"
+    return f"its GPU out of memory{describe_place(notice)}: {'; '.join(describe_bytes(notice))}"
 
 
 def _reason_of(rank: RankProcessEnd) -> str:

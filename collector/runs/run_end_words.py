@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from rankscope.collector.detect.finding import Finding, format_ranks
+from rankscope.collector.detect.finding_words import join_sentences
 from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.detect.suggestions import LEFT, OF_GPU, suggest
 from rankscope.collector.runs.run_end import LOST, NOT_HEARD, FirstToFail, RunEnd
@@ -123,7 +124,9 @@ def find_failure(end: RunEnd | None) -> Finding | None:
         kind=FAILURE,
         ranks=end.lost_ranks if first is None else tuple(sorted((first.rank, *first.together))),
         cause=end.reason,
-        sentence=write_end(end),
+        what=f"the run {describe_end(end)}",
+        why=_describe_reason(end),
+        also=tuple(text for text in (describe_lost(end), end.injected_faults) if text),
         suggestion=suggest(FAILURE, "out_of_memory" if variant == OF_GPU else end.reason, variant),
         severity="info" if end.reason in ON_PURPOSE else "warning",
     )
@@ -131,18 +134,20 @@ def find_failure(end: RunEnd | None) -> Finding | None:
 
 def write_end(end: RunEnd) -> str:
     """Return in sentences when the run ended, who was the first to fail, and which ranks do not report any more."""
-    sentences = [f"The run {describe_end(end)}."]
+    return join_sentences(
+        (f"the run {describe_end(end)}", _describe_reason(end), describe_lost(end), end.injected_faults)
+    )
+
+
+def _describe_reason(end: RunEnd) -> str:
+    """Return who was the first to fail, or why that is not known."""
     if end.first is not None:
-        sentences.append(f"The {name_first(end)}: {describe_first_to_fail(end.first)}.")
-    elif end.reason in ON_PURPOSE and end.unknown:
-        sentences.append(f"{end.unknown[0].upper()}{end.unknown[1:]}.")
-    elif end.reason == NOT_HEARD:
-        sentences.append("Nothing else was heard since either, so it is not known whether the run goes on.")
-    elif end.unknown:
-        sentences.append(f"The first rank to fail is not known: {end.unknown}.")
-    lost = describe_lost(end)
-    sentences += [f"{lost[0].upper()}{lost[1:]}."] if lost else []
-    return " ".join([*sentences, *([end.injected_faults] if end.injected_faults else [])])
+        return f"{name_first(end)}: {describe_first_to_fail(end.first)}"
+    if end.reason == NOT_HEARD:
+        return "nothing else heard since either, so whether the run goes on is not known"
+    if end.reason in ON_PURPOSE or not end.unknown:
+        return end.unknown
+    return f"first to fail not known: {end.unknown}"
 
 
 def format_utc(wall_s: float) -> str:

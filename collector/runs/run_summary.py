@@ -1,10 +1,9 @@
 """Sum up a run for its rank 0, which logs it beside the loss (docs/loggers.md). Pure."""
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Final
 
-from rankscope.collector.detect.finding import SEVERITIES, Finding
+from rankscope.collector.detect.finding import Finding, order_findings
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_flops import find_run_flops
 from rankscope.collector.runs.run_ratios import find_run_ratios
@@ -62,25 +61,13 @@ def build_run_summary(run: RunSnapshot, data_wait_ratio: float | None) -> RunSum
         ),
         "data_wait_ratio": (data_wait_ratio, NO_STEPS),
     }
-    open_findings = order_by_severity(run.open_findings)
+    open_findings = order_findings(run.open_findings)
     return RunSummary(
         **{name: value for name, (value, _) in values.items()},
         absent={name: to_line(why, TEXT_LENGTH_MAX) for name, (value, why) in values.items() if value is None},
         findings=tuple(map(_to_open_finding, open_findings[:SUMMARY_FINDINGS_MAX])),
         findings_left_out=len(open_findings[SUMMARY_FINDINGS_MAX:]),
     )
-
-
-def order_by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, the most severe first, of equals the earlier.
-
-    >>> one = Finding(kind="straggler", number=1, cause="host_cpu", sentence="", severity="warning")
-    >>> two = Finding(kind="hang", number=2, cause="unknown", sentence="", severity="critical")
-    >>> [finding.number for finding in order_by_severity([one, two])]
-    [2, 1]
-    """
-    by_number = sorted(findings, key=attrgetter("number"))
-    return sorted(by_number, key=lambda one: SEVERITIES.index(one.severity), reverse=True)
 
 
 def _to_open_finding(finding: Finding) -> OpenFinding:

@@ -53,18 +53,16 @@ CASES: Final[Mapping[str, Case]] = {
     "gil_spin": Case(
         STRAGGLER,
         "host_cpu",
-        "waits for other threads of its process, or for Python's interpreter lock",
+        "waiting for other threads of its process or Python's interpreter lock",
         ms=SLOW_MS,
         needs_cores=True,
     ),
     "garbage_collection": Case(STRAGGLER, "garbage_collection", ms=SLOW_MS),
     "loader_delay": Case(STRAGGLER, "data_loading", ms=SLOW_MS),
-    "allocation_churn": Case(STRAGGLER, "host_cpu", "its training thread computes", ms=SLOW_MS),
-    "cpu_hog": Case(STRAGGLER, CPU_PRESSURE, "longer for a CPU core", needs_cores=True),
-    "sigstop": Case(HANG, "missing_rank", "is stopped", ms=30_000),
-    "hang": Case(
-        HANG, "missing_rank", r"is stalled at train\.py:\d+ \(main\)", "is stalled at train.py, in main", ms=30_000
-    ),
+    "allocation_churn": Case(STRAGGLER, "host_cpu", "its training thread computing", ms=SLOW_MS),
+    "cpu_hog": Case(STRAGGLER, CPU_PRESSURE, "more per step for a CPU core", needs_cores=True),
+    "sigstop": Case(HANG, "missing_rank", "its process stopped", ms=30_000),
+    "hang": Case(HANG, "missing_rank", r"stalled at train\.py:\d+ \(main\)", "stalled at train.py, in main", ms=30_000),
     "exit": Case(FAILURE, "failed", "exit code 3"),
     "crash": Case(FAILURE, "crashed", "SIGSEGV"),
 }

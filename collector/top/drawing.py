@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.reports.finding_text import list_facts
 from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.terminal_colors import BLINK, BOLD, CYAN, GRAY, GREEN, RED, YELLOW
 from rankscope.collector.reports.trace_cells import printable
@@ -23,8 +24,10 @@ WIDTH_MIN: Final = 80
 TALL: Final = 40
 """Lines of a terminal that has room for more findings, and for what to do about them in full."""
 FINDING_LINES_MAX: Final = (3, 6)
-"""Lines of each finding, on a low and on a tall terminal; `rankscope status` prints the whole sentence."""
-SUGGESTION_LINES_MAX: Final = (1, 4)
+"""Lines of each finding, on a low and on a tall terminal; `rankscope status` prints all of it."""
+FACT_LINES_MAX: Final = (1, 4)
+SHOWN_ALWAYS: Final = frozenset({"why", "line", "do"})
+"""Facts of a finding that a low terminal has room for."""
 FINDINGS_SHOWN_MAX: Final = (3, 8)
 CURVE_WIDTH_MAX: Final = 60
 CURVE_POINTS_MIN: Final = 2
@@ -152,17 +155,13 @@ def _draw_trend(view: RunView, width: int) -> list[Line]:
 
 
 def _draw_finding(finding: Finding, width: int, *, is_tall: bool) -> list[Line]:
-    """Return the sentence, and what to do about it."""
+    """Return the headline, and what is known of it; on a low terminal only which line it is and what to do."""
     codes = (BOLD, RED) if finding.severity == "critical" else (BOLD, YELLOW)
-    first, *others = wrap(f"! {printable(finding.sentence)}", width - 1, FINDING_LINES_MAX[is_tall])
+    first, *others = wrap(f"! {printable(finding.headline)}", width - 1, FINDING_LINES_MAX[is_tall])
     marked = (Span("!", codes), Span(first[0].text[1:]))
-    if finding.lines is not None:
-        line = wrap(f"line: {printable(finding.lines.sentence)}", width - 3, SUGGESTION_LINES_MAX[is_tall])
-        others += [(Span("  "), *one) for one in line]
-    if not finding.suggestion:
-        return [marked, *others]
-    advice = wrap(f"do: {printable(finding.suggestion)}", width - 3, SUGGESTION_LINES_MAX[is_tall])
-    return [marked, *others, *((Span("  "), *line) for line in advice)]
+    facts = [(name, text) for name, text in list_facts(finding) if is_tall or name in SHOWN_ALWAYS]
+    lines = [wrap(f"{name}: {text}", width - 3, FACT_LINES_MAX[is_tall]) for name, text in facts]
+    return [marked, *others, *((Span("  "), *line) for wrapped in lines for line in wrapped)]
 
 
 def _draw_help() -> list[Line]:

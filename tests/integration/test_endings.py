@@ -216,7 +216,7 @@ def test_rank_that_returns_amid_training_ended_first_and_not_its_victims(served:
     assert end.first is not None
     assert (end.reason, end.first.rank, end.first.last_step) == ("failed", 1, 20)
     assert set(end.first.failed_for_want) <= {0, 2}, "one of them may have been ended by the launcher"
-    assert "The first to end: rank 1 (" in write_end(end)
+    assert "First to end: rank 1 (" in write_end(end)
 
 
 def test_killing_launcher_and_all_ranks_at_once_names_them_all(served: Served, tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_long_work_after_the_last_step_is_no_hang_of_a_run_that_finished(served:
     # The last step ends with the run: the work stands in it.
     found = [one for one in run.findings if one.kind == HANG and (one.since_step or 0) >= 29]
     assert [one.severity for one in found] == ["info"]
-    told = r"stalled for \d+ s in or after its last step, and then finished\.$"
-    assert re.search(told, found[0].sentence), found[0].sentence
+    told = r"Stall in or after the last step for \d+ s .*, then the run finished: "
+    assert re.match(told, found[0].headline), found[0].headline
     assert verdict(run) in (HEALTHY, f"No verdict: {run.abstained}.")
 
 

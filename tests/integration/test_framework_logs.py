@@ -13,7 +13,7 @@ from tests.integration.listening_collector import listening
 from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, Ended, Forked, run
 from tests.integration.wandb_files import read_history
 
-SENTENCE = "Rank 2 is 1.5 times as slow as its peer ranks"
+SENTENCE = "Rank 2: 1.50x slower than its 3 peers"
 SUMMARY = RunSummary(
     slowdown_ratio=1.5, goodput_ratio=0.75, exposed_communication_ratio=0.25, data_wait_ratio=0.0,
     absent={"mfu": "rank 0: no GPU is in use"},

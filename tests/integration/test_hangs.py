@@ -78,7 +78,7 @@ def has_ended_in(run: RunSnapshot, number: int, ends: list[str]) -> bool:
     """Whether the ranks have ended like this, and that finding is told with the end of the run: that is done by the
     first look after it, which may be put off on a busy machine.
     """
-    told = [one for one in run.findings if one.number == number and one.sentence.endswith("until it ended.")]
+    told = [one for one in run.findings if one.number == number and ", until the run ended: " in one.headline]
     return bool(told) and [rank.ended for rank in run.ranks] == ends
 
 
@@ -110,7 +110,7 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
 ) -> None:
     sleeps_at = line_of("hangs.py", "    time.sleep(FOR_EVER_S)")
     said = (
-        f"is stalled at hangs.py:{sleeps_at} (sleep_for_ever), and 2 ranks wait for it in all_reduce 11 of ",
+        f"stalled at hangs.py:{sleeps_at} (sleep_for_ever). 2 ranks waiting for it in all_reduce 11 of ",
         "default_pg (3108 bytes)",
     )
     with hanging(served, "sleeps", "sleep", ranks=3):
@@ -134,8 +134,8 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
     ended = served.wait_for_run("sleeps", lambda run: has_ended_in(run, hang.number, ["terminated"] * 3))
     (told,) = [one for one in ended.findings if one.number == hang.number]
     assert (told.cause, told.ranks) == ("missing_rank", (1,))
-    assert f"was stalled at hangs.py:{innermost.line} (sleep_for_ever), and 2 ranks waited for it" in told.sentence
-    assert re.search(r"The run hung in step 11 for \d+ s, until it ended\.$", told.sentence), told.sentence
+    assert f"stalled at hangs.py:{innermost.line} (sleep_for_ever). 2 ranks waiting for it" in told.sentence
+    assert re.match(r"Hang in step 11 for \d+ s .*, until the run ended: ", told.headline), told.headline
 
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:

@@ -187,7 +187,7 @@ def test_the_report_can_be_had_while_the_collector_runs_and_after_it(seen: Seen)
         assert (ended.exit_code, ended.stderr) == (0, "")
         assert "run story: 4 ranks, 180 steps" in ended.stdout
         assert "ended: finished  0-3" in ended.stdout
-        assert f"Rank {SLOW_RANK} (node-a) was 1.57 times as slow as its 3 peer ranks from step " in ended.stdout
+        assert f"Rank {SLOW_RANK} (node-a): 1.57x slower than its 3 peers, steps " in ended.stdout
 
 
 def test_the_report_is_json_and_a_page_too(seen: Seen) -> None:

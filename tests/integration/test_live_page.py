@@ -140,7 +140,7 @@ def test_step_that_is_not_known_looks_unlike_one_that_is_equal(page: LivePage, w
 
 
 def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> None:
-    page.wait_for_text("#open-findings", "Rank 2 (node-a) is 1.86 times as slow as its 3 peer ranks since step 64")
+    page.wait_for_text("#open-findings", "Rank 2 (node-a): 1.86x slower than its 3 peers since step 64")
     find(page.browser, "#open-findings summary").click()
     evidence = dict(page.rows("#open-findings table"))
     assert (evidence["self_ns"], evidence["peers_self_ns"]) == ("65.00 ms", "35.00 ms")
@@ -152,7 +152,7 @@ def test_first_screen_says_who_since_when_at_what_cost_and_what_to_do(page: Live
     card = page.wait_for_text("#open-findings > li", "Rank 2 (node-a): 1.9x slower than its peers")
     assert "run 1.9x slower, 1.8 of 4 ranks wasted" in card  # 4 * (1 - 1 / 1.86)
     terms = "return [...document.querySelectorAll('#open-findings .facts dt')].map((one) => one.textContent)"
-    assert page.run(terms) == ["Since", "Cost", "Cause"]
+    assert page.run(terms) == ["Times", "Why", "Also", "Cost"]
     assert page.text("#open-findings .do").startswith("Do ")
     assert page.run("return document.querySelector('#open-findings > li').getBoundingClientRect().bottom") < 800
 
@@ -209,7 +209,7 @@ def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, w
     assert not page.shown("#run-end")
     world.show(RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), end=end))
     said = page.wait_for_text("#run-end", "The run crashed at 1970-01-01 00:00:59 UTC.")
-    assert "The first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run)" in said
+    assert "First to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run)" in said
     assert page.shown("#run-end")
     assert page.text("#run-end-do") == f"Do: {suggest('run_failure', 'crashed')}"
     assert page.text("#no-findings") == "No open findings: the run is over. Incidents are listed below."

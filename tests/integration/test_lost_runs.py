@@ -39,7 +39,7 @@ def find_slow_rank(service: Service) -> Incident:
     story.join().train(40).train(60, forward={2: 30.0})
     service._tick()
     (incident,) = service._journal.incidents
-    assert incident.sentence.startswith("Rank 2 (node-a) is 1.57 times as slow as its 3 peer ranks since step 40: ")
+    assert incident.headline.startswith("Rank 2 (node-a): 1.57x slower than its 3 peers since step 40 (")
     return incident
 
 
@@ -55,9 +55,7 @@ def test_findings_of_a_lost_run_are_in_the_past_tense() -> None:
         clock.now_s += SILENT_S + 1.0
         service._tick()
         incident = read_slow_rank(service)
-    assert incident.sentence.startswith(
-        "Rank 2 (node-a) was 1.57 times as slow as its 3 peer ranks from step 40 to step 99"
-    )
+    assert incident.headline.startswith("Rank 2 (node-a): 1.57x slower than its 3 peers, steps 40-99 (")
     assert (incident.is_open, incident.resolved_reason) == (False, "no longer found")
 
 
@@ -71,9 +69,7 @@ def test_findings_before_a_restart_are_in_the_past_tense(tmp_path: Path) -> None
         clock.now_s += SILENT_S + 1.0
         again._tick()
         incident = read_slow_rank(again)
-    assert incident.sentence.startswith(
-        "Rank 2 (node-a) was 1.57 times as slow as its 3 peer ranks from step 40 to step 99"
-    )
+    assert incident.headline.startswith("Rank 2 (node-a): 1.57x slower than its 3 peers, steps 40-99 (")
     assert (incident.is_open, incident.resolved_reason) == (False, "collector restarted")
 
 

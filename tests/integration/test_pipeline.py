@@ -77,8 +77,9 @@ def test_stage_that_never_sends_is_named_and_no_receiver(served: Served) -> None
         if text.endswith("# in front of the send")
     ]
     said = (
-        rf"^Rank 1 .* is stalled at {SCRIPT}:{line} \(step\), and 1 rank waits for it in recv [02]<-1 of default_pg "
-        r".*; 2 more ranks wait in other collectives\. The run hangs in step 20\."
+        rf"^Hang in step 20 .*: rank 1 .* stalled at {SCRIPT}:{line} \(step\)\. "
+        r"1 rank waiting for it in recv [02]<-1 of default_pg "
+        r".*\. 2 more ranks waiting in other collectives\."
     )
 
     def find(run: RunSnapshot) -> list[str]:

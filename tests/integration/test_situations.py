@@ -81,32 +81,32 @@ def named(run: RunSnapshot) -> set[tuple[str, tuple[int, ...], str]]:
 
 def test_evaluation_on_rank_0_is_a_pause_and_no_hang(served: Served, tmp_path: Path) -> None:
     # Before it rank 0 saves and compiles, each for five limits.
-    said = rf"^Rank 0 .* is busy without training for [\d.]+ s in evaluate at {SCRIPT}:\d+, and 2 ranks wait for it in "
+    said = rf"^Pause .*: rank 0 .* busy without training in evaluate at {SCRIPT}:\d+\. 2 ranks waiting for it in "
     with training(served, "save", "compile", "evaluate", go_on=tmp_path / "evaluated") as job:
         pause = wait_for_hang(served, "save", "busy_rank", (0,), said)
         (tmp_path / "evaluated").touch()
         assert job.wait().exit_code == 0
     assert (pause.severity, pause.group, pause.since_step) == ("warning", "default_pg", STEP + 8)
-    assert pause.sentence.endswith(f"The run pauses in step {STEP + 8}.")
+    assert pause.headline.startswith(f"Pause in step {STEP + 8} for ")
     run = served.wait_for_run("save", lambda run: have_ended(run) and not run.open_findings)
     assert named(run) == {("busy_rank", (0,), "warning")}, [one.sentence for one in run.findings]
     (told,) = [one for one in run.findings if one.number == pause.number]
-    assert re.search(rf"was busy without training in evaluate at {SCRIPT}:\d+, and \d ranks? waited", told.sentence)
-    assert re.search(rf"The run paused in step {STEP + 8} for \d+ s, and then went on\.$", told.sentence)
+    assert re.search(rf"busy without training in evaluate at {SCRIPT}:\d+$", told.headline)
+    assert re.match(rf"Pause in step {STEP + 8} for \d+ s .*, then the run went on: rank 0", told.headline)
     # The first call of torch.compile in a process imports for seconds, then compiles, and then runs what it has
     # compiled: the last stack before the run went on may be of any of these.
     for doing, step in (
         (rf"write at {SCRIPT}:\d+ \(checkpoint\)", STEP),
         (rf"(compile_for_long|backend) at {SCRIPT}:\d+( \((import|compile)\))?", STEP + 4),
     ):
-        before = rf"^Rank 0 .* was busy without training in {doing}, and \d ranks? waited"
+        before = rf"^Pause .*: rank 0 .* busy without training in {doing}\. \d ranks? waiting"
         (sentence,) = [one.sentence for one in run.findings if one.kind == "hang" and one.since_step == step]
         assert re.search(before, sentence), sentence
 
 
 def test_loader_that_never_returns_is_told_at_the_first_limit(served: Served) -> None:
     line = line_of("time.sleep(FOR_EVER_S)  # the storage")
-    said = rf"^Rank 1 .* waits for data for [\d.]+ s in __getitem__ at {SCRIPT}:{line}, and 2 ranks wait for it in "
+    said = rf"^Pause .*: rank 1 .* waiting for data in __getitem__ at {SCRIPT}:{line}\. 2 ranks waiting for it in "
     with training(served, "load"):
         pause = wait_for_hang(served, "load", "data_wait", (1,), said + re.escape(ALL_REDUCE))
     assert pause.severity == "warning"
@@ -115,18 +115,19 @@ def test_loader_that_never_returns_is_told_at_the_first_limit(served: Served) ->
 
 def test_endless_loop_is_a_hang_after_ten_limits(served: Served) -> None:
     busy = (
-        rf"^Rank 1 .* is busy without training for [\d.]+ s in loop_for_ever at {SCRIPT}:\d+, and 2 ranks wait for it"
+        rf" in step {STEP} .*: rank 1 .* busy without training in loop_for_ever at {SCRIPT}:\d+\. "
+        r"2 ranks waiting for it"
     )
     with training(served, "loop"):
-        pause = wait_for_hang(served, "loop", "busy_rank", (1,), f"{busy}.*The run pauses in step {STEP}.")
-        hang = wait_for_hang(served, "loop", "missing_rank", (1,), f"{busy}.*The run hangs in step {STEP}.")
+        pause = wait_for_hang(served, "loop", "busy_rank", (1,), f"^Pause{busy}")
+        hang = wait_for_hang(served, "loop", "missing_rank", (1,), f"^Hang{busy}")
     assert (pause.severity, hang.severity, hang.number) == ("warning", "critical", pause.number)
     assert hang.evidence["stalled_ns"] > 9 * LIMIT_NS
 
 
 # -- stopped processes ------------------------------------------------------------------------------------------------
 
-STOPPED = r"^Rank 1 .* does not respond: its process is stopped \(state T\), and 2 ranks wait for it in "
+STOPPED = r"^Hang .*: rank 1 .* not responding, its process stopped \(state T\)\. 2 ranks waiting for it in "
 
 
 def test_rank_stopped_amid_communication_is_named(served: Served) -> None:
@@ -150,8 +151,8 @@ def test_rank_missing_in_a_sub_group_is_named_with_it(served: Served) -> None:
     # Rank 0 waits for it in the sub-group, rank 2 in that of all: it depends on their reports which is said first.
     waits = rf"(1 of undefined/0-1 \(12 bytes\)|{COLLECTIVE} of default_pg \(3108 bytes\))"
     said = (
-        rf"^Rank 1 .* is stalled at {SCRIPT}:{line} \(miss_sub_group\), and 1 rank waits for it in all_reduce {waits}"
-        rf".*; 1 more rank waits in other collectives\. The run hangs in step {STEP}\."
+        rf"^Hang in step {STEP} .*: rank 1 .* stalled at {SCRIPT}:{line} \(miss_sub_group\)\. "
+        rf"1 rank waiting for it in all_reduce {waits}.*\. 1 more rank waiting in other collectives\."
     )
     with training(served, "sub_group"):
         hang = wait_for_hang(served, "sub_group", "missing_rank", (1,), said)
@@ -160,8 +161,8 @@ def test_rank_missing_in_a_sub_group_is_named_with_it(served: Served) -> None:
 
 def test_two_groups_in_crossed_order_are_a_deadlock(served: Served) -> None:
     said = (
-        r"^Ranks 0-1 wait for each other for [\d.]+ s: rank 0 in all_reduce 1 of undefined/0-1 for rank 1, "
-        rf"rank 1 in all_reduce 1 of undefined/0-1#2 for rank 0\. The run hangs in step {STEP}\."
+        rf"^Hang in step {STEP} .*: ranks 0-1 waiting for each other\. Rank 0 in all_reduce 1 of undefined/0-1 "
+        r"for rank 1, rank 1 in all_reduce 1 of undefined/0-1#2 for rank 0\."
     )
     with training(served, "cross"):
         hang = wait_for_hang(served, "cross", "deadlock", (0, 1), said)
@@ -170,8 +171,8 @@ def test_two_groups_in_crossed_order_are_a_deadlock(served: Served) -> None:
 
 def test_other_operation_on_one_rank_is_told_once(served: Served) -> None:
     said = (
-        f"^Collective {COLLECTIVE} of default_pg differs between ranks: all_reduce of 3108 bytes on ranks 0, 2, "
-        rf"all_gather on rank 1\. The run hangs in step {STEP}\."
+        rf"^Hang in step {STEP} .*: collective {COLLECTIVE} of default_pg not the same on all ranks\. "
+        r"All_reduce of 3108 bytes on ranks 0, 2, all_gather on rank 1\."
     )
     with training(served, "operation"):
         wait_for_hang(served, "operation", "order_mismatch", (), said)
@@ -185,8 +186,8 @@ def test_other_operation_on_one_rank_is_told_once(served: Served) -> None:
 
 def test_receiver_of_what_nobody_sends_is_not_blamed_alone(served: Served) -> None:
     said = (
-        rf"^Ranks 0-1 wait for each other for [\d.]+ s: rank 0 in all_reduce {COLLECTIVE} of default_pg for rank 1, "
-        rf"rank 1 in recv 1<-0 of default_pg for rank 0\. The run hangs in step {STEP}\."
+        rf"^Hang in step {STEP} .*: ranks 0-1 waiting for each other\. Rank 0 in all_reduce {COLLECTIVE} of default_pg "
+        r"for rank 1, rank 1 in recv 1<-0 of default_pg for rank 0\."
     )
     with training(served, "send"):
         hang = wait_for_hang(served, "send", "deadlock", (0, 1), said)
@@ -195,8 +196,8 @@ def test_receiver_of_what_nobody_sends_is_not_blamed_alone(served: Served) -> No
 
 def test_rank_that_skips_a_collective_is_told_by_what_it_calls(served: Served) -> None:
     said = (
-        f"^Collective {COLLECTIVE} of default_pg differs between ranks: all_reduce of 3108 bytes on ranks 0, 2, "
-        rf"broadcast of 20 bytes on rank 1\. The run hangs in step {STEP}\."
+        rf"^Hang in step {STEP} .*: collective {COLLECTIVE} of default_pg not the same on all ranks\. "
+        r"All_reduce of 3108 bytes on ranks 0, 2, broadcast of 20 bytes on rank 1\."
     )
     with training(served, "skip"):
         hang = wait_for_hang(served, "skip", "order_mismatch", (), said)

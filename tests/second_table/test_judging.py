@@ -26,7 +26,8 @@ def course(findings: tuple[Finding, ...], text: str = "", *, world: World = WORL
 def finding(**more: object) -> Finding:
     known = {
         "kind": "straggler", "number": 1, "ranks": (1,), "since_step": 2, "since_step_min": 2, "since_step_max": 2,
-        "cause": "unseen_wait", "sentence": "Rank 1 was 2.00 times as slow since step 2.", "run_slowdown_ratio": 2.0,
+        "cause": "unseen_wait", "run_slowdown_ratio": 2.0,
+        "sentence": "Rank 1: 2.0x slower than its 3 peers since step 2.",
     }  # fmt: skip
     return Finding(**{"suggestion": "", "evidence": {}, **known, **more})  # type: ignore[arg-type]
 
@@ -62,7 +63,7 @@ def test_set_is_named_only_as_a_whole_and_without_others() -> None:
 
 
 def test_innocent_rank_is_false_and_untrue() -> None:
-    told = judge(course((finding(ranks=(3,), sentence="Rank 3 was slow since step 2."),)))
+    told = judge(course((finding(ranks=(3,), sentence="Rank 3: 2.0x slower than its 3 peers since step 2."),)))
     assert len(told.false_findings) == 1
     assert [wrong.kind for wrong in told.wrongs] == ["innocent"]
 
@@ -74,15 +75,17 @@ def test_nobody_slower_is_untrue_where_somebody_costs_a_third() -> None:
 
 
 def test_nobody_to_blame_is_untrue_unless_the_culprit_is_told_beside() -> None:
-    run = finding(kind="run_slowdown", number=2, ranks=(), sentence="The run was slower, no single rank is to blame.")
+    run = finding(
+        kind="run_slowdown", number=2, ranks=(), sentence="Whole run: 2.0x slower than before. No single rank to blame."
+    )
     assert kinds(course((run,))) == ["untrue"]
     assert kinds(course((run, finding()))) == []
 
 
 def test_sentence_and_fields_must_agree() -> None:
-    assert kinds(course((finding(sentence="Rank 2 was slow since step 2."),))) == ["contradiction"]
-    assert kinds(course((finding(sentence="Rank 1 was slow since step 3."),))) == ["contradiction"]
-    wrong_ratio = finding(sentence="Rank 1 was slow. The whole run took 1.50 times as long as it would have.")
+    assert kinds(course((finding(sentence="Rank 2: 2.0x slower than its 3 peers since step 2."),))) == ["contradiction"]
+    assert kinds(course((finding(sentence="Rank 1: 2.0x slower than its 3 peers, steps 3-9."),))) == ["contradiction"]
+    wrong_ratio = finding(sentence="Rank 1: 2.0x slower than its 3 peers. Cost: run 1.50x slower.")
     assert kinds(course((wrong_ratio,))) == ["contradiction"]
 
 

@@ -3,7 +3,6 @@
 python -m tests.simulation.cost_truth    prints both for some layouts
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -24,8 +23,6 @@ from tests.simulation.wrongs import COST, Wrong
 TOLERANCE: Final = 0.1
 """Of the step: a stated cost that is further off is wrong."""
 PRESENT_STEPS: Final = Thresholds().steps_min
-ALSO_OF: Final = re.compile(r"without this and the slowness of ranks? ([\d, -]+);")
-"""The end of what a cost compares with, where it is that of other ranks' slowness, too."""
 
 
 class CostTold(NamedTuple):
@@ -87,8 +84,7 @@ def find_removed(opened: Opened, scenario: Scenario) -> tuple[Fault, ...]:
 
 def find_added_ranks(finding: Finding) -> set[int]:
     """Return the ranks whose slowness is in the cost of a finding beside its own."""
-    also = ALSO_OF.search(finding.sentence)
-    return _read_ranks(also.group(1)) if also else set()
+    return _read_ranks(finding.cost_of.partition(" ")[2]) if finding.cost_of else set()
 
 
 def _read_ranks(text: str) -> set[int]:

@@ -7,7 +7,6 @@ from typing import Final
 from rankscope.collector.detect.finding import BLAME, NOBODY, NOT_KNOWN, RUN_SLOWDOWN, SLOW_LINK, STRAGGLER, Finding
 from rankscope.collector.detect.run_rules.regressions import STAGE
 from rankscope.collector.detect.stragglers.persistent import CLOSE_STEPS_MAX, steps_to_close
-from rankscope.collector.runs.findings import NOT_NOW
 from tests.simulation.faults import TRANSFER, Fault
 from tests.simulation.topology import Topology
 from tests.simulation.wrongs import CLOSED, CONTRADICTION, MOVED, UNTRUE, Wrong
@@ -76,7 +75,7 @@ class FindingWatch:
         mine, subject = self._about(finding), f"finding {finding.number} ({finding.subject})"
         limit = (steps_to_close(finding) or CLOSE_STEPS_MAX) + PASSES_STEPS
         lasting = [fault for fault in mine if fault.lasts_at(step)]
-        if NOT_NOW in finding.sentence:
+        if finding.is_paused:
             if any(fault.lasts_at(step - limit) for fault in lasting):
                 self._add(UNTRUE, f"{subject} says that it is not slow, and it is")
             return

@@ -54,7 +54,7 @@ def test_steady_straggler_whose_size_changes_stays_steady() -> None:
 def test_slow_rank_and_a_slower_run_are_told_apart() -> None:
     outcome = story("dp", 8, "gpu_compute:5:1.3:60", "data_loading:all:1.3:120", steps=160, seed=4)
     assert ([kind for kind, *_ in named(outcome)], outcome.violations) == (["straggler", "run_slowdown"], ())
-    assert "Without what rank 5 costs" in outcome.opened[1].finding.sentence
+    assert "without what is due to rank 5," in outcome.opened[1].finding.headline
 
 
 def test_rank_that_becomes_slower_over_300_steps_is_drifting() -> None:
@@ -71,7 +71,7 @@ def test_slow_growth_of_a_run_is_one_finding_since_its_begin() -> None:
     assert abs((since_step or 0) - 60) <= 5
     finding = outcome.opened[0].finding
     assert finding.cause == "data_loading"
-    assert "a step longer for their data loaders" in finding.sentence
+    assert "more per step waiting for their data loaders" in finding.why
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_slow_growth_keeps_its_cause_when_what_was_before_it_is_no_longer_kept(
     outcome = run(layout.scenario(fault, steps=steps, seed=2))
     (finding,) = (one.finding for one in outcome.opened if one.finding.kind == "run_slowdown")
     assert (finding.cause, finding.pattern, outcome.violations) == (cause, "drifting", ())
-    assert "it was found earlier, and what it was found by cannot be compared now" in finding.sentence
+    assert finding.why == "found earlier, not comparable now"
 
 
 def test_begin_is_dated_while_reports_are_lost() -> None:

@@ -23,7 +23,7 @@ def test_run_that_is_slow_from_its_first_step_is_found(history: list[MadeRun]) -
     assert slow.found is not None
     usual_ns = sorted(one.start.step_ns for one in history)[4]
     assert slow.found.slowdown_ratio == pytest.approx(slow.start.step_ns / usual_ns, rel=0.02)
-    assert "% of the difference is compute" in slow.found.sentence
+    assert "% of the difference in compute" in slow.found.why
 
 
 def test_slow_first_run_is_not_found() -> None:

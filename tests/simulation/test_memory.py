@@ -47,4 +47,4 @@ def test_leak_that_is_mended_closes_its_finding() -> None:
     assert told.out_s is None
     assert len(told.opened) == 1
     (closed,) = told.closed
-    assert closed.sentence.startswith("The host memory of rank 5 grew from about step ")
+    assert closed.headline.startswith("Rank 5: host memory growing by ")

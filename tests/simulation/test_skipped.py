@@ -35,7 +35,7 @@ def test_rank_that_becomes_slow_after_a_skipped_collective_is_found(rank: int) -
     slow = found.pop(STRAGGLER)
     assert (slow.ranks, slow.since_step, slow.cause) == ((rank,), 100, "gpu_compute")
     assert list(found) == ["unmatched_collectives"]
-    assert "those of a step still match" in found["unmatched_collectives"].sentence
+    assert "the calls of a step still match" in found["unmatched_collectives"].why
     assert outcome.abstained is None
 
 

@@ -47,7 +47,7 @@ def test_slow_rank_is_found_in_the_windows_there_are(kind: str) -> None:
     assert snapshot.abstained is None
     # That something is slow is known long before its rank is.
     assert (whole_run.finding.kind, whole_run.finding.since_step) == ("run_slowdown", BEGIN)
-    assert f"from step {BEGIN} to step " in whole_run.finding.sentence  # it is over, now that the rank is named
+    assert f", steps {BEGIN}-" in whole_run.finding.headline  # it is over, now that the rank is named
     assert whole_run.closed_step == slow_rank.opened_step
 
 

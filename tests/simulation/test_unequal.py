@@ -63,7 +63,7 @@ def mixed(slower: int) -> Scenario:
 def test_slower_model_of_gpu_is_one_finding_about_no_rank(slower: int) -> None:
     (found,) = findings(mixed(slower))
     assert (found.kind, found.ranks, found.nodes) == ("slow_gpu_model", (), ())
-    assert found.sentence.startswith(f"{slower} ranks on OLD are 1.07 times as slow as {64 - slower} ranks")
+    assert found.headline.startswith(f"{slower} ranks on OLD: 1.07x slower than {64 - slower} ranks")
     assert found.run_slowdown_ratio == pytest.approx(1.06, abs=0.02)
 
 
@@ -91,7 +91,7 @@ def test_duties_of_a_rank_are_work_of_its_own(duties: tuple[Duty, ...], periods:
     scenario = Scenario(topology=Topology.mesh(dp=8), kind="fsdp", duties=duties, steps=200)
     (found,) = findings(scenario)
     assert (found.kind, found.ranks, found.severity, found.since_step) == ("periodic_work", (0,), "info", 10)
-    assert periods in found.sentence
+    assert periods in found.headline
 
 
 def test_rank_that_is_slow_beside_the_duties_of_another_is_a_straggler() -> None:

@@ -10,7 +10,6 @@ import pytest
 from rankscope.collector.detect.finding import BLAME, NOBODY, NOBODY_ELSE, NOT_KNOWN, Finding
 from rankscope.collector.detect.stragglers.detector import LEVEL_FROM
 from rankscope.collector.detect.stragglers.persistent import STEPS_TO_CLOSE
-from rankscope.collector.runs.findings import NOT_NOW
 from tests.simulation.claims import check_skip, find_false_claims
 from tests.simulation.collector_end import Opened
 from tests.simulation.cost_truth import CostTold, compare_costs, find_wrong_costs, steps_without
@@ -121,7 +120,7 @@ def test_rank_is_called_slow_no_longer_than_its_recovery_takes_to_see(step: int,
 @pytest.mark.parametrize(("step", "count"), [(170, 0), (208, 0), (209, 1)])
 def test_rank_is_not_called_healthy_while_it_is_slow(step: int, count: int) -> None:
     # It is slow again from step 180 on, and 12 steps and two passes are needed to see that.
-    paused = slow(1, sentence=NOT_NOW, evidence={STEPS_TO_CLOSE: 12.0})
+    paused = msgspec.structs.replace(slow(1, evidence={STEPS_TO_CLOSE: 12.0}), is_paused=True)
     found = seen_by_watch(step, paused, faults=(FAULT, AGAIN))
     assert found == (Wrong(UNTRUE, "finding 1 (rank 1) says that it is not slow, and it is"),) * count
 

@@ -345,14 +345,16 @@ def describe_hang(view: RunView, graph: WaitForGraph, hang: Hang, known: Finding
     if known is not None and not set(known.ranks).isdisjoint(hang.ranks):
         group = known.group
     facts = HangFacts(view, graph, hang.ranks, hang.stuck)
+    words = write_hang(hang.cause, facts)
     return Finding(
         kind=HANG,
         ranks=hang.ranks,
         group=group,
         since_step=facts.since_step,
         cause=hang.cause,
-        sentence=write_hang(hang.cause, facts),
-        past=write_hang(hang.cause, HangFacts(view, graph, hang.ranks, hang.stuck, is_over=True)),
+        what=words.what,
+        why=words.why,
+        also=words.also,
         suggestion=suggest(HANG, hang.cause),
         # A stall in which no rank waits may be long work of another kind: writing text, uploading.
         severity="warning" if hang.cause in PAUSES or (hang.stuck is None and not hang.ranks) else "critical",

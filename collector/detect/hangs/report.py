@@ -1,18 +1,16 @@
-"""Write the sentences about a hang: which ranks keep which others waiting, where, and in which collective."""
+"""Write what is said about a hang: which ranks keep which others waiting, where, and in which collective."""
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import PAUSES, format_ranks, name_ranks
+from rankscope.collector.detect.finding import PAUSES, name_ranks
 from rankscope.collector.detect.hang_state import RankHangState, find_pause
 from rankscope.collector.detect.hangs.inspector_witness import count_dumps, describe_dumps, write_dump_witness
 from rankscope.collector.detect.hangs.ras_witness import count_witness, describe_witness, write_witness
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
-from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.view import RunView
 from rankscope.measure.stalls import EXCUSED_ACTIVITIES, UNRECORDED_SEQUENCE, describe_frame, find_script_frame
-from rankscope.measure.units import format_duration
 
 STACKS_SHOWN_MAX: Final = 4
 """Stacks kept in a finding: ranks that hang together hang at the same line, and a stack has up to 10 KB."""
@@ -20,17 +18,14 @@ STACKS_SHOWN_MAX: Final = 4
 
 class HangFacts:
     """The facts that a finding about a hang states. `ranks` are named as its origin, `stuck` is what the others wait
-    in, None when not known. `is_over`: written in the past tense.
+    in, None when not known.
     """
 
-    def __init__(
-        self, view: RunView, graph: WaitForGraph, ranks: tuple[int, ...], stuck: Stuck | None, *, is_over: bool = False
-    ) -> None:
+    def __init__(self, view: RunView, graph: WaitForGraph, ranks: tuple[int, ...], stuck: Stuck | None) -> None:
         self.view = view
         self.graph = graph
         self.ranks = ranks
         self.stuck = stuck
-        self.is_over = is_over
 
     @property
     def hang_states(self) -> Mapping[int, RankHangState]:
@@ -76,7 +71,7 @@ class HangFacts:
         return first.enqueued_in(stuck.group)
 
     def collect_evidence(self) -> dict[str, float]:
-        """Return the numbers behind the sentence, without those not known."""
+        """Return the numbers behind it, without those not known."""
         known: dict[str, float | None] = {
             "stalled_ranks": len(self.stalled),
             "waiting_ranks": len(self.waiting),
@@ -126,63 +121,64 @@ def describe_stack(state: RankHangState) -> str:
 CYCLE_SHOWN_MAX: Final = 4
 
 
-def write_hang(cause: str, facts: HangFacts) -> str:
-    """Return the sentences about a hang of this cause; for one that is over with WHEN in place of its period."""
-    if cause == "deadlock":
-        text = _describe_cycle(facts)
-    elif cause == "unmatched_transfer" and facts.stuck is not None:
-        text = _describe_unmatched(facts, facts.stuck)
-    elif facts.ranks:
-        text = _describe_missing(facts)
-    elif facts.stuck is None:
-        text = _describe_pause(facts, cause) if cause in PAUSES else _describe_stalled(facts)
-    elif cause == "order_mismatch":
-        text = _describe_mismatch(facts, facts.stuck)
-    elif cause == "all_in_collective":
-        text = _describe_incomplete(facts, facts.stuck)
-    else:
-        text = _describe_unknown(facts, facts.stuck)
+class HangWords(NamedTuple):
+    """What is said of a hang, without a verb in a tense: what keeps the ranks, who waits for that, and what other
+    witnesses have said (`also`).
+    """
+
+    what: str
+    why: str = ""
+    also: tuple[str, ...] = ()
+
+
+def write_hang(cause: str, facts: HangFacts) -> HangWords:
+    """Return what is said of a hang of this cause."""
+    words = _write_cause(cause, facts)
     ras = write_witness(cause, facts.ranks, facts.view.ras)
     dumps = write_dump_witness(cause, facts.ranks, facts.view.dumps)
-    text = ". ".join(one for one in (text, ras, dumps) if one)
-    if facts.is_over:
-        return f"{text}. The run{WHEN}."
-    step = "" if facts.since_step is None else f" in step {facts.since_step}"
-    return f"{text}. The run {'pauses' if cause in PAUSES else 'hangs'}{step}."
+    return words._replace(also=(*words.also, *(one for one in (ras, dumps) if one)))
 
 
-def describe_place(state: RankHangState, *, is_over: bool = False) -> str:
+def _write_cause(cause: str, facts: HangFacts) -> HangWords:
+    if cause == "deadlock":
+        return _describe_cycle(facts)
+    if cause == "unmatched_transfer" and facts.stuck is not None:
+        return _describe_unmatched(facts, facts.stuck)
+    if facts.ranks:
+        return _describe_missing(facts)
+    if facts.stuck is None:
+        return _describe_pause(facts, cause) if cause in PAUSES else _describe_stalled(facts)
+    write = {"order_mismatch": _describe_mismatch, "all_in_collective": _describe_incomplete}.get(
+        cause, _describe_unknown
+    )
+    return write(facts, facts.stuck)
+
+
+def describe_place(state: RankHangState) -> str:
     """Return where a rank is, or was, in words that follow its name."""
     if state.is_silent and not state.is_stalled_now:
-        if is_over:
-            return "did not report (it was not known whether its process was alive)"
-        return "does not report (it is not known whether its process is alive)"
+        return "not reporting (whether its process is alive: not known)"
     if state.ended is not None and not state.is_silent:
-        ended = f"{state.ended}{f' ({state.ended_detail})' if state.ended_detail else ''}"
-        return f"{'had' if is_over else 'has'} ended: {ended}"
+        return f"ended: {state.ended}{f' ({state.ended_detail})' if state.ended_detail else ''}"
     if state.unresponsive is not None:
-        return _describe_unresponsive(state, is_over=is_over)
+        return _describe_unresponsive(state)
     frame = find_script_frame(state.frames)
     place = "" if frame is None else f" at {describe_frame(frame)}"
     if not state.is_stalled_now and find_pause(state) is None:
-        return f"{'was' if is_over else 'is'} still running{place}"
-    return _describe_stall(state, place, is_over=is_over)
+        return f"still running{place}"
+    return _describe_stall(state, place)
 
 
-def _describe_stall(state: RankHangState, place: str, *, is_over: bool) -> str:
+def _describe_stall(state: RankHangState, place: str) -> str:
     if find_pause(state) is not None or state.is_busy or state.waits_for_data:
-        length = "" if is_over or state.stalled_ns is None else f" for {format_duration(state.stalled_ns)}"
-        return f"{_describe_busyness(state, 1, is_over=is_over)}{length}{_describe_work_place(state)}"
+        return f"{_describe_busyness(state)}{_describe_work_place(state)}"
     inside = "" if state.activity in {None, "other"} else f" in {state.activity}"
-    silent = f" and no longer {'reported' if is_over else 'reports'}" if state.is_silent else ""
-    return f"{'was' if is_over else 'is'} stalled{inside}{place}{silent}"
+    silent = ", no longer reporting" if state.is_silent else ""
+    return f"stalled{inside}{place}{silent}"
 
 
-def _describe_busyness(state: RankHangState, ranks: int, *, is_over: bool) -> str:
-    if state.waits_for_data:
-        return f"{'waited' if is_over else 'waits' if ranks == 1 else 'wait'} for data"
-    be = ("was" if ranks == 1 else "were") if is_over else ("is" if ranks == 1 else "are")
-    return f"{be} busy without training"
+def _describe_busyness(state: RankHangState) -> str:
+    return "waiting for data" if state.waits_for_data else "busy without training"
 
 
 def _describe_work_place(state: RankHangState) -> str:
@@ -195,102 +191,89 @@ def _describe_work_place(state: RankHangState) -> str:
     return doing if frame is None else f" in {frame.function} at {frame.file.rpartition('/')[2]}:{frame.line}{doing}"
 
 
-def _describe_unresponsive(state: RankHangState, *, is_over: bool) -> str:
+def _describe_unresponsive(state: RankHangState) -> str:
     process = "" if state.unresponsive is None else state.unresponsive.state
-    does, is_ = ("did", "was") if is_over else ("does", "is")
-    what = "its Python interpreter {is_} not running"
+    what = "its Python interpreter not running"
     if state.is_stopped:
-        what = "its process {is_} blocked in the kernel" if process == "D" else "its process {is_} stopped"
-    return f"{does} not respond: {what.format(is_=is_)}{f' (state {process})' if process else ''}"
+        what = "its process blocked in the kernel" if process == "D" else "its process stopped"
+    return f"not responding, {what}{f' (state {process})' if process else ''}"
 
 
-def _describe_missing(facts: HangFacts) -> str:
+def _describe_missing(facts: HangFacts) -> HangWords:
     first = facts.ranks[0]
-    place = describe_place(facts.hang_states[first], is_over=facts.is_over)
-    who = f"Rank {first} ({facts.view.nodes.get(first, 'node not known')}) {place}"
+    place = describe_place(facts.hang_states[first])
+    what = f"rank {first} ({facts.view.nodes.get(first, 'node not known')}) {place}"
     if len(facts.ranks) > 1:
-        keep = "kept" if facts.is_over else "keep"
-        who = f"Ranks {format_ranks(facts.ranks)} {keep} the others waiting; of these rank {first} {place}"
+        what = f"{name_ranks(facts.ranks)} awaited by the others; rank {first} of these {place}"
     stuck = facts.stuck
     if stuck is None:
-        return f"{who}, and {_count(facts.stalled)} {_verb(facts, facts.stalled, 'stall')}{_describe_duration(facts)}"
+        return HangWords(what, f"{_count(facts.stalled)} stalled")
     last = facts.find_last(stuck)
-    is_ = "was" if facts.is_over else "is"
-    behind = f"; its last collective there {is_} {last}" if last is not None and last < stuck.sequence else ""
+    behind = () if last is None or last >= stuck.sequence else (f"last collective of rank {first} there: {last}",)
     others = set(facts.waiting).difference(stuck.waiting)
-    chained = ""
-    if others:
-        chained = f"; {_count(others, 'more ')} {_verb(facts, others, 'wait')} in other collectives"
-    return (
-        f"{who}, and {_count(stuck.waiting)} {_verb(facts, stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "
-        f"{_describe_operation(facts, stuck)}{_describe_duration(facts)}{behind}{chained}"
-    )
+    chained = (f"{_count(others, 'more ')} waiting in other collectives",) if others else ()
+    it = "it" if len(facts.ranks) == 1 else "them"
+    why = f"{_count(stuck.waiting)} waiting for {it} in {_describe_operation(facts, stuck)}"
+    return HangWords(what, why, (*behind, *chained))
 
 
-def _describe_cycle(facts: HangFacts) -> str:
+def _describe_cycle(facts: HangFacts) -> HangWords:
     shown = facts.ranks[:CYCLE_SHOWN_MAX]
     held = [(rank, one) for rank in shown for one in facts.graph.stuck if rank in one.waiting and one.missing]
     first = dict(reversed(held))
     parts = [f"rank {rank} in {_name_call(first[rank])} for {name_ranks(first[rank].missing)}" for rank in shown]
-    wait = "waited" if facts.is_over else "wait"
-    return f"Ranks {format_ranks(facts.ranks)} {wait} for each other{_describe_duration(facts)}: {', '.join(parts)}"
+    return HangWords(f"{name_ranks(facts.ranks)} waiting for each other", ", ".join(parts))
 
 
-def _describe_unmatched(facts: HangFacts, stuck: Stuck) -> str:
+def _describe_unmatched(facts: HangFacts, stuck: Stuck) -> HangWords:
     (waiting,), (peer,) = stuck.waiting, stuck.missing
     elsewhere = next(one for one in facts.graph.stuck if peer in one.waiting)
-    waits = "waited" if facts.is_over else "waits"
-    return (
-        f"Rank {waiting} {waits} in {_name_call(stuck)}{_describe_duration(facts)}, and rank {peer} {waits} in "
-        f"{_name_call(elsewhere)} without having called the matching send or receive"
+    return HangWords(
+        f"rank {waiting} waiting in {_name_call(stuck)}",
+        f"rank {peer} waiting in {_name_call(elsewhere)}, without having called the matching send or receive",
     )
 
 
-def _describe_stalled(facts: HangFacts) -> str:
+def _describe_stalled(facts: HangFacts) -> HangWords:
     stalled, first = facts.stalled, facts.stalled[0]
-    return (
-        f"{_count(stalled).capitalize()} {_verb(facts, stalled, 'stall')}{_describe_duration(facts)}, in no known "
-        f"collective; rank {first} {describe_place(facts.hang_states[first], is_over=facts.is_over)}"
+    return HangWords(
+        f"{_count(stalled)} stalled, in no known collective",
+        f"rank {first} {describe_place(facts.hang_states[first])}",
     )
 
 
-def _describe_pause(facts: HangFacts, cause: str) -> str:
+def _describe_pause(facts: HangFacts, cause: str) -> HangWords:
     """Describe ranks that are busy, or wait for data, while no rank waits for them in a collective."""
     ranks = [rank for rank, one in sorted(facts.hang_states.items()) if find_pause(one) == cause]
     first = facts.hang_states[ranks[0]]
-    does = _describe_busyness(first, len(ranks), is_over=facts.is_over)
     place = _describe_work_place(first)
-    where = (place if len(ranks) == 1 else f", rank {ranks[0]}{place}") if place else ""
-    return f"{name_ranks(ranks).capitalize()} {does}{_describe_duration(facts)}{where}"
+    what = f"{name_ranks(ranks)} {_describe_busyness(first)}"
+    if len(ranks) == 1 or not place:
+        return HangWords(f"{what}{place}")
+    return HangWords(what, f"rank {ranks[0]}{place}")
 
 
-def _describe_mismatch(facts: HangFacts, stuck: Stuck) -> str:
+def _describe_mismatch(facts: HangFacts, stuck: Stuck) -> HangWords:
     calls = sorted(find_calls(stuck, facts.hang_states).items(), key=lambda call: call[1])
     parts = [f"{op}{'' if size is None else f' of {size} bytes'} on {name_ranks(ranks)}" for (op, size), ranks in calls]
-    differs = "differed" if facts.is_over else "differs"
-    return f"Collective {stuck.sequence} of {stuck.group} {differs} between ranks: {', '.join(parts)}"
+    return HangWords(f"collective {stuck.sequence} of {stuck.group} not the same on all ranks", ", ".join(parts))
 
 
-def _describe_incomplete(facts: HangFacts, stuck: Stuck) -> str:
+def _describe_incomplete(facts: HangFacts, stuck: Stuck) -> HangWords:
     members = facts.view.groups.get(stuck.group, stuck.waiting)
-    where = f"on {name_ranks(stuck.waiting)}" if len(stuck.waiting) < len(members) else "on any of them"
-    ends = f"{'did not complete' if facts.is_over else 'has not completed'} {where}"
+    where = f" on {name_ranks(stuck.waiting)}" if len(stuck.waiting) < len(members) else ""
     started = {rank: facts.hang_states[rank].started_in(stuck.group) for rank in stuck.waiting}
     late = [rank for rank, sequence in started.items() if sequence is not None and sequence < stuck.sequence]
-    has, have = ("had", "had") if facts.is_over else ("has", "have")
-    held_up = f"; it {has} not started on the device of {name_ranks(late)}" if 0 < len(late) < len(started) else ""
-    return (
-        f"All {len(members)} ranks of the group {have} entered {_describe_operation(facts, stuck)}, which {ends}"
-        f"{_describe_duration(facts)}{held_up}"
-    )
+    held_up = (f"not started on the device of {name_ranks(late)}",) if 0 < len(late) < len(started) else ()
+    what = f"{_describe_operation(facts, stuck)} not completed{where}"
+    return HangWords(what, f"all {len(members)} ranks of the group have entered it", held_up)
 
 
-def _describe_unknown(facts: HangFacts, stuck: Stuck) -> str:
-    is_ = "was" if facts.is_over else "is"
-    why = f": the progress of {name_ranks(stuck.unknown)} in the group {is_} not known" if stuck.unknown else ""
-    return (
-        f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in "
-        f"{_describe_operation(facts, stuck)}{_describe_duration(facts)}, and it {is_} not known for which rank{why}"
+def _describe_unknown(facts: HangFacts, stuck: Stuck) -> HangWords:
+    why = f", nor is the progress of {name_ranks(stuck.unknown)} in the group" if stuck.unknown else ""
+    return HangWords(
+        f"{_count(stuck.waiting)} waiting in {_describe_operation(facts, stuck)}",
+        f"which rank they wait for is not known{why}",
     )
 
 
@@ -304,21 +287,5 @@ def _name_call(stuck: Stuck) -> str:
     return f"{stuck.op or 'collective'}{number} of {stuck.group}"
 
 
-def _describe_duration(facts: HangFacts) -> str:
-    """Return ` for 40.0 s`; empty for a hang that is over, whose whole duration ends the text."""
-    return "" if facts.stalled_ns is None or facts.is_over else f" for {format_duration(facts.stalled_ns)}"
-
-
 def _count(ranks: Collection[int], which: str = "") -> str:
     return f"{len(ranks)} {which}rank{'' if len(ranks) == 1 else 's'}"
-
-
-def _verb(facts: HangFacts, ranks: Collection[int], verb: str) -> str:
-    one = len(ranks) == 1
-    if verb == "stall":
-        return ("was" if one else "were") + " stalled" if facts.is_over else ("is" if one else "are") + " stalled"
-    return "waited" if facts.is_over else "waits" if one else "wait"
-
-
-def _pronoun(ranks: Collection[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"

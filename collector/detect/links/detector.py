@@ -12,9 +12,10 @@ from rankscope.collector.detect.finding import (
     Abstain,
     Finding,
     SinceRange,
-    describe_begin,
     format_ranks,
+    name_ranks,
 )
+from rankscope.collector.detect.finding_words import COST_RATIO_STATED_MIN
 from rankscope.collector.detect.links.link_counters import Sign
 from rankscope.collector.detect.links.slow_links import (
     Links,
@@ -25,25 +26,25 @@ from rankscope.collector.detect.links.slow_links import (
     find_locations,
     find_slow_links,
 )
-from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.begin import find_since_range
-from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, Cost, find_step_before, price
+from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, find_step_before, price
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
     Thresholds,
     keep_steps_to_close,
     steps_to_close,
 )
-from rankscope.collector.detect.stragglers.sentence import COST_RATIO_STATED_MIN, describe_cost
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, StepSeries
-from rankscope.measure.units import format_duration, ns_to_s
+from rankscope.measure.units import ns_to_s
 
 ROUNDING: Final = 1e-9
 """Relative difference of two sums of times that rounding alone makes."""
 PAST: Final = "past_transfer_ns"
 """Evidence key, followed by `/` and the group: the past transfer in ns that the group is compared with."""
+OTHERS_NAMED_MAX: Final = 2
+"""Other slow groups named in a sentence."""
 NODES_NAMED_MAX: Final = 4
 """Nodes named in a sentence: a group may span thousands; the finding has them all."""
 NVLINK_XID: Final = 74
@@ -134,7 +135,6 @@ def _describe(
     since_step = min(_since_step(link, before) for link in slow)
     since_range = _find_since_range(links, slow, since_step, before)
     since_min, since_max = since_range or (None, None)
-    begin = describe_begin(since_step, since_range, is_gradual=False)
     step_before_ns = _find_step_before(view, location, since_step, before)
     lost_ns = _lost_to(view, slow, since_step)
     if step_before_ns is not None:
@@ -144,7 +144,7 @@ def _describe(
     indications, details = _find_indications(view, location)
     has_ports = _crosses_machines(view, links, location)
     signs = links.counters.find_signs(location.nodes, leader.slow.level_from_step) if has_ports else {}
-    details |= {kind: "; ".join(sign.past for sign in there) for kind, there in signs.items()}
+    details |= {kind: "; ".join(sign.text for sign in there) for kind, there in signs.items()}
     clearest = [there[0] for there in signs.values()]
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
     excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
@@ -158,9 +158,9 @@ def _describe(
         since_step_min=since_min,
         since_step_max=since_max,
         cause=SLOW_LINK,
-        sentence=_write_sentence(location, leader, family_size, begin, cost) + _write_signs(clearest),
-        past=_write_sentence(location, leader, family_size, f"step {since_step}", cost, is_over=True)
-        + _write_signs(clearest, is_over=True),
+        who=_write_who(location, leader, family_size),
+        what=_write_what(leader),
+        also=(*_write_shared(location, leader), *(sign.write() for sign in clearest)),
         suggestion=suggest(SLOW_LINK, SLOW_LINK),
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
@@ -183,11 +183,6 @@ def _crosses_machines(view: RunView, links: Links, location: Location) -> bool:
     """Return whether some slow group has members on several machines: data within one takes no network port."""
     groups = [group for name in location.groups for group in links.families.get(name, (name,))]
     return any(len({view.nodes[rank] for rank in view.groups[group] if rank in view.nodes}) > 1 for group in groups)
-
-
-def _write_signs(signs: Sequence[Sign], *, is_over: bool = False) -> str:
-    """Write what ports counted meanwhile, to follow the sentence about the link; empty without signs."""
-    return "".join(sign.write(is_over=is_over) for sign in signs)
 
 
 def _join_evidence(signs: Iterable[Sequence[Sign]]) -> dict[str, float]:
@@ -283,34 +278,31 @@ def _find_indications(view: RunView, location: Location) -> tuple[dict[str, floa
     return {names[mine]: float(np.median(values)) for mine, values in rates.items() if values}, details
 
 
-def _write_sentence(
-    location: Location, leader: SlowLink, family_size: int, begin: str, cost: Cost, *, is_over: bool = False
-) -> str:
-    """Write which links are slow, by how much, since when, and at what cost. `begin` is the first slow step, as text;
-    with `is_over` the period that replaces WHEN has its range.
-    """
-    count = len(leader.siblings)
+def _write_who(location: Location, leader: SlowLink, family_size: int) -> str:
+    """Return which links they are."""
     where = _name_nodes(location.nodes)
-    whose = {
-        "rank": f"of rank {format_ranks(location.ranks)} ({where})",
-        "node": f"of {where}",
-        "node pair": f"between {where}",
-    }.get(location.suspect, f"of group {leader.group} ({where})")
     if family_size:
-        whose = f"of most of the {family_size} groups {leader.group} ({where})"
-    slower = f"as slowly as their {count} sibling groups{WHEN if is_over else f' since {begin}'}"
-    if not count:
-        slower = f"as slowly as before {begin}{f',{WHEN}' if is_over else ''}"
-    slow = leader.slow
-    text = (
-        f"The links {whose} {'moved' if is_over else 'move'} data {slow.slowdown_ratio:.2f} times {slower}: "
-        f"{format_duration(slow.self_ns)} a step against {format_duration(slow.peers_self_ns)}"
-    )
-    if len(location.groups) > 1:
-        others = [group for group in location.groups if group != leader.group]
-        shares = "shared them, was" if is_over else "shares them, is"
-        text += f" in {leader.group}; {' and '.join(others)}, which {shares} slow too"
-    return f"{text}.{describe_cost(cost, is_over=is_over)}"
+        return f"links of most of the {family_size} groups {leader.group} ({where})"
+    return {
+        "rank": f"links of {name_ranks(location.ranks)} ({where})",
+        "node": f"links of {where}",
+        "node pair": f"links between {where}",
+    }.get(location.suspect, f"links of group {leader.group} ({where})")
+
+
+def _write_what(leader: SlowLink) -> str:
+    """Return what they are slower than."""
+    count = len(leader.siblings)
+    return f"than their {count} sibling group{'' if count == 1 else 's'}" if count else "than before"
+
+
+def _write_shared(location: Location, leader: SlowLink) -> tuple[str, ...]:
+    """Return which other groups are slow with the leader; none for none."""
+    others = [group for group in location.groups if group != leader.group]
+    if not others:
+        return ()
+    shown = f"{' and '.join(others[:OTHERS_NAMED_MAX])}{' and more' if len(others) > OTHERS_NAMED_MAX else ''}"
+    return (f"measured in {leader.group}; {shown} slow too, on the same links",)
 
 
 def _name_nodes(nodes: Sequence[str]) -> str:

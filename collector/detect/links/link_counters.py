@@ -28,10 +28,10 @@ LINK_ERRORS: Final = "link_errors"
 CONGESTION: Final = "congestion"
 LINK_RATE: Final = "link_rate"
 SUGGESTS: Final[Mapping[str, str]] = {
-    LINK_ERRORS: " This suggests link errors.",
-    CONGESTION: " This suggests congestion.",
+    LINK_ERRORS: "sign of link errors: ",
+    CONGESTION: "sign of congestion: ",
 }
-"""What follows the sentence about a counter, by kind; a rate suggests nothing beyond itself."""
+"""What a counter suggests, by kind; a rate suggests nothing beyond itself."""
 TIMES_MIN: Final = 10.0
 """Ratio to the other machines' ports: what all ports count is the way of this network, and no reason of one link."""
 PAST_TIMES_MIN: Final = 2.0
@@ -91,19 +91,18 @@ COUNTERS: Final[Mapping[str, Counter]] = {
 
 
 class Sign(NamedTuple):
-    """A counter that grew on one machine and not on the others: as a clause, of the present and of the past, and as
-    numbers for the evidence. `ratio` to the others orders signs.
+    """A counter that grew on one machine and not on the others: as a text, and as numbers for the evidence. `ratio` to
+    the others orders signs.
     """
 
     kind: str
-    clause: str
-    past: str
+    text: str
     evidence: Mapping[str, float]
     ratio: float
 
-    def write(self, *, is_over: bool) -> str:
-        """Write a sentence, to follow that about the link."""
-        return f" Meanwhile {self.past if is_over else self.clause}.{SUGGESTS.get(self.kind, '')}"
+    def write(self) -> str:
+        """Return what it says about the link."""
+        return f"{SUGGESTS.get(self.kind, '')}{self.text}"
 
 
 class _Place(NamedTuple):
@@ -216,9 +215,9 @@ def _find_grown(node: str, mine: _Growths, others: Sequence[_Growths]) -> Iterat
             whose, of_others = _name(node, place, len(theirs))
             words = counter.one if growth == 1 else counter.several
             steps = f"{mine.steps} step{'s' if mine.steps > 1 else ''}"
-            text = f"{whose} counted {growth} {words} in {steps} ({of_others}: {_write_number(usual)})"
+            text = f"{growth} {words} on {whose} in {steps} ({of_others}: {_write_number(usual)})"
             evidence = {f"{field}/{node}/{place.name}".rstrip("/"): growth}
-            yield key, Sign(counter.kind, text, text, evidence, growth / max(1.0, usual))
+            yield key, Sign(counter.kind, text, evidence, growth / max(1.0, usual))
 
 
 def _find_slow_rates(node: str, mine: _Growths, others: Sequence[_Growths]) -> Iterator[Sign]:
@@ -228,9 +227,9 @@ def _find_slow_rates(node: str, mine: _Growths, others: Sequence[_Growths]) -> I
         usual = float(np.median(theirs)) if theirs else 0.0
         if rate < usual:
             whose, of_others = _name(node, _Place("port", port), len(theirs))
-            text = f"at {rate / GIGABIT:g} Gb/s ({of_others}: {usual / GIGABIT:g})"
+            text = f"{whose} at {rate / GIGABIT:g} Gb/s ({of_others}: {usual / GIGABIT:g})"
             evidence = {f"rate_bits_per_s/{node}/{port}": rate}
-            yield Sign(LINK_RATE, f"{whose} runs {text}", f"{whose} ran {text}", evidence, math.inf)
+            yield Sign(LINK_RATE, text, evidence, math.inf)
 
 
 def _write_number(number: float) -> str:

@@ -20,8 +20,7 @@ available, or what is left to the limit of the control group, whichever is less.
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import Abstain, Finding, name_ranks
-from rankscope.collector.detect.past import WHEN
+from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, MemoryLevel, RunView
 from rankscope.measure.units import format_bytes, format_length, ns_to_s
@@ -182,8 +181,7 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
     ranks = tuple(sorted(rank for machine in machines for rank in machine.growths))
     fastest = max(first.growths, key=lambda rank: first.growths[rank].rate)
     growth = first.growths[fastest]
-    who = name_ranks(ranks)
-    rate = f"{format_bytes(growth.rise_bytes / growth.steps)} a step, {format_bytes(growth.rate * 3_600)} an hour"
+    rate = f"{format_bytes(growth.rise_bytes / growth.steps)} per step, {format_bytes(growth.rate * 3_600)} per hour"
     of_whom = "" if len(ranks) == 1 else f", fastest on rank {fastest}"
     machine_rate = first.available_bytes / first.left_s * 3_600
     return Finding(
@@ -192,12 +190,11 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
         since_step=min(one.since_step for machine in machines for one in machine.growths.values()),
         cause=HOST_MEMORY,
         pattern="drifting",
-        sentence=(
-            f"The host memory of {who} grows{of_whom}: since about step {growth.since_step}, by {rate}. {first.node} "
-            f"has {format_bytes(first.available_bytes)} left; its growing ranks need {format_bytes(machine_rate)} more "
-            f"an hour together, so it runs out in about {format_length(first.left_s)}."
+        what=f"host memory growing{of_whom} by {rate},",
+        why=(
+            f"full in about {format_length(first.left_s)}: {format_bytes(first.available_bytes)} left on {first.node}, "
+            f"{format_bytes(machine_rate)} more needed per hour"
         ),
-        past=f"The host memory of {who} grew{WHEN}{of_whom}, by {rate}.",
         suggestion=suggest(MEMORY_GROWTH, HOST_MEMORY),
         severity=_choose_severity(first.left_s),
         evidence={

@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
+from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.memory.headroom import find_device_headroom
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, OutOfMemorySeen, RunView
@@ -99,20 +99,16 @@ def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
     first = failed[0]
     others = _read_others(view, failed)
     cause = find_cause(first.notice, others.needed_bytes, is_alone=not others.rank_count)
-    texts = (
-        _describe_who(view, failed),
-        _describe_kinds(first),
-        _describe_cause(first.notice, cause, others),
-        _describe_room(others),
-    )
-    sentence = " ".join(text for text in texts if text)
+    beside = (describe_bytes(first.notice), _describe_kinds(first), _describe_room(others))
     return Finding(
         kind=OUT_OF_MEMORY,
         ranks=tuple(sorted(one.rank for one in failed)),
         since_step=first.notice.step,
         cause=cause,
-        sentence=sentence,
-        past=sentence,
+        what=_describe_what(failed),
+        node=view.nodes.get(first.rank, "") if len(failed) == 1 else "",
+        why=_describe_cause(first.notice, cause, others),
+        also=tuple(text for texts in beside for text in texts),
         suggestion=suggest(OUT_OF_MEMORY, cause),
         evidence=_collect_evidence(first, others),
         details=_collect_details(first.read),
@@ -181,19 +177,11 @@ def _read_others(view: RunView, failed: Sequence[_Failed]) -> _Others:
     return _Others(count, statistics.median(needed) if needed else None, min(rooms, default=None))
 
 
-def _describe_who(view: RunView, failed: Sequence[_Failed]) -> str:
+def _describe_what(failed: Sequence[_Failed]) -> str:
     first = failed[0]
-    ranks = sorted(one.rank for one in failed)
-    if len(ranks) == 1:
-        node = view.nodes.get(first.rank)
-        who = f"Rank {first.rank}{f' ({node})' if node else ''} ran out of GPU memory{describe_place(first.notice)}: it"
-    else:
-        who = (
-            f"Ranks {format_ranks(ranks)} ran out of GPU memory, first rank {first.rank}"
-            f"{describe_place(first.notice)}: it"
-        )
-    times = f" It was error {first.notice.number} of its process." if first.notice.number > 1 else ""
-    return f"{who} {describe_bytes(first.notice)}.{times}"
+    of_first = f", first on rank {first.rank}" if len(failed) > 1 else ""
+    times = f", error {first.notice.number} of its process" if first.notice.number > 1 else ""
+    return f"out of GPU memory{of_first}{describe_place(first.notice)}{times}"
 
 
 def describe_place(notice: OutOfMemory) -> str:
@@ -207,30 +195,30 @@ def describe_place(notice: OutOfMemory) -> str:
     return f" in step {notice.step}{f' ({notice.phase})' if notice.phase else ''}"
 
 
-def describe_bytes(notice: OutOfMemory) -> str:
-    """Return what was asked for, and what there was.
+def describe_bytes(notice: OutOfMemory) -> tuple[str, ...]:
+    """Return what was asked for, and what there was, a sentence each.
 
     >>> describe_bytes(OutOfMemory(number=1, host_ns=0, asked_bytes=2**31, free_bytes=2**30))
-    'asked for 2.0 GiB and 1.0 GiB of the device was free'
+    ('2.0 GiB asked for, 1.0 GiB of the device free',)
     """
-    free = "" if notice.free_bytes is None else f" and {format_bytes(notice.free_bytes)} of the device was free"
-    text = f"asked for {format_bytes(notice.asked_bytes)}{free}"
+    free = "" if notice.free_bytes is None else f", {format_bytes(notice.free_bytes)} of the device free"
+    text = f"{format_bytes(notice.asked_bytes)} asked for{free}"
     if notice.allocated_bytes is None or notice.reserved_bytes is None:
-        return text
-    held = f"{format_bytes(notice.reserved_bytes)} was reserved by torch, {format_bytes(notice.allocated_bytes)} of it"
-    return f"{text}; {held} in use by tensors"
+        return (text,)
+    held = f"{format_bytes(notice.reserved_bytes)} reserved by torch, {format_bytes(notice.allocated_bytes)} of it"
+    return text, f"{held} in use by tensors"
 
 
-def _describe_kinds(failed: _Failed) -> str:
+def _describe_kinds(failed: _Failed) -> tuple[str, ...]:
     """Return what tensors were for, where that was read, which is at the first error of a process."""
     read = failed.read
     if read.parameters_bytes is None:
-        return ""
+        return ()
     kinds = (read.parameters_bytes, read.gradients_bytes, read.optimizer_state_bytes, read.other_tensors_bytes)
-    begin = "Parameters" if read.number == failed.notice.number else "At its first error parameters"
-    names = (f"{begin} took", "gradients", "optimizer state", "activations and all else")
+    begin = "" if read.number == failed.notice.number else "at its first error "
+    names = (f"{begin}parameters", "gradients", "optimizer state", "activations and all else")
     known = [f"{name} {format_bytes(size)}" for name, size in zip(names, kinds, strict=True) if size is not None]
-    return f"{', '.join(known)}."
+    return (", ".join(known),)
 
 
 def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
@@ -239,21 +227,21 @@ def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
     other = format_bytes(find_other_bytes(notice) or 0)
     return {
         FRAGMENTATION: (
-            "Torch had enough memory reserved and unused, but no piece of it that this allocation could use: the "
-            "pieces were too small, or belong to another stream or to a CUDA graph."
+            "enough memory reserved and unused, but in no usable piece: too small, of another stream, or of a "
+            "CUDA graph"
         ),
-        OTHER_MEMORY: f"{other} of the device was in use outside of torch's allocator.",
-        IMBALANCE: f"It needed {here} with this allocation, half of the other ranks at most {needed} so far.",
-        FULL: f"It needed {here} with this allocation"
-        + (f"; the median of what the other ranks had needed so far is {needed}." if others.rank_count else "."),
+        OTHER_MEMORY: f"{other} of the device in use outside of torch's allocator",
+        IMBALANCE: f"{here} needed with this allocation, {needed} at most on half of the other ranks so far",
+        FULL: f"{here} needed with this allocation"
+        + (f"; median of the other ranks so far {needed}" if others.rank_count else ""),
     }.get(cause, "")
 
 
-def _describe_room(others: _Others) -> str:
+def _describe_room(others: _Others) -> tuple[str, ...]:
     if others.headroom is None:
-        return ""
+        return ()
     room, rank = others.headroom
-    return f"Of the other ranks, rank {rank} had the least left: {format_bytes(room)}."
+    return (f"least left on another rank: {format_bytes(room)} on rank {rank}",)
 
 
 def _collect_evidence(failed: _Failed, others: _Others) -> dict[str, float]:

@@ -20,13 +20,11 @@ import numpy as np
 
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, Abstain, Finding
 from rankscope.collector.detect.machine_growth import spread
-from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.turns_finding import TURNS, describe_turns, find_turns_share
-from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, share_of_time
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
-from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.stragglers.turns import Turns, find_turns
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView
@@ -247,8 +245,11 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
         kind=UNEVEN_WORK,
         since_step=since_step,
         cause=cause,
-        sentence=_write_sentence(gaps, cause, cost, core_wait_ns),
-        past=_write_sentence(gaps, cause, cost, core_wait_ns, is_over=True),
+        what=(
+            "no single straggler, a different rank slowest in each step, by "
+            f"{format_duration(float(np.median(gaps.ns)))} ({100 * gaps.step_ratio:.0f} % of a step)"
+        ),
+        why=_describe_cause(cause, core_wait_ns),
         severity="warning" if cause == "data_imbalance" else "info",
         suggestion=suggest(UNEVEN_WORK, cause),
         run_slowdown_ratio=cost.run_slowdown_ratio,
@@ -276,25 +277,16 @@ def _has_tokens(view: RunView, rows: Ints) -> bool:
     return tokens is not None and not bool(np.isnan(tokens[rows]).all())
 
 
-def _write_sentence(gaps: Gaps, cause: str, cost: Cost, core_wait_ns: float | None, *, is_over: bool = False) -> str:
-    because = {
-        CPU_PRESSURE: _describe_core_wait(core_wait_ns, is_over=is_over),
-        "data_imbalance": "a rank takes longer in steps in which its batch is larger, or its forward pass longer",
-        "unattributed": "it is not seen to depend on the size of the batches",
+def _describe_cause(cause: str, core_wait_ns: float | None) -> str:
+    return {
+        CPU_PRESSURE: _describe_core_wait(core_wait_ns),
+        "data_imbalance": "longer steps on ranks whose batch is larger, or whose forward pass is longer",
+        "unattributed": "not seen to depend on the size of the batches",
     }[cause]
-    changes, wait = "changes from step to step", "wait"
-    if is_over:
-        because, changes, wait = put_in_past(because), f"changed from step to step{WHEN}", "waited"
-    text = (
-        f"The slowest rank {changes}, and all others {wait} for it: {100 * gaps.step_ratio:.0f} % of a step, "
-        f"{format_duration(float(np.median(gaps.ns)))}; cause {cause}: {because}."
-    )
-    return text + describe_cost(cost, is_over=is_over)
 
 
-def _describe_core_wait(core_wait_ns: float | None, *, is_over: bool) -> str:
-    """Return the wait for a CPU core as a clause. An open finding keeps this cause when the wait is known no more."""
-    if core_wait_ns is not None:
-        return f"the training thread of most ranks waits at least {format_duration(core_wait_ns)} a step for a CPU core"
-    doubt = "" if is_over else " (found earlier; not known at present)"
-    return f"the training thread of most ranks waits for a CPU core{doubt}"
+def _describe_core_wait(core_wait_ns: float | None) -> str:
+    """Return the wait for a CPU core. An open finding keeps this cause when the wait is known no more."""
+    if core_wait_ns is None:
+        return "training threads of most ranks waiting for a CPU core (found earlier)"
+    return f"training threads of most ranks waiting for a CPU core, {format_duration(core_wait_ns)} or more per step"

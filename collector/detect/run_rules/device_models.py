@@ -15,15 +15,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import SLOW_MODEL, Abstain, Finding, format_ranks
-from rankscope.collector.detect.past import WHEN
-from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.stragglers.sentence import describe_cost, describe_self
+from rankscope.collector.detect.stragglers.sentence import describe_self
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison
 from rankscope.collector.steps.step_series import Floats
-from rankscope.measure.units import format_duration
 
 MODEL: Final = "model"
 RANKS_MIN: Final = 2
@@ -118,8 +116,9 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
         kind=SLOW_MODEL,
         since_step=since_step,
         cause=SLOW_MODEL,
-        sentence=_write_sentence(view, models, slow, cost, since_step),
-        past=_write_sentence(view, models, slow, cost, since_step, is_over=True),
+        who=f"{len(models.ranks[slow.rank])} ranks on {models.names[slow.rank]}",
+        what=f"than {len(models.ranks[models.fastest])} ranks with the same work on {models.names[models.fastest]}",
+        why="another model of GPU, so no rank to blame",
         suggestion=suggest(SLOW_MODEL, SLOW_MODEL),
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
@@ -129,21 +128,7 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
             MODEL: models.names[slow.rank],
             "ranks": format_ranks(models.ranks[slow.rank]),
             "fastest model": models.names[models.fastest],
+            **describe_self(view.series),
         },
     )
     return Candidate(finding, lost_ns)
-
-
-def _write_sentence(
-    view: RunView, models: _Models, slow: SlowRank, cost: Cost, since_step: int, *, is_over: bool = False
-) -> str:
-    are, differ, is_ = ("were", "differed", "was") if is_over else ("are", "differ", "is")
-    when = WHEN if is_over else f" since step {since_step}"
-    text = (
-        f"{len(models.ranks[slow.rank])} ranks on {models.names[slow.rank]} {are} {slow.slowdown_ratio:.2f} times as "
-        f"slow as {len(models.ranks[models.fastest])} ranks with the same work on "
-        f"{models.names[models.fastest]}{when}: "
-        f"{format_duration(slow.self_ns)} a step {describe_self(view.series)}, against "
-        f"{format_duration(slow.peers_self_ns)}; the ranks {differ} by their model of GPU, so no rank {is_} blamed."
-    )
-    return text + describe_cost(cost, than="with the faster model only", is_over=is_over)

@@ -24,14 +24,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.run_rules.explained import find_explained_ns
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_series import Floats
-from rankscope.measure.units import format_duration
 
 SLOWER_THAN_EARLIER: Final = "slower_than_earlier_runs"
 """Kind and cause of the finding."""
@@ -146,21 +144,15 @@ def _describe_few(runs: Sequence[EarlierRun], usable: Sequence[EarlierRun]) -> s
 def _describe(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess) -> Finding:
     parts = _find_parts(start, earlier, excess)
     changes = _find_changes(start, earlier)
-    numbers = (
-        f"{format_duration(excess.start_ns)} a step, against a median of {format_duration(excess.usual_ns)} in the "
-        f"last {excess.runs} of them (one run differs from another by a standard deviation of "
-        f"{100 * excess.deviation:.1f} %, counted as {100 * DEVIATION_FLOOR:.0f} % at least)"
-    )
-    mostly = f"; {_describe_parts(parts)}" if parts else ""
-    changed = f". {' '.join(changes)}" if changes else "."
-    slower = f"{excess.ratio:.2f} times as slow as earlier runs of the same work"
     return Finding(
         kind=SLOWER_THAN_EARLIER,
         cause=SLOWER_THAN_EARLIER,
         since_step=start.first_step,
         slowdown_ratio=excess.ratio,
-        sentence=f"The run is {slower}, from its first steps on: {numbers}{mostly}{changed}",
-        past=f"The run was {slower},{WHEN}: {numbers}{mostly}{changed}",
+        who="whole run",
+        what=f"than the last {excess.runs} runs of the same work",
+        why=_describe_parts(parts) if parts else "",
+        also=(_describe_deviation(excess), *changes),
         suggestion=suggest(SLOWER_THAN_EARLIER, SLOWER_THAN_EARLIER),
         evidence={"start_ns": excess.start_ns, USUAL: excess.usual_ns, "robust_z": excess.deviations,
                   "earlier_runs": float(excess.runs)},
@@ -168,18 +160,24 @@ def _describe(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess) -
     )  # fmt: skip
 
 
+def _describe_deviation(excess: _Excess) -> str:
+    return (
+        f"runs of this work differ by a standard deviation of {100 * excess.deviation:.1f} %, counted as "
+        f"{100 * DEVIATION_FLOOR:.0f} % at least"
+    )
+
+
 def _describe_parts(parts: Sequence[tuple[str, float]]) -> str:
     """Return the parts with their share of the difference, of the first one in a sentence.
 
     >>> _describe_parts([("exposed communication", 0.75), ("compute", 0.2)])
-    '75 % of the difference is exposed communication, 20 % compute'
+    '75 % of the difference in exposed communication, 20 % in compute'
     """
     (name, share), *others = parts
-    where = "in " if name.startswith(PHASE) else ""
     return ", ".join(
         [
-            f"{100 * share:.0f} % of the difference is {where}{name}",
-            *(f"{100 * part:.0f} % {one}" for one, part in others),
+            f"{100 * share:.0f} % of the difference in {name}",
+            *(f"{100 * part:.0f} % in {one}" for one, part in others),
         ]
     )
 
@@ -202,11 +200,10 @@ def _find_parts(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess)
 
 
 def _find_changes(start: RunStart, earlier: Sequence[EarlierRun]) -> list[str]:
-    """Return what is different of this run than of all earlier ones, as sentences."""
+    """Return what is different of this run than of all earlier ones."""
     changes = dict(_name_changes(start, earlier))
     new = changes.pop("nodes_new", "")
-    sentences = [f"New nodes: {new}."] if new else []
-    return sentences + [f"{text[0].upper()}{text[1:]}." for text in changes.values()]
+    return ([f"new nodes: {new}"] if new else []) + list(changes.values())
 
 
 def _name_changes(start: RunStart, earlier: Sequence[EarlierRun]) -> list[tuple[str, str]]:

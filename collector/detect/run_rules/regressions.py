@@ -34,9 +34,9 @@ from rankscope.collector.detect.finding import (
     STRAGGLER,
     Abstain,
     Finding,
-    format_ranks,
+    name_ranks,
 )
-from rankscope.collector.detect.run_rules.change import Blame, Change, Subject, write_sentence
+from rankscope.collector.detect.run_rules.change import Blame, Change, Subject, write_what
 from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
     MOSTLY,
@@ -84,19 +84,19 @@ from rankscope.collector.steps.step_series import Floats, sum_computing
 STAGE, RUN = "stage_slowdown", RUN_SLOWDOWN
 NO_CHANGE: Final = frozenset({RUN, SLOW_MODEL})
 """Kinds of finding that explain no change: a slow model of GPU has been one from the begin."""
-NO_RANK: Final = Blame(NOBODY, "and no single rank is to blame")
-NO_OTHER_RANK: Final = Blame(NOBODY_ELSE, "and for this no other rank is to blame")
-NOT_KNOWN_YET: Final = Blame(NOT_KNOWN, "and whether one rank is to blame is not known yet")
+NO_RANK: Final = Blame(NOBODY, "no single rank to blame")
+NO_OTHER_RANK: Final = Blame(NOBODY_ELSE, "no other rank to blame")
+NOT_KNOWN_YET: Final = Blame(NOT_KNOWN, "whether one rank is to blame: not known yet")
 UNSEEN: Final = Blame(
     NOT_KNOWN,
-    "and which rank is to blame is not known, as on half of the ranks half of a step or more is not accounted for",
+    "which rank is to blame: not known, since half of a step or more is unaccounted for on half of the ranks",
 )
-OF_UNSEEN: Final = Blame(NOT_KNOWN, "and which rank is to blame is not known, as what they wait for is not measured")
+OF_UNSEEN: Final = Blame(NOT_KNOWN, "which rank is to blame: not known, since what they wait for is not measured")
 KNOWN_SHARE_MIN: Final = 0.5
 """Share of the steps since a change whose waits are known, below which the sentence says how many those are: a rank
 that is slow in some of the others would not show."""
-FOUND_EARLIER: Final = "it was found earlier, and what it was found by cannot be compared now"
-NOT_KEPT: Final = "the steps before were no longer kept when it was found"
+FOUND_EARLIER: Final = "found earlier, not comparable now"
+NOT_KEPT: Final = "steps before it no longer kept when found"
 RANKED_MIN: Final = 4.0
 """Standard deviations by which the steps after a change must rank above those before. Where all ranks stall now and
 then, half of the steps have a stall, and their median moves from one kind of step to the other by chance: of 360 series
@@ -157,11 +157,10 @@ class StageSlowdowns:
             return None
         nodes = {view.nodes[rank] for rank in ranks}
         alone = not any(view.nodes[rank] in nodes for rank in view.series.ranks if rank not in chosen)
-        who = f"Ranks {format_ranks(ranks)}, which {{do}} the same work, {{are}}"
+        who = f"stage of {name_ranks(ranks)}"
         if len(remaining) < len(ranks):
             others = len(ranks) - len(remaining)
-            slow_ones = f"{others} slow rank{'s' if others > 1 else ''}"
-            who = f"Ranks {format_ranks(remaining)}, which {{do}} the same work as {slow_ones}, {{are}}"
+            who = f"stage of {name_ranks(remaining)} (without {others} slow rank{'s' if others > 1 else ''})"
         named = tuple(sorted(nodes)) if alone and len(nodes) == 1 else ()
         subject = Subject(STAGE, who, _blame(suspects, remaining, ranks), ranks, named)
         return _describe(view, change, known, mine_ns, subject)
@@ -201,18 +200,18 @@ class RunSlowdown:
         if not are_compared and _have_grown_apart(view, change):
             return []
         explaining = _find_explaining(view, others, change)
-        who = "The steps of the whole run {are}"
-        if explaining:
-            subjects = {one.subject for one in explaining}
-            is_one = len(subjects) == 1 and not next(iter(subjects)).startswith(("ranks ", "nodes "))
-            cost = "{cost}" if is_one else "cost"
-            who = f"Without what {name_explaining(explaining)} {cost}, the steps of the whole run {{are}}"
         blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
             blame = UNSEEN
         since_step = change.since_step if known is None or known.since_step is None else known.since_step
         blame = _say_known(view, since_step, blame)
-        candidate = _describe(view, change, known, steps_ns, Subject(RUN, who, blame))
+        candidate = _describe(
+            view,
+            change,
+            known,
+            steps_ns,
+            Subject(RUN, "whole run", blame, besides=name_explaining(explaining) if explaining else ""),
+        )
         is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
         return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
 
@@ -303,8 +302,8 @@ def _say_known(view: RunView, since_step: int, blame: Blame) -> Blame:
     known = view.is_known[view.series.steps >= since_step]
     if blame.verdict == NOT_KNOWN or len(view.series.ranks) == 1 or np.mean(known) >= KNOWN_SHARE_MIN:
         return blame
-    by = f"as far as waiting is known ({np.count_nonzero(known)} of {len(known)} steps kept since then),"
-    return blame._replace(clause=blame.clause.replace("and ", f"and {by} ", 1))
+    by = f"waits known in {np.count_nonzero(known)} of {len(known)} steps since then"
+    return blame._replace(words=f"{blame.words} ({by})")
 
 
 def _count_work(
@@ -576,8 +575,10 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
         slowdown_ratio=change.after_ns / before_ns,
         cause=cause.name,
         pattern=pattern,
-        sentence=write_sentence(change, subject, cause, cost, pattern),
-        past=write_sentence(change, subject, cause, cost, pattern, is_over=True),
+        what=write_what(change, subject, pattern),
+        who=subject.who,
+        why=cause.because,
+        also=(subject.blame.words,),
         suggestion=suggest(subject.kind, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={

@@ -30,7 +30,6 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain, Finding
-from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
 from rankscope.collector.detect.run_rules.thresholds import (
     CRITICAL_RATIO,
@@ -62,12 +61,14 @@ INTERVALS_RATIO_MIN: Final = 0.5
 
 
 class Judged(NamedTuple):
-    """The result of a rule. `ratio` is the share of the time it is about, `evidence` the numbers by name. `machine` is
-    the one it is about; None: the run. `variant` chooses the suggestion where a rule has several.
+    """The result of a rule. `ratio` is the share of the time it is about, `what` and `why` are those of its finding,
+    `evidence` the numbers by name. `machine` is the one it is about; None: the run. `variant` chooses the suggestion
+    where a rule has several.
     """
 
     ratio: float
-    sentence: str
+    what: str
+    why: str
     evidence: Mapping[str, float]
     machine: str | None = None
     variant: str = ""
@@ -103,8 +104,8 @@ def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
         return ratio
     return Judged(
         ratio,
-        f"The ranks wait for their data loaders {percent(ratio)} of the time, "
-        f"{format_duration(ratio * signals.step_ns)} in a step.",
+        f"ranks waiting for their data loaders {percent(ratio)} of the time,",
+        f"{format_duration(ratio * signals.step_ns)} of each step",
         {"data_ratio": signals.data, "data_ratio_min": DATA_RATIO_MIN},
     )
 
@@ -123,20 +124,18 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
         "host_idle_ratio_min": IDLE_RATIO_MIN,
         "idle_ratio": signals.idle,
     }
-    sentence = (
-        f"The GPUs are idle {percent(signals.idle)} of the time, waiting for their hosts; waiting for data is "
-        f"{percent(data)} of the time"
-    )
+    what = f"GPUs idle {percent(signals.idle)} of the time, waiting for their hosts,"
+    why = f"waiting for data {percent(data)} of the time"
     if signals.synchronising is None or signals.synchronising < EXPLAINS * (signals.idle - data):
-        return Judged(signals.idle - data, f"{sentence}.", evidence)
+        return Judged(signals.idle - data, what, why, evidence)
     waits = (
-        f"up to {percent(signals.synchronising)} of the time they are idle at the end of a call in which the host "
-        "waits for its GPU (such as .item())"
+        f"up to {percent(signals.synchronising)} of the time at the end of a call that waits for the GPU (as .item())"
     )
     where = f", {signals.synchronises_in}" if signals.synchronises_in else ""
     return Judged(
         signals.idle - data,
-        f"{sentence}; {waits}{where}.",
+        what,
+        f"{why}, {waits}{where}",
         {**evidence, "synchronising_ratio": signals.synchronising},
         variant=SYNCHRONISES,
     )
@@ -159,11 +158,10 @@ def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
     ratio = _idle_during(signals.queueing, ease * QUEUE_RATIO_MIN, signals, unknown)
     if ratio is None or isinstance(ratio, Abstain):
         return ratio
-    where = "of most ranks" if signals.machine is None else f"of most ranks on machine {signals.machine}"
     return Judged(
         ratio,
-        f"The training threads {where} wait for a CPU core at least {percent(ratio)} of the time, "
-        f"{format_duration(ratio * signals.step_ns)} in a step.",
+        f"training threads of most ranks waiting for a CPU core {percent(ratio)} of the time or more,",
+        f"{format_duration(ratio * signals.step_ns)} of each step",
         {"core_wait_ratio": signals.queueing, "core_wait_ratio_min": QUEUE_RATIO_MIN},
         signals.machine,
     )
@@ -180,16 +178,16 @@ def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
     if signals.computing is not None and _waits_unseen(signals):
         return Judged(
             signals.idle,
-            f"The GPUs are idle {percent(signals.idle)} of the time, while the processes of most ranks compute on the "
-            f"CPU for at most {percent(signals.computing)} of the time: the training threads wait for something that "
-            "is not measured.",
+            f"GPUs idle {percent(signals.idle)} of the time",
+            f"training threads waiting for something not measured: on most ranks the CPU is used at most "
+            f"{percent(signals.computing)} of the time",
             {**evidence, "computing_ratio": signals.computing},
             variant=UNSEEN,
         )
     return Judged(
         signals.idle,
-        f"The GPUs are busy only {percent(1 - signals.idle)} of the time, and neither data loading nor their hosts "
-        "alone explain it.",
+        f"GPUs busy only {percent(1 - signals.idle)} of the time",
+        "explained neither by data loading nor by their hosts alone",
         evidence,
     )
 
@@ -202,8 +200,8 @@ def judge_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
         return None
     return Judged(
         signals.moving,
-        f"{percent(signals.moving)} of the time is communication that does not overlap with compute, waits for other "
-        "ranks not counted.",
+        f"{percent(signals.moving)} of the time in communication",
+        "not overlapped with compute; waits for other ranks not counted",
         {"exposed_transfer_ratio": signals.moving, "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN},
     )
 
@@ -216,8 +214,8 @@ def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdic
         return None
     return Judged(
         signals.hideable,
-        f"Only {percent(signals.overlap)} of the communication overlaps with compute; full overlap would save up to "
-        f"{percent(signals.hideable)} of the time.",
+        f"only {percent(signals.overlap)} of communication overlapped with compute",
+        f"up to {percent(signals.hideable)} of the time to save by full overlap",
         {
             "hideable_ratio": signals.hideable,
             "hideable_ratio_min": HIDEABLE_RATIO_MIN,
@@ -238,7 +236,8 @@ def judge_garbage(signals: RunSignals, ease: float = 1.0) -> Verdict:
         return None
     return Judged(
         ratio,
-        f"Python's garbage collector stops the ranks, and all wait for each: up to {percent(ratio)} of the time.",
+        f"ranks stopped by Python's garbage collector up to {percent(ratio)} of the time",
+        "all ranks waiting for each pause",
         {"pause_ratio": signals.pausing, "beyond_usual_ratio": signals.beyond, "pause_ratio_min": PAUSE_RATIO_MIN},
     )
 
@@ -249,17 +248,17 @@ def judge_memory(signals: RunSignals, ease: float = 1.0) -> Verdict:
         return Abstain("no allocator was sampled often enough")
     least = ease * INTERVALS_RATIO_MIN
     if signals.retrying >= least:
-        sentence = (
-            f"The GPUs' memory runs out again and again: torch emptied its cache {signals.retries} times in the "
-            "sampled intervals, which stops the GPU each time."
-        )
+        what = "GPU memory full again and again"
+        why = f"cache emptied by torch {signals.retries} times in the sampled intervals, stopping the GPU each time"
     elif signals.churning >= least:
-        sentence = "Torch allocates memory from the driver and frees it again during training, which stops the GPU."
+        what = "GPU memory allocated from the driver and freed again in training"
+        why = "the GPU stopped each time"
     else:
         return None
     return Judged(
         0.0,
-        sentence,
+        what,
+        why,
         {
             "retrying_intervals_ratio": signals.retrying,
             "churning_intervals_ratio": signals.churning,
@@ -385,8 +384,8 @@ def _describe(kind: str, judged: Judged, signals: RunSignals, known: Finding | N
         since_step_min=None if known is None else known.since_step_min,
         since_step_max=None if known is None else known.since_step_max,
         cause=kind,
-        sentence=judged.sentence,
-        past=f"{put_in_past(judged.sentence)} That was so{WHEN}.",
+        what=judged.what,
+        why=judged.why,
         suggestion=suggest(kind, kind, judged.variant),
         severity="warning" if judged.ratio >= CRITICAL_RATIO or kind == "memory_pressure" else "info",
         evidence=judged.evidence,

@@ -21,7 +21,7 @@ import numpy as np
 
 from rankscope.collector.detect.blocking_calls import describe_kind, find_costliest
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.past import OF_IT
+from rankscope.collector.detect.finding_words import OF_IT
 from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.detect.statistics.excess import KNOWN_MIN
 from rankscope.collector.detect.stragglers.host_times import share_of_time, time_per_step

@@ -17,16 +17,15 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding, format_ranks
-from rankscope.collector.detect.past import WHEN
-from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.finding_words import format_ratio
+from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.stragglers.sentence import describe_cost, describe_self
+from rankscope.collector.detect.stragglers.sentence import describe_self
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats
-from rankscope.measure.units import format_duration
 
 IMBALANCE: Final = "imbalance"
 
@@ -108,8 +107,8 @@ def _describe(
         ranks=group,
         since_step=since_step,
         cause="more_work",
-        sentence=_write_sentence(view, group, slow, cost),
-        past=_write_sentence(view, group, slow, cost, is_over=True),
+        what=f"{format_ratio(slow.slowdown_ratio)} as much work as the mean of all ranks in every step",
+        why="different work from the other ranks, split unevenly",
         suggestion=suggest(IMBALANCE, "more_work"),
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
@@ -119,19 +118,9 @@ def _describe(
             "mean_self_ns": slow.peers_self_ns,
             **slow.tests,
         },
+        details=describe_self(view.series),
     )
     return Candidate(finding, lost_ns)
-
-
-def _write_sentence(view: RunView, group: tuple[int, ...], slow: SlowRank, cost: Cost, *, is_over: bool = False) -> str:
-    have, do, is_ = ("had", "did", "was") if is_over else ("have", "do", "is")
-    when = f", as was seen{WHEN}" if is_over else ", since the first known one"
-    return (
-        f"Ranks {format_ranks(group)} {have} {slow.slowdown_ratio:.2f} times as much work as the mean of all "
-        f"ranks in every step{when}: {format_duration(slow.self_ns)} a step {describe_self(view.series)}, against "
-        f"{format_duration(slow.peers_self_ns)}; cause more_work: they {do} different work from the other "
-        f"ranks, and the split {is_} not even.{describe_cost(cost, than='with an even split', is_over=is_over)}"
-    )
 
 
 def _lost_to(view: RunView, stages: RunView, column: int) -> Floats:

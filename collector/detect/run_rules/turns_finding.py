@@ -6,10 +6,8 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.finding import Finding, name_ranks
-from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
-from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.stragglers.turns import Turns
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView
@@ -33,24 +31,17 @@ def describe_turns(
     cause, because = _find_cause(view, turns, core_wait_ns)
     count = 1 + int(np.count_nonzero(np.diff(turns.owners)))
 
-    def write(*, is_over: bool) -> str:
-        were, waited = ("were", "waited") if is_over else ("are", "wait")
-        steps = view.series.steps[turns.rows]
-        text = (
-            f"{name_ranks(turns.ranks).capitalize()} {were} the slowest in turns"
-            f"{WHEN if is_over else f' since step {since_step}'}, no single rank {'was' if is_over else 'is'} to blame"
-            f": {count} turns in steps {steps[0]}-{steps[-1]}, and in {len(turns.rows)} of these the others {waited} "
-            f"{format_duration(mean_ns)}, {100 * share:.0f} % of the time; cause {cause}: "
-            f"{put_in_past(because) if is_over else because}."
-        )
-        return text + describe_cost(cost, is_over=is_over)
-
+    steps = view.series.steps[turns.rows]
     finding = Finding(
         kind=kind,
         since_step=since_step,
         cause=cause,
-        sentence=write(is_over=False),
-        past=write(is_over=True),
+        what=f"{name_ranks(turns.ranks)} slowest in turns, no single rank to blame",
+        why=because,
+        also=(
+            f"{count} turns in steps {steps[0]}-{steps[-1]}",
+            f"others waiting {format_duration(mean_ns)} in {len(turns.rows)} steps, {100 * share:.0f} % of the time",
+        ),
         severity="info" if cause == UNATTRIBUTED else "warning",
         suggestion=suggest(kind, cause),
         run_slowdown_ratio=cost.run_slowdown_ratio,
@@ -82,9 +73,9 @@ def _find_cause(view: RunView, turns: Turns, core_wait_ns: float | None) -> tupl
         own_ns = rows_ns[np.arange(len(columns)), columns]
         longer_ns[name] = float(np.nansum(own_ns - np.nanmin(rows_ns, axis=1)))
     if longer_ns.get(DATA, 0.0) >= EXPLAINS * total_ns:
-        return "data_loading", "the rank whose turn it is waits for its data loader"
+        return "data_loading", "the rank whose turn it is waiting for its data loader"
     if core_wait_ns is not None and core_wait_ns >= EXPLAINS * float(np.mean(turns.excess_ns)):
-        return CPU_PRESSURE, "the training threads wait for a CPU core"
+        return CPU_PRESSURE, "training threads waiting for a CPU core"
     part = max((name for name in longer_ns if name != "backward"), key=lambda name: longer_ns[name], default="")
     where = f", most of it in {part}" if part and longer_ns[part] >= EXPLAINS * total_ns else ""
-    return UNATTRIBUTED, f"no known cause explains it{where}"
+    return UNATTRIBUTED, f"no known cause{where}"

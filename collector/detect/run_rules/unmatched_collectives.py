@@ -11,8 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import UNMATCHED, Finding, describe_begin, name_ranks
-from rankscope.collector.detect.past import WHEN
+from rankscope.collector.detect.finding import UNMATCHED, Finding
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Lag
@@ -46,7 +45,6 @@ class UnmatchedCollectives:
 def _describe(lags: Sequence[Lag]) -> Candidate:
     earliest = min(lags, key=lambda one: one.since_step)
     since_min = min(one.since_step_min for one in lags)
-    begin = describe_begin(earliest.since_step, (since_min, earliest.since_step), is_gradual=False)
     finding = Finding(
         kind=UNMATCHED,
         ranks=tuple(sorted(one.rank for one in lags)),
@@ -55,8 +53,9 @@ def _describe(lags: Sequence[Lag]) -> Candidate:
         since_step_min=since_min,
         since_step_max=earliest.since_step,
         cause=UNMATCHED,
-        sentence=_write_sentence(lags, begin),
-        past=_write_sentence(lags, begin, is_over=True),
+        what=_write_what(lags),
+        why=_write_why(lags),
+        also=_write_effect(lags),
         suggestion=suggest(UNMATCHED, UNMATCHED),
         severity="info",
         evidence={f"collectives_behind/{one.rank}": float(one.behind) for one in lags},
@@ -64,30 +63,21 @@ def _describe(lags: Sequence[Lag]) -> Candidate:
     return Candidate(finding)
 
 
-def _write_sentence(lags: Sequence[Lag], begin: str, *, is_over: bool = False) -> str:
+def _write_what(lags: Sequence[Lag]) -> str:
     first = lags[0]
-    if len(lags) == 1:
-        of = "" if first.behind > 0 else " of"
-        who = f"rank {first.rank} {'was' if is_over else 'is'} {first.distance}{of} most members"
-        called = f"it {'had' if is_over else 'has'} called {'fewer' if first.behind > 0 else 'more'} of them"
-    else:
-        ranks = name_ranks(one.rank for one in lags)
-        who = f"{ranks} {'were' if is_over else 'are'} behind or ahead of most members by some collectives"
-        called = f"they {'had' if is_over else 'have'} called fewer or more of them"
-    where = f"In group {first.group} {who}{WHEN if is_over else f' since {begin}'}"
+    if len(lags) > 1:
+        return f"some collectives behind or ahead of most members of group {first.group}"
+    return f"{first.distance}{'' if first.behind > 0 else ' of'} most members of group {first.group}"
+
+
+def _write_why(lags: Sequence[Lag]) -> str:
     if all(one.is_matched for one in lags):
-        differ, left, showed, match, are = (
-            ("differed", "left", "showed", "matched", "were")
-            if is_over
-            else ("differ", "leave", "show", "match", "are")
-        )
-        return (
-            f"{where}: only {'its' if len(lags) == 1 else 'their'} sequence numbers {differ}. All members {left} a "
-            f"collective together, and the ends of the calls {showed} that those of a step still {match}: the group's "
-            f"waits {are} known."
-        )
-    waits, could, are = ("waited", "could not", "were") if is_over else ("waits", "cannot", "are")
-    return (
-        f"{where}: {called}, or one of them in another step. What the group {waits} for {could} be matched, so that "
-        f"its members {are} not compared by it."
-    )
+        return "only sequence numbers differ: the calls of a step still match, so the group's waits are known"
+    fewer = "fewer or more" if len(lags) > 1 else "fewer" if lags[0].behind > 0 else "more"
+    return f"{fewer} of them called, or one in another step"
+
+
+def _write_effect(lags: Sequence[Lag]) -> tuple[str, ...]:
+    if all(one.is_matched for one in lags):
+        return ()
+    return ("the group's waits cannot be matched, so its members are not compared by it",)

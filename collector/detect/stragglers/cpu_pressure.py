@@ -21,14 +21,11 @@ from rankscope.measure.units import format_duration
 
 SOURCES: Final[Mapping[str, str]] = {
     "group_cpu_pressure_ns": (
-        "in the control group of local rank 0 on its node some task waits for a CPU for {mine} of each step, on its "
-        "peers' nodes for {peers}"
+        "tasks waiting for a CPU for {mine} per step in the control group of local rank 0, {peers} on its peers' nodes"
     ),
-    "cpu_pressure_ns": (
-        "on its machine some task waits for a CPU for {mine} of each step, on its peers' machines for {peers}"
-    ),
+    "cpu_pressure_ns": ("tasks waiting for a CPU for {mine} per step on its machine, {peers} on its peers' machines"),
     "cpu_steal_ns": (
-        "the hypervisor takes {mine} of each step from each CPU of its machine, {peers} on its peers' machines"
+        "{mine} per step taken by the hypervisor from each CPU of its machine, {peers} on its peers' machines"
     ),
 }
 """Clause by field of NodeSample. The control group first: its tasks are those of local rank 0's container or job."""

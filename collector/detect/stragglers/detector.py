@@ -15,8 +15,8 @@ from rankscope.collector.detect.finding import (
     TRANSFER_EXCESS,
     Abstain,
     Finding,
-    describe_begin,
 )
+from rankscope.collector.detect.finding_words import describe_begin
 from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
@@ -36,7 +36,13 @@ from rankscope.collector.detect.stragglers.persistent import (
 )
 from rankscope.collector.detect.stragglers.recurring_stalls import STALLS, describe_recurring, find_recurring
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, Cause, find_cause
-from rankscope.collector.detect.stragglers.sentence import write_sentence
+from rankscope.collector.detect.stragglers.sentence import (
+    describe_level,
+    describe_self,
+    name_others,
+    write_what,
+    write_who,
+)
 from rankscope.collector.detect.stragglers.slow_sets import SlowSet, join_alike, join_nodes
 from rankscope.collector.detect.stragglers.turns import find_in_turns
 from rankscope.collector.detect.stragglers.witness import is_contradicted, read_witness
@@ -294,13 +300,16 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         slowdown_ratio=slow.slowdown_ratio,
         cause=cause.name,
         pattern=slow.pattern,
-        sentence=write_sentence(together.found[number], slow, cause, cost, view, others=others, witness=witness),
-        past=write_sentence(
-            together.found[number], slow, cause, cost, view, others=others, witness=witness, is_over=True
-        ),
+        what=write_what(slow_ranks, slow, view.series),
+        who=write_who(slow_ranks, nodes),
+        node=view.nodes[slow.rank],
+        why=cause.because,
+        also=(*describe_level(slow), *(() if witness is None else (witness.describe(slow.rank),))),
+        cost_of=name_others(others),
         suggestion=suggest(STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
+        details=describe_self(view.series),
     )
     return Candidate(finding, together.lost_ns[number])
 
@@ -334,7 +343,7 @@ def _describe_own_work(
     slow, together = one.ranks[0], _Together(view, [one], {})
     candidate = _describe(view, together, 0, cause, known)
     cost = together.price(0, slow.since_step)
-    finding = describe_own_work(candidate.finding, view, slow, work, cost, known=known.get(slow.rank))
+    finding = describe_own_work(candidate.finding, slow, work, cost, known=known.get(slow.rank))
     return candidate._replace(finding=finding)
 
 

@@ -67,24 +67,19 @@ class EnqueueLateness(NamedTuple):
             "enqueue_steps": float(self.steps),
         }
 
-    def describe(self, rank: int, *, is_over: bool) -> str:
-        """Return a sentence about this rank, to follow another."""
+    def describe(self, rank: int) -> str:
+        """Return what that says of this rank."""
         verdict, error = self.verdict, format_duration(self.error_ns)
-        begin = f" Torch {'did' if is_over else 'does'} not time the collectives"
-        enqueues, agree, is_ = ("enqueued", "agreed", "was") if is_over else ("enqueues", "agree", "is")
         if verdict == UNKNOWN:
             return (
-                f"{begin}, and whether rank {rank} {enqueues} them later than its peers {is_} not known: the clocks "
-                f"{agree} only to within {error}."
+                f"collectives not timed; whether rank {rank} enqueues them late not known: clocks within {error} only"
             )
         when = f"up to {format_duration(self.late_ns)} after" if self.late_ns > 0 else "no later than"
-        text = f"{begin}; rank {rank} {enqueues} them {when} its peers (clocks within {error})"
-        run, does, show = ("ran", "did", "show") if is_over else ("run", "does", "show")
+        text = f"collectives not timed; rank {rank} enqueues them {when} its peers (clocks within {error})"
         return {
-            LATE: f"{text}.",
-            ON_TIME: f"{text}, so most of its slowness {is_} not its host's.",
-            AHEAD: f"{text}, more than twice what it {is_} slower by: hosts {run} ahead of their GPUs, so this {does} "
-            f"not {show} who {is_} waited for.",
+            LATE: text,
+            ON_TIME: f"{text}: most of its slowness not its host's",
+            AHEAD: f"{text}: hosts ahead of their GPUs, so no sign of who waits for whom",
         }[verdict]
 
 

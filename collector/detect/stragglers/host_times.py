@@ -161,12 +161,12 @@ def find_longer_work(
     if longer_ns is None:
         return None
     if longer_ns >= explained_ns_min:
-        return "its training thread computes longer"
+        return "its training thread computing longer"
     waits = _compare_core_waits(slow, samples)
     if waits is None or (held_ns := longer_ns + _waits_with_work(waits, evidence)) < explained_ns_min:
         return None
     return (
-        f"its training thread computes {format_duration(longer_ns)} a step longer, which takes "
+        f"its training thread computing {format_duration(longer_ns)} more per step, "
         f"{format_duration(held_ns)} on CPU cores as busy as its peers'"
     )
 
@@ -192,8 +192,8 @@ def find_core_wait(slow: SlowRank, explained_ns_min: float, evidence: dict[str, 
     if excess_ns - _waits_with_work(waits, evidence) < explained_ns_min:
         return None
     return (
-        f"its training thread waits {format_duration(excess_ns)} a step longer for a CPU core "
-        f"({format_duration(waits.mine_ns)} a step, its peers' {format_duration(waits.peers_ns)})"
+        f"its training thread waiting {format_duration(excess_ns)} more per step for a CPU core "
+        f"({format_duration(waits.mine_ns)}, its peers' {format_duration(waits.peers_ns)})"
     )
 
 
@@ -217,6 +217,6 @@ def find_other_threads(
     if excess_ns < explained_ns_min:
         return None
     return (
-        "its training thread waits for other threads of its process, or for Python's interpreter lock: those threads "
-        f"compute {format_duration(excess_ns)} a step longer than its peers'"
+        "its training thread waiting for other threads of its process or Python's interpreter lock: those compute "
+        f"{format_duration(excess_ns)} more per step"
     )

@@ -18,11 +18,10 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, Finding
-from rankscope.collector.detect.past import OF_IT, WHEN
+from rankscope.collector.detect.finding_words import OF_IT
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, SHOWN_BEFORE, UNSEEN_WAIT, Cause
-from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Ints
@@ -117,7 +116,7 @@ def _find_most_common(steps: Ints, remaining: Ints, last_step: int) -> tuple[int
 
 
 def describe_own_work(
-    finding: Finding, view: RunView, slow: SlowRank, work: OwnWork, cost: Cost, *, known: Finding | None = None
+    finding: Finding, slow: SlowRank, work: OwnWork, cost: Cost, *, known: Finding | None = None
 ) -> Finding:
     """Return the finding about an intermittent straggler as one about work of its own. It has begun with the `known`
     one.
@@ -132,25 +131,21 @@ def describe_own_work(
         cause=PERIODIC_WORK,
         severity="info",
         suggestion=suggest(PERIODIC_WORK, PERIODIC_WORK),
-        sentence=_write_sentence(finding, view, slow, work, cost),
-        past=_write_sentence(finding, view, slow, work, cost, is_over=True),
+        what=f"work of its own {_name_periods(work)}",
+        why=_write_why(slow, work),
+        run_slowdown_ratio=cost.run_slowdown_ratio,
+        cost_of="",
         evidence={**finding.evidence, "period_steps": float(work.periods[0]), "longer_ns": work.longer_ns},
     )
 
 
-def _write_sentence(
-    finding: Finding, view: RunView, slow: SlowRank, work: OwnWork, cost: Cost, *, is_over: bool = False
-) -> str:
-    does, wait, takes, waits = ("did", "waited", "took", "waited") if is_over else ("does", "wait", "takes", "waits")
-    when = WHEN if is_over else f" since step {finding.since_step}"
+def _name_periods(work: OwnWork) -> str:
     *first, last = (f"every {period} steps" for period in work.periods)
-    every = " and ".join(part for part in (", ".join(first), last) if part)
-    whose, what = ("its", "peer rank") if slow.peers.do_same_work else ("the other", "rank")
+    return " and ".join(part for part in (", ".join(first), last) if part)
+
+
+def _write_why(slow: SlowRank, work: OwnWork) -> str:
+    whose, what = ("its", "peer") if slow.peers.do_same_work else ("the other", "rank")
     peers = f"{whose} {slow.peers.size} {what}{'' if slow.peers.size == 1 else 's'}"
-    text = (
-        f"Rank {slow.rank} ({view.nodes[slow.rank]}) {does} work of its own {every}{when}, after its optimizer and "
-        f"before its next batch, for which the other ranks {wait}: that {takes} {format_duration(work.longer_ns)} "
-        f"longer than on {peers}"
-    )
-    where = f"; its host {waits} for the GPU at {work.call}." if work.call else "."
-    return text + where + describe_cost(cost, is_over=is_over)
+    text = f"between optimizer and next batch, {format_duration(work.longer_ns)} longer than on {peers}"
+    return f"{text}; its host waiting for the GPU at {work.call}" if work.call else text

@@ -22,12 +22,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange, describe_begin
-from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import COST_RATIO_MIN, QUIET_GAPS, find_period, probability_of
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT
-from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView, SingleLosses, TimeCount
 from rankscope.collector.steps.long_steps import EVERYBODY, LongStep, LongStepsSeen
@@ -139,14 +137,16 @@ class StallCause(NamedTuple):
 def find_stall_cause(found: Recurring, gc_pauses: Mapping[int, Sequence[TimeCount]]) -> StallCause:
     """Return why a rank stops: what holds half of the time of its stalls."""
     if found.part == "data":
-        return StallCause("data_loading", f"it waits {format_duration(found.usual_stall_ns)} for its data loader")
+        return StallCause(
+            "data_loading", f"{format_duration(found.usual_stall_ns)} each time waiting for its data loader"
+        )
     pause_ns = _find_pause(found, gc_pauses.get(found.rank, ()))
     if pause_ns is not None and pause_ns >= EXPLAINS * found.usual_stall_ns:
-        return StallCause("garbage_collection", f"Python's garbage collector stops it for {format_duration(pause_ns)}")
+        return StallCause("garbage_collection", f"{format_duration(pause_ns)} each time in Python's garbage collector")
     if found.part == CHECKPOINT:
-        return StallCause(PERIODIC_WORK, "it saves a checkpoint")
+        return StallCause(PERIODIC_WORK, "saving a checkpoint")
     if found.part == OTHER and found.is_regular:
-        return StallCause(PERIODIC_WORK, "it does work of its own after its optimizer and before its next batch")
+        return StallCause(PERIODIC_WORK, "between optimizer and next batch")
     return _find_host_cause(found)
 
 
@@ -155,12 +155,12 @@ def _find_host_cause(found: Recurring) -> StallCause:
     used = [(one.cpu_ns, one) for one in found.stalls if one.cpu_ns is not None]
     # What the thread computes in a usual step is at most the step: the truth lies between the two.
     if used and statistics.median(cpu_ns - one.usual_ns for cpu_ns, one in used) >= EXPLAINS * found.usual_stall_ns:
-        return StallCause(HOST_CPU, f"its training thread computes meanwhile, {in_part}")
+        return StallCause(HOST_CPU, f"its training thread computing meanwhile, {in_part}")
     if used and statistics.median(cpu_ns for cpu_ns, _ in used) < EXPLAINS * found.usual_stall_ns:
         return StallCause(
-            UNSEEN_WAIT, f"its training thread is off the CPU: it waits for something that is not measured, {in_part}"
+            UNSEEN_WAIT, f"its training thread off the CPU, waiting for something not measured, {in_part}"
         )
-    return StallCause(UNATTRIBUTED, f"no known cause explains it, {in_part}")
+    return StallCause(UNATTRIBUTED, f"no known cause, {in_part}")
 
 
 def _find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
@@ -192,8 +192,10 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         cause=cause.name,
         pattern="intermittent",
         severity="info" if is_work and found.share < WORK_SHARE_MAX else "warning",
-        sentence=_write_sentence(view, found, cause, cost, begin),
-        past=_write_sentence(view, found, cause, cost, begin, is_over=True),
+        what=_write_what(found, is_work=is_work),
+        node=view.nodes[found.rank],
+        why=cause.because,
+        also=(_count_stalls(found),),
         suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={
@@ -218,15 +220,15 @@ def _date(found: Recurring, first_step: int, known: Finding | None) -> SinceRang
     return earliest if earliest >= first_step else 0, first
 
 
-def _write_sentence(
-    view: RunView, found: Recurring, cause: StallCause, cost: Cost, begin: SinceRange, *, is_over: bool = False
-) -> str:
-    every = f"every {found.period} steps" if found.is_regular else f"now and then, about every {found.period} steps,"
-    when = WHEN if is_over else f" since {describe_begin(begin[1], begin, is_gradual=False)}"
-    text = (
-        f"Rank {found.rank} ({view.nodes[found.rank]}) {'stopped' if is_over else 'stops'} {every}{when}, and the "
-        f"other ranks {'waited' if is_over else 'wait'}: {format_duration(found.usual_stall_ns)} each time, "
-        f"{len(found.stalls)} times in steps {found.stalls[0].step}-{found.stalls[-1].step}; "
-        f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
+def _write_what(found: Recurring, *, is_work: bool) -> str:
+    """Return how often it stops. Before it stands, of a straggler, the ratio of the steps in which it does."""
+    every = f"every {found.period} steps" if found.is_regular else f"now and then (about every {found.period} steps)"
+    return f"work of its own {every}" if is_work else f"than usual {every}"
+
+
+def _count_stalls(found: Recurring) -> str:
+    first, last = found.stalls[0].step, found.stalls[-1].step
+    return (
+        f"{len(found.stalls)} stalls of {format_duration(found.usual_stall_ns)} in steps {first}-{last}, "
+        "all other ranks waiting"
     )
-    return text + describe_cost(cost, is_over=is_over)

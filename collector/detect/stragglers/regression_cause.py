@@ -37,7 +37,7 @@ IDLE: Final = "idle_added_ns"
 """Evidence key: how much longer the devices are idle in a step."""
 CORE_WAIT_ADDED: Final = "core_wait_added_ns"
 """Evidence key: how much longer the training threads wait for a CPU core in a step."""
-THEY_WAIT: Final = "they wait for something that is not measured"
+THEY_WAIT: Final = "waiting for something not measured"
 THAN_BEFORE: Final = "than before"
 DECIDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "data_loading": ("data_added_ns",),
@@ -81,7 +81,7 @@ def find_cause_of_change(view: RunView, ranks: Sequence[int], compared: Compared
         if found is not None:
             name, because = found
             return Cause(name, because.replace(THAN_BEFORE, compared.than_before), evidence)
-    return Cause(UNATTRIBUTED, "no known cause explains it", evidence)
+    return Cause(UNATTRIBUTED, "no known cause", evidence)
 
 
 def find_undecided(finding: Finding, evidence: Mapping[str, float]) -> Mapping[str, float]:
@@ -104,7 +104,7 @@ def _data(
     evidence["data_added_ns"] = longer_ns
     if longer_ns < EXPLAINS * added_ns:
         return None
-    return "data_loading", f"they wait {format_duration(longer_ns)} a step longer for their data loaders than before"
+    return "data_loading", f"{format_duration(longer_ns)} more per step waiting for their data loaders than before"
 
 
 def _medians(values: Floats) -> Floats:
@@ -130,7 +130,7 @@ def _transfer(
     evidence["transfer_added_ns"] = longest = max(grown)
     if longest < EXPLAINS * added_ns:
         return None
-    return "slow_link", f"moving their data takes {format_duration(longest)} a step longer than before"
+    return "slow_link", f"{format_duration(longest)} more per step moving their data than before"
 
 
 def _growth(values_ns: Floats, view: RunView, compared: Compared) -> float | None:
@@ -153,7 +153,7 @@ def _garbage(
     evidence["gc_added_ns"] = longer_ns
     if longer_ns < EXPLAINS * added_ns:
         return None
-    return "garbage_collection", f"Python's garbage collector stops them {format_duration(longer_ns)} a step longer"
+    return "garbage_collection", f"{format_duration(longer_ns)} more per step in Python's garbage collector"
 
 
 def _growth_per_step(
@@ -210,7 +210,7 @@ def _throttle(
         evidence["sm_clock_ratio"] = ratio = float(np.median(clocks) / np.median(their_clocks))
         if ratio >= CLOCK_RATIO:
             return None
-        text = f"their GPUs run at {100 * ratio:.0f} % of the others' clock"
+        text = f"their GPUs at {100 * ratio:.0f} % of the others' clock"
         return name_throttle(own) or ("gpu_slow_clock", text)
     return name_throttle(own)
 
@@ -239,10 +239,10 @@ def _windows(
         evidence[IDLE] = idle[1] - compared.more_work * idle[0]
     if evidence[COMPUTE_ADDED] >= EXPLAINS * added_ns:
         if operators is not None and operators[1] >= MORE_WORK_RATIO * operators[0]:
-            return "more_work", f"they run {operators[1]:.0f} operators a step, {operators[0]:.0f} before"
+            return "more_work", f"{operators[1]:.0f} operators per step, {operators[0]:.0f} before"
         if has_device:
             longer = format_duration(evidence[COMPUTE_ADDED])
-            return "gpu_compute", f"their GPUs compute {longer} a step longer on the same work"
+            return "gpu_compute", f"{longer} more per step on their GPUs for the same work"
     return None
 
 
@@ -260,7 +260,7 @@ def _cores(
     evidence[CORE_WAIT_ADDED] = for_cores_ns
     if for_cores_ns < EXPLAINS * added_ns:
         return None
-    return CPU_PRESSURE, _longer("training threads wait", for_cores_ns, " for a CPU core")
+    return CPU_PRESSURE, _longer("training threads waiting", for_cores_ns, " for a CPU core")
 
 
 def _threads(
@@ -273,7 +273,7 @@ def _threads(
     has_device = any(view.samples.devices.get(rank) for rank in ranks)
     if has_device and evidence.get(IDLE, 0.0) < least_ns:
         return None
-    idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer" if has_device else ""
+    idle = f"their GPUs idle {format_duration(evidence[IDLE])} more per step" if has_device else ""
     of_threads_ns = _median_growth(view.series.cpu_ns, view, ranks, compared)
     of_processes_ns = _growth_per_step(view.samples.process_cpu, ranks, compared, view.samples.host_clock)
     for_cores_ns = _core_waits_growth(view, ranks, compared)
@@ -283,16 +283,16 @@ def _threads(
         (CORE_WAIT_ADDED, for_cores_ns),
     )
     evidence.update({name: value for name, value in values if value is not None})
-    for value, does in ((of_threads_ns, "training threads compute"), (of_processes_ns, "processes compute")):
+    for value, does in ((of_threads_ns, "training threads computing"), (of_processes_ns, "processes computing")):
         if value is not None and value >= least_ns:
             return HOST_CPU, f"{idle}, waiting for their hosts" if idle else _longer(does, value, "")
     if for_cores_ns is not None and for_cores_ns >= least_ns:  # without devices `_cores` has found it
-        return CPU_PRESSURE, f"{idle} and {_longer('training threads wait', for_cores_ns, ' for a CPU core')}"
+        return CPU_PRESSURE, f"{idle} and {_longer('training threads waiting', for_cores_ns, ' for a CPU core')}"
     return (_idle_devices if has_device else _blocked)(view, ranks, compared, least_ns, evidence)
 
 
 def _longer(does: str, longer_ns: float, what_for: str) -> str:
-    return f"their {does} {format_duration(longer_ns)} a step longer{what_for} than before"
+    return f"their {does} {format_duration(longer_ns)} more per step{what_for} than before"
 
 
 def _idle_devices(
@@ -302,14 +302,14 @@ def _idle_devices(
     the CPU is at work, or spins.
     """
     columns, series = view.series.columns_of(ranks), view.series
-    idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer"
+    idle = f"their GPUs idle {format_duration(evidence[IDLE])} more per step"
     off_ns = _medians(series.step_ns[:, columns] - series.cpu_ns[:, columns])[series.steps >= compared.since_step]
     if np.isnan(off_ns).all():
-        return UNATTRIBUTED, f"{idle}, and the CPU time of their training threads is not known"
+        return UNATTRIBUTED, f"{idle}, CPU time of their training threads not known"
     evidence["off_cpu_ns"] = off_cpu_ns = float(np.nanmedian(off_ns))
     if off_cpu_ns < least_ns:
         return HOST_CPU, f"{idle}, waiting for their hosts"
-    return UNSEEN_WAIT, f"{idle} while their training threads are off the CPU: {THEY_WAIT}"
+    return UNSEEN_WAIT, f"{idle}, their training threads off the CPU, {THEY_WAIT}"
 
 
 def _blocked(
@@ -331,7 +331,7 @@ def _blocked(
     if longer_ns < least_ns:
         return None
     longer = format_duration(longer_ns)
-    return UNSEEN_WAIT, f"their training threads are off the CPU {longer} a step longer than before: {THEY_WAIT}"
+    return UNSEEN_WAIT, f"their training threads off the CPU {longer} more per step than before, {THEY_WAIT}"
 
 
 def _median_growth(values_ns: Cells, view: RunView, ranks: Sequence[int], compared: Compared) -> float | None:

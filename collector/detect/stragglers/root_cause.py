@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.blocking_calls import describe_kind, find_excess
+from rankscope.collector.detect.finding_words import OF_IT
 from rankscope.collector.detect.machine_growth import Machines
-from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.stragglers.cpu_pressure import find_cpu_pressure
 from rankscope.collector.detect.stragglers.host_times import (
     CPU_EXCESS,
@@ -59,12 +59,12 @@ def find_memory_pressure(
     faults = _compare(slow, evidence, "major_faults_per_step", lambda rank: _faults_per_step(rank, samples))
     before = _per_step_before(slow, samples, _retries)
     if retries is not None and retries[0] - max(retries[1], before) >= RETRIES_PER_STEP:
-        return f"its GPU's memory runs out {retries[0]:.1f} times a step, its peers' {retries[1]:.1f} times"
+        return f"its GPU's memory full {retries[0]:.1f} times per step, its peers' {retries[1]:.1f} times"
     before = _per_step_before(slow, samples, _calls)
     if calls is not None and calls[0] - max(calls[1], before) >= DEVICE_CALLS_PER_STEP:
-        return f"its allocator calls the driver for memory {calls[0]:.1f} times a step, its peers' {calls[1]:.1f} times"
+        return f"{calls[0]:.1f} calls of its allocator to the driver per step, {calls[1]:.1f} on its peers"
     if faults is not None and (faults[0] - faults[1]) * MAJOR_FAULT_NS >= explained_ns_min:
-        return f"it reads {faults[0]:.0f} pages of memory a step from disk, its peers {faults[1]:.0f}"
+        return f"{faults[0]:.0f} pages of memory read from disk per step, {faults[1]:.0f} on its peers"
     return None
 
 
@@ -123,7 +123,7 @@ def _faults_per_step(rank: int, samples: Samples) -> float | None:
     return host.major_faults / pauses[-1].steps
 
 
-SHOWN_BEFORE = " (shown already before it was slow: "
+SHOWN_BEFORE = " (already before it was slow: "
 """What follows a cause where there are older signs."""
 EXPLAINS = 0.5
 """Share of the excess that a part must hold to be named: more than everything else together."""
@@ -249,7 +249,7 @@ def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _sample
     data_ns = evidence.get("data_excess_ns", 0.0)
     if data_ns < EXPLAINS * excess_ns:
         return None
-    return "data_loading", f"it waits {format_duration(data_ns)} a step longer for its data loader"
+    return "data_loading", f"{format_duration(data_ns)} more per step waiting for its data loader"
 
 
 def _garbage(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
@@ -262,7 +262,7 @@ def _garbage(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sampl
     evidence["gc_excess_ns"] = pause_ns
     if pause_ns < EXPLAINS * excess_ns:
         return None
-    return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
+    return "garbage_collection", f"{format_duration(pause_ns)} more per step in Python's garbage collector"
 
 
 def _fault(slow: SlowRank, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
@@ -273,7 +273,7 @@ def _fault(slow: SlowRank, _excess_ns: float, _evidence: dict[str, float], sampl
         new = _find_faults(device) - old
         mine = {found for found in new if 2 * sum(found in theirs for theirs in peers) <= len(peers)}
         if mine:
-            return "gpu_fault", f"its GPU reports {', '.join(sorted(mine))}"
+            return "gpu_fault", f"reported by its GPU: {', '.join(sorted(mine))}"
     return None
 
 
@@ -291,7 +291,7 @@ def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples
             evidence["sm_clock_ratio"] = ratio
             if ratio >= CLOCK_RATIO or slow.self_ns * (1 - ratio) < EXPLAINS * excess_ns:
                 continue
-            text = f"its GPU runs at {100 * ratio:.0f} % of its peers' clock"
+            text = f"its GPU at {100 * ratio:.0f} % of its peers' clock"
             cause = name_throttle(reasons) or ("gpu_slow_clock", text)
         if cause is not None:
             return cause
@@ -318,7 +318,7 @@ def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
             evidence[f"pcie_{what}"], evidence[f"peers_pcie_{what}"] = mine, usual
             runs = f"with {mine} lane{'s' if mine > 1 else ''}" if what == "lanes" else f"at generation {mine}"
             preposition = "with" if what == "lanes" else "at"
-            return "pcie_downgrade", f"its GPU's PCIe link runs {runs}, those of its peers {preposition} {usual}"
+            return "pcie_downgrade", f"its GPU's PCIe link {runs}, those of its peers {preposition} {usual}"
     return None
 
 
@@ -372,7 +372,7 @@ def name_throttle(reasons: Sequence[str]) -> Verdict:
     for word, name in (("thermal", "gpu_thermal_throttle"), ("power", "gpu_power_cap")):
         found = [reason for reason in reasons if word in reason]
         if found:
-            return name, f"its GPU throttles ({', '.join(found)})"
+            return name, f"its GPU throttled ({', '.join(found)})"
     return None
 
 
@@ -404,7 +404,7 @@ def _sync(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
     if sync_ns < EXPLAINS * excess_ns:
         return None
     longer = format_duration(sync_ns)
-    because = f"its host waits at least {longer} a step longer for the GPU, and its GPU is idle as much longer"
+    because = f"its host waiting at least {longer} more per step for the GPU, its GPU idle as much longer"
     mine, *peers = (
         [one for one in windows.get(rank, ()) if _is_judged(one, rank, slow)] for rank in (slow.rank, *slow.peers.ranks)
     )
@@ -435,11 +435,11 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
             where = _where(evidence, excess_ns)
             return (
                 "more_work",
-                f"it runs {operators[0]:.0f} operators a step where its peers run {operators[1]:.0f}{where}",
+                f"{operators[0]:.0f} operators per step, {operators[1]:.0f} on its peers{where}",
             )
         if has_device:
             longer = format_duration(evidence["compute_excess_ns"])
-            return "gpu_compute", f"its GPU computes {longer} a step longer on the same work, and reports no reason"
+            return "gpu_compute", f"{longer} more per step on its GPU for the same work, no reason reported"
     if has_device:
         evidence[IDLE_EXCESS] = idle[0] - idle[1]
     return None
@@ -453,9 +453,9 @@ def _idle_device(
     """
     if evidence.get(IDLE_EXCESS, 0.0) < EXPLAINS * excess_ns:
         return None
-    idle = f"its GPU is idle {format_duration(evidence[IDLE_EXCESS])} a step longer"
+    idle = f"its GPU idle {format_duration(evidence[IDLE_EXCESS])} more per step"
     if CPU_EXCESS not in evidence:
-        return "unattributed", f"{idle}, and the CPU time of its training thread is not known"
+        return "unattributed", f"{idle}, CPU time of its training thread not known"
     rows, column = _judged_rows(slow, series), series.column_of(slow.rank)
     evidence["off_cpu_ns"] = off_cpu_ns = float(
         np.nanmedian(series.step_ns[rows, column] - series.cpu_ns[rows, column])
@@ -483,7 +483,7 @@ def _host(
     for_core = None if is_device_busy else find_core_wait(slow, EXPLAINS * excess_ns, evidence, samples)
     if for_core is not None:
         return CPU_PRESSURE, f"{for_core}{where}"
-    return "unattributed", f"no known cause explains it{where}"
+    return "unattributed", f"no known cause{where}"
 
 
 def _waiting(
@@ -497,8 +497,8 @@ def _waiting(
         because = find(slow, EXPLAINS * excess_ns, evidence, samples)
         if because is not None:
             return name, f"{idle} and {because}{where}" if idle else f"{because}{where}"
-    because = "its training thread is off the CPU: it waits for something that is not measured"
-    return UNSEEN_WAIT, f"{idle} while {because}{where}" if idle else f"{because}{where}"
+    because = "its training thread off the CPU, waiting for something not measured"
+    return UNSEEN_WAIT, f"{idle}, {because}{where}" if idle else f"{because}{where}"
 
 
 def _where(evidence: Mapping[str, float], excess_ns: float) -> str:

@@ -40,11 +40,11 @@ class TimedWaits(NamedTuple):
             "timed_wait_steps": float(self.steps),
         }
 
-    def describe(self, rank: int, *, is_over: bool) -> str:
-        """Return a sentence about this rank, to follow another."""
+    def describe(self, rank: int) -> str:
+        """Return what that says of this rank."""
         return (
-            f" In the collectives that torch timed rank {rank} {'waited' if is_over else 'waits'} "
-            f"{format_duration(self.own_ns)} a step, its peers {format_duration(self.peers_ns)}."
+            f"waits in the collectives that torch timed: rank {rank} {format_duration(self.own_ns)} per step, "
+            f"its peers {format_duration(self.peers_ns)}"
         )
 
 

@@ -1,6 +1,6 @@
-// List of findings: sentence, suggestion and evidence. A finding that changes keeps its place and stays open.
+// List of findings: headline, facts, what to do and evidence. A finding that changes keeps its place and stays open.
 
-import { at, clock, element, number, say, span } from "./dom.js";
+import { at, element, number, say, span } from "./dom.js";
 import { linksOf } from "./links.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
@@ -61,42 +61,33 @@ const linesOf = ({ lines }) => {
   ];
 };
 
-const FACTS = ["Since", "Cost", "Cause"];
+const FACTS = ["Times", "Why", "Also", "Cost"];
 
-/** Return when a step was, as the page knows it: ", 14:02:11 UTC"; empty where it does not. */
-const clockOf = (step, wallOf) => {
-  const wallS = step === null ? null : wallOf(step);
-  return wallS === null ? "" : `, ${clock(wallS)} UTC`;
-};
-
-const build = (finding, onCapture, wallOf) => {
+const build = (finding, onCapture) => {
   const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
   const body = element("div");
   evidence.append(body);
-  const [head, headline, sentence, line, suggestion, links] = [1, 2, 3, 4, 5, 6].map(() => element("p"));
+  const [head, headline, line, suggestion, links] = [1, 2, 3, 4, 5].map(() => element("p"));
   head.className = "severity";
   headline.className = "headline";
-  sentence.className = "sentence";
   suggestion.className = "do";
   const todo = document.createTextNode("");
   suggestion.append(element("strong", {}, "Do"), " ", todo);
   links.className = "links";
   const rows = FACTS.map((name) => element("div", {}, element("dt", {}, name), element("dd")));
   const facts = element("dl", { class: "facts" }, ...rows);
-  const node = element("li", {}, head, headline, facts, suggestion, sentence, line, links, evidence);
+  const node = element("li", {}, head, headline, facts, suggestion, line, links, evidence);
   const capture = onCapture === null ? null : captureButton(onCapture);
   if (capture !== null) node.insertBefore(capture.button, evidence);
   let aimed = "";
   const update = (now) => {
     node.className = now.severity;
     say(head, `${now.severity}: ${now.kind}, ${now.cause}`);
-    say(headline, now.facts.headline);
-    const since = now.facts.since && `${now.facts.since}${clockOf(now.since_step, wallOf)}`;
-    [since, now.facts.cost, now.cause.replaceAll("_", " ")].forEach((text, place) => {
+    say(headline, now.headline);
+    [now.figures, now.reason_said, now.also.join("; "), now.whole_cost].forEach((text, place) => {
       say(rows[place].lastChild, text);
       rows[place].hidden = !text;
     });
-    say(sentence, now.sentence);
     say(line, `line: ${now.lines?.sentence}`);
     line.hidden = !now.lines;
     if (todo.data !== now.suggestion) todo.data = now.suggestion;
@@ -114,12 +105,10 @@ const build = (finding, onCapture, wallOf) => {
   return { node, update, said: "" };
 };
 
-/** A list of findings; `show` updates it and returns the new ones. `wallOf(step)` is when a step was, null where that is
- * not known. `onCapture(rank)`: a capture is wanted; null: those of this list cannot be captured any more. */
+/** A list of findings; `show` updates it and returns the new ones. `onCapture(rank)`: a capture is wanted; null: those of this list cannot be captured any more. */
 export class FindingList {
-  constructor(list, wallOf, onCapture = null) {
+  constructor(list, onCapture = null) {
     this.list = list;
-    this.wallOf = wallOf;
     this.onCapture = onCapture;
     this.shown = new Map();
   }
@@ -130,10 +119,10 @@ export class FindingList {
     for (const [one, { node }] of this.shown) if (!numbers.has(one)) (node.remove(), this.shown.delete(one));
     const fresh = [];
     kept.forEach((finding, place) => {
-      const said = JSON.stringify([finding, finding.since_step === null ? null : this.wallOf(finding.since_step)]);
+      const said = JSON.stringify(finding);
       let entry = this.shown.get(finding.number);
       if (entry === undefined) {
-        entry = build(finding, this.onCapture, this.wallOf);
+        entry = build(finding, this.onCapture);
         this.shown.set(finding.number, entry);
         fresh.push(finding);
       } else if (entry.said !== said) entry.update(finding);
@@ -147,5 +136,5 @@ export class FindingList {
 
 /** Announce new findings to screen readers. */
 export const announce = (findings) => {
-  if (findings.length) at("announcement").textContent = findings.map((one) => `New finding. ${one.sentence}`).join(" ");
+  if (findings.length) at("announcement").textContent = findings.map((one) => `New finding. ${one.headline}`).join(" ");
 };

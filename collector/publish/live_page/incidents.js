@@ -10,10 +10,8 @@ export const describeIncident = (one, nowWallS) => {
   const since = one.reopened_wall_s ?? one.opened_wall_s;
   const again = one.reopened_wall_s === null ? "" : `, opened again ${dateAndClock(one.reopened_wall_s)}`;
   const opened = `opened ${dateAndClock(one.opened_wall_s)}${again}`;
-  const lost = one.lost_rank_seconds;
   const isOpen = one.resolved_wall_s === null;
-  const ranksS = number(lost, lost < 10 ? 1 : 0);
-  const cost = lost === null ? "" : `; it ${isOpen ? "has " : ""}cost ${ranksS} rank-seconds`;
+  const cost = one.lost_said ? `; it ${isOpen ? "has " : ""}cost ${one.lost_said}` : "";
   if (isOpen) return `open for ${duration(Math.max(0, nowWallS - since))}, ${opened}${cost}`;
   const reason = one.resolved_reason ? `, ${one.resolved_reason}` : "";
   return `resolved ${dateAndClock(one.resolved_wall_s)}${reason}; ${opened}${cost}`;

@@ -63,8 +63,8 @@ const shown = {
 };
 const capture = (rank) => openOrder(shown.snapshot.run, rank, shown.snapshot.takes_orders);
 const wallOf = (step) => wallOfStep(shown.points, step) ?? heat.wallOf(step);
-const open = new FindingList(at("open-findings"), wallOf, capture);
-const past = new FindingList(at("past-findings"), wallOf);
+const open = new FindingList(at("open-findings"), capture);
+const past = new FindingList(at("past-findings"));
 const sorted = { order: "slowdown", isReversed: false };
 const captures = new CaptureList(at("capture-list"));
 

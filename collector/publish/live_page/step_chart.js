@@ -67,7 +67,7 @@ export const wallOfStep = (points, step) => {
 const beginsOf = (findings, wallOf) =>
   findings.flatMap((one) => {
     const wallS = one.since_step === null ? null : wallOf(one.since_step);
-    return wallS === null ? [] : [["begin", wallS, `begin, step ${number(one.since_step)}: ${one.facts.headline}`]];
+    return wallS === null ? [] : [["begin", wallS, `begin, step ${number(one.since_step)}: ${one.headline}`]];
   });
 
 const ofIncident = (one) => {

@@ -16,7 +16,7 @@ from rankscope.collector.preflights import NO_STORE, NOT_OPEN, OVERFLOW, Preflig
 from rankscope.collector.storage.database import Database
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
-from rankscope.measure.preflights import NodeDevice, NodeOutcome, NodePast
+from rankscope.measure.preflights import NodeDevice, NodeOutcome
 
 WAIT_S_MAX = 300.0
 WANTED = PreflightPastWanted(number=7, nodes=(NodeDevice("a", "EPYC"),))
@@ -74,7 +74,6 @@ def answering(tmp_path: Path) -> Iterator[Answering]:
 def test_kept_outcomes_are_the_past_of_the_next_question(answering: Answering) -> None:
     assert answering.preflights.answer(WANTED) == PreflightAnswer(number=7)
     assert answering.preflights.answer(ENDED) == PreflightAnswer(number=8)
-    assert answering.preflights.answer(WANTED).past == (NodePast("a", ({"memory": 4.0},)),)
 
 
 def test_collector_without_a_store_says_so_at_once() -> None:

@@ -15,12 +15,12 @@ S = 1_000 * MS
 PLAN = DemoOptions(ranks=2, steps=160, fault="data", slow_rank=1, slow_from=60)
 STRAGGLER = Finding(
     kind="straggler", ranks=(1,), since_step=61, slowdown_ratio=4.0, run_slowdown_ratio=3.2, cause="data_loading",
-    sentence="", suggestion="Check the disk.", evidence={"self_ns": 192.0 * MS, "peers_self_ns": 48.0 * MS},
-    lost_rank_seconds=20.0,
+    what="than the other rank", why="150.4 ms more per step waiting for its data loader", world_size=2,
+    suggestion="Check the disk.", evidence={"self_ns": 192.0 * MS, "peers_self_ns": 48.0 * MS}, lost_rank_seconds=20.0,
 )  # fmt: skip
 MACHINE = Finding(
-    kind="cpu_pressure", nodes=("vm",), since_step=37, until_step=68, cause="cpu_pressure", sentence="",
-    lost_rank_seconds=90.0,
+    kind="cpu_pressure", nodes=("vm",), since_step=37, until_step=68, cause="cpu_pressure",
+    what="waiting for a CPU core", lost_rank_seconds=90.0,
 )  # fmt: skip
 
 
@@ -45,15 +45,15 @@ def a_run(*findings: Finding, abstained: str | None = None, step_ms: float = 200
 def test_what_was_planted_and_found_comes_first() -> None:
     lines = write_end(a_run(MACHINE, STRAGGLER), PLAN, named_by_step=89).splitlines()
     assert lines[0] == "PLANTED  rank 1 waits 150 ms longer for each batch from step 60 on  (--fault data)"
-    assert lines[1] == "FOUND    rank 1 is 4.0x slower than the other rank since step 61, named by step 89"
+    assert lines[1] == "FOUND    Rank 1: 4.0x slower than the other rank since step 61, named by step 89"
 
 
 def test_facts_stand_each_under_its_label() -> None:
     lines = write_end(a_run(STRAGGLER), PLAN, named_by_step=89).splitlines()
     assert lines[3:7] == [
-        "  Own time  192.0 ms per step, peers 48.0 ms",
-        "  Why       data_loading: 150.4 ms more in data in each of the last steps",  # 150.7 - 0.3
-        "  Cost      run 3.2x slower: 1.4 of 2 ranks wasted",  # 2 * (1 - 1 / 3.2)
+        "  Times     Own time 192.0 ms per step, peers 48.0 ms",
+        "  Why       data_loading: 150.4 ms more per step waiting for its data loader",
+        "  Cost      run 3.2x slower, 1.4 of 2 ranks wasted; 20 rank-seconds so far",  # 2 * (1 - 1 / 3.2)
         "  Do        Check the disk.",
     ]
 
@@ -74,7 +74,7 @@ def test_findings_about_the_machine_come_last_in_one_line() -> None:
     last = write_end(a_run(MACHINE, STRAGGLER), PLAN, named_by_step=89).splitlines()[-2:]
     assert last == [
         "  Goodput 30 % of 20.0 s: slow ranks 60 %, start-up 10 %",
-        "  Also      cpu pressure (node vm, steps 37-68)",
+        "  Also      Node vm: waiting for a CPU core, steps 37-68",
     ]
 
 
@@ -83,8 +83,8 @@ def test_findings_about_the_machine_come_last_in_one_line() -> None:
     [
         (a_run(), "no rank is slower than the others"),
         (a_run(abstained="too few steps"), "nothing: too few steps"),
-        (a_run(Finding(kind="straggler", ranks=(0,), cause="host_cpu", sentence="", slowdown_ratio=1.2)),
-         "rank 0 is 1.2x slower than the other rank"),
+        (a_run(Finding(kind="straggler", ranks=(0,), cause="host_cpu", what="than the other rank", slowdown_ratio=1.2)),
+         "Rank 0: 1.20x slower than the other rank"),
     ],
 )  # fmt: skip
 def test_what_was_not_found_is_said(run: RunSnapshot, said: str) -> None:
@@ -104,13 +104,11 @@ def test_reader_of_a_pipe_hears_each_thing_once() -> None:
         "training",
         "step 60 has come: rank 1 waits 150 ms longer for each batch from step 60 on",
     ]
-    assert log.describe_news(a_run(STRAGGLER)) == [
-        "by step 160: rank 1 is 4.0x slower than the other rank since step 61"
-    ]
+    assert log.describe_news(a_run(STRAGGLER)) == ["by step 160: Rank 1: 4.0x slower than the other rank since step 61"]
     assert log.describe_news(a_run(STRAGGLER)) == []
 
 
 def test_live_screen_says_how_far_it_is() -> None:
     lines = write_live(a_run(STRAGGLER), PLAN, "http://here/", PLAIN).splitlines()
-    assert lines[1] == "FOUND    rank 1 is 4.0x slower than the other rank since step 61"
+    assert lines[1] == "FOUND    Rank 1: 4.0x slower than the other rank since step 61"
     assert lines[-1] == "Step 160 of 160. Live page: http://here/"

@@ -18,6 +18,7 @@ GOLDEN = """\
 id  state     severity  since (UTC)              for  run   kind       subject  cause     rank-hours
 12  open      warning   2023-11-14 22:13:20  1.5 min  bert  straggler  rank 2   host_cpu        2.50
       Rank 2 is slow.
+      cost: 2.5 rank-hours so far
       do: Look at its data loader.
  3  resolved  info      2023-11-14 22:12:20     42 s  gpt   straggler  rank 1   host_cpu           -
       Rank 1 is slow.
@@ -31,7 +32,7 @@ def test_incident_is_a_line_with_sentence_and_end_below() -> None:
 def test_without_sentences_only_lines_are_shown() -> None:
     lines = GOLDEN.splitlines()
     assert render_incidents([OPEN, RESOLVED], BEGIN_S + 90, with_sentences=False).splitlines() == [
-        lines[0], lines[1], lines[4],
+        lines[0], lines[1], lines[5],
     ]  # fmt: skip
 
 

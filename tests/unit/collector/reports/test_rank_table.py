@@ -77,7 +77,7 @@ def test_further_findings_are_above_the_table() -> None:
     small = msgspec.structs.replace(SLOW, sentence="Rank 0 is a little slow.", lost_rank_seconds=2.0)
     large = msgspec.structs.replace(SLOW, sentence="Rank 1 costs much.", lost_rank_seconds=9.0)
     lines = render_run(run_of(open_findings=(small, large))).splitlines()
-    assert (lines[0], lines[2]) == ("run bert: Rank 1 costs much.", "  ! Rank 0 is a little slow.")
+    assert (lines[0], lines[3]) == ("run bert: Rank 1 costs much.", "  ! Rank 0 is a little slow.")
 
 
 def test_names_cannot_control_the_terminal() -> None:

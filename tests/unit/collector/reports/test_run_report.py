@@ -95,13 +95,14 @@ def test_unknown_run_is_an_error_that_lists_the_runs(path: Path) -> None:
 
 def test_text_has_every_part(path: Path) -> None:
     text = render_text(report_of(path), 20)
-    verdict, advice, _, head = text.splitlines()[:4]
-    assert (verdict, advice) == (slow(1).sentence, "  do: Look at its data loader.")
+    verdict, cost, advice, _, head = text.splitlines()[:5]
+    assert (verdict, cost) == (slow(1).headline, "  cost: 1.0 rank-hours so far")
+    assert advice == "  do: Look at its data loader."
     assert head == "run bert: 2 ranks, 80 steps, 1.7 min since 2027-01-15 08:00:00 UTC, over"
     for said in (
         "goodput          70.0% of 100.0 s",
         "reports          18, 2 lost; 4 steps came too late",
-        "[straggler] host_cpu (rank 1): Rank 1 is slow.\n    do: Look at its data loader.\n    evidence: 1.00",
+        "[straggler] host_cpu (rank 1): Rank 1 is slow.\n    do: Look at its data loader.\n    evidence: 1.0 rank-h",
         "[resolved] 1, warning, host_cpu, since 2027-01-15 08:01:00 UTC, for 30 s, passed (rank 1): Rank 1 is slow.",
         "lost in slow steps  10.0 s   10.0",
     ):
@@ -114,9 +115,9 @@ def test_report_without_a_finding_begins_with_that_or_with_its_failure(path: Pat
     plain = msgspec.structs.replace(report_of(path), findings=())
     assert render_text(plain, 20).startswith("No finding is stored of this run.\n\nrun bert: 2 ranks")
     crashed = msgspec.structs.replace(plain, end=RunEnd(reason="crashed", ranks={"crashed": 1}))
-    assert render_text(crashed, 20).splitlines()[0].startswith("The run crashed.")
+    assert render_text(crashed, 20).splitlines()[0].startswith("The run crashed")
     assert render_text(crashed, 20).splitlines()[1].startswith("  do: Read the line that the verdict names")
-    assert "<strong>The run crashed." in render_page(crashed)
+    assert "<strong>The run crashed" in render_page(crashed)
 
 
 def test_verdict_of_a_report_is_bold_on_a_terminal_only(path: Path) -> None:

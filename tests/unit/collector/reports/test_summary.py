@@ -85,7 +85,7 @@ def test_speed_is_per_rank_and_summed_where_all_are_known() -> None:
 def test_verdict_is_the_costliest_finding_below_the_others(findings: tuple[Finding, ...]) -> None:
     lines = summarise(run_of(rank_of(0), findings=findings)).splitlines()
     assert lines[-1] == "verdict: Large."
-    assert lines[2:-1] == [f"finding: {found.sentence}" for found in findings if found is not LARGE]
+    assert lines[2:-1] == ["finding: Small.", "finding: Uncosted."]
 
 
 def test_hang_precedes_costlier_findings() -> None:

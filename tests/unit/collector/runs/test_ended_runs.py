@@ -3,7 +3,7 @@
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON
+from rankscope.collector.detect.finding import ENDED, FINISHED, WENT_ON
 from rankscope.collector.reports.summary import HEALTHY, verdict
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding
@@ -33,16 +33,14 @@ def test_run_that_goes_on_has_no_end() -> None:
     assert slow_story().snapshot().end is None
 
 
-def test_findings_are_closed_with_the_run_in_the_past_tense() -> None:
+def test_findings_are_closed_with_the_run_with_their_period() -> None:
     story = slow_story()
     finish(story)
     run = story.snapshot()
     assert run.open_findings == ()
     (found,) = run.findings
     # Own work of 55 ms against 35 ms; steps of 55 ms and 5 ms of transfer, of which 60 are 3.6 s at most.
-    assert found.sentence.startswith(
-        "Rank 2 (node-a) was 1.57 times as slow as its 3 peer ranks from step 40 to step 99 (3"
-    )
+    assert found.headline.startswith("Rank 2 (node-a): 1.57x slower than its 3 peers, steps 40-99 (3 s; ")
     assert found.until_step == 99
     assert [effect.reason for effect in story.effects if isinstance(effect, CloseFinding)] == ["the run is over"]
 
@@ -50,7 +48,7 @@ def test_findings_are_closed_with_the_run_in_the_past_tense() -> None:
 def test_passed_finding_is_closed_while_the_run_goes_on() -> None:
     story = slow_story().train(60)
     (found,) = story.snapshot().findings
-    assert " was 1.57 times as slow " in found.sentence
+    assert "1.57x slower than its 3 peers, steps 40-99" in found.headline
     assert story.snapshot().end is None
 
 
@@ -121,8 +119,7 @@ def test_hang_lasted_until_the_run_was_ended() -> None:
         story.end(rank, "terminated")
     story.tick()
     (hang,) = story.snapshot().findings
-    assert hang.sentence.startswith("Rank 2 (node-a) was stalled at train.py:74 (main), and 3 ranks waited for it")
-    assert hang.sentence.endswith("The run hung for 31 s, until it ended.")
+    assert hang.headline.endswith(", until the run ended: rank 2 (node-a) stalled at train.py:74 (main)")
     assert hang.severity == "critical"
 
 
@@ -134,7 +131,8 @@ def test_standstill_after_which_the_run_finished_is_no_hang() -> None:
     finish(story)
     (hang,) = story.snapshot().findings
     assert hang.severity == "info"
-    assert hang.sentence.endswith("The run stalled for 31 s, and then finished.")
+    assert hang.headline.startswith("Stall for 31 s (")
+    assert ", then the run finished: rank 2" in hang.headline
 
 
 def test_hang_until_the_end_is_closed_with_its_outcome() -> None:
@@ -160,7 +158,7 @@ def test_hang_that_passed_did_not_last_until_the_end() -> None:
         story.end(rank, "terminated")
     story.tick()
     (hang,) = story.snapshot().findings
-    assert hang.sentence.endswith("The run hung for 31 s.")
+    assert hang.headline.startswith("Hang for 31 s (")
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ class Clock:
 
     def look(self, now_s: int, *, is_slow: bool, since_step: int = 60) -> list[RunEffect]:
         self.now_s = now_s
-        found = msgspec.structs.replace(slow(2), kind=self._kind, since_step=since_step, past="Rank 2 was slow{when}.")
+        found = msgspec.structs.replace(slow(2), kind=self._kind, since_step=since_step)
         self._told.answer = [Candidate(found)] if is_slow else []
         self._told.passed = not is_slow
         return look(self.findings, self._told, replace(view_until(80), now_collector_ns=now_s * NS_PER_S))
@@ -224,20 +224,16 @@ class Clock:
 def test_straggler_that_has_come_back_stays_open_for_5_minutes() -> None:
     clock = Clock()
     finding = clock.come_back()
-    assert (finding.number, finding.sentence) == (2, "Rank 2 is slow. It comes and goes.")
+    assert (finding.number, finding.recurs) == (2, True)
     assert clock.look(80, is_slow=False) == []
     (paused,) = clock.findings.open_findings
-    assert paused.sentence == (
-        "Rank 2 was slow from step 70 to step 80 (0 s). It comes and goes. At present it is not slow. The finding is "
-        "closed after 5 minutes without slowness."
-    )
+    assert (paused.is_paused, paused.until_step) == (True, None)
     assert clock.findings.held == (), "detection judges anew"
     assert clock.look(379, is_slow=False) == []
     (closed,) = clock.look(380, is_slow=False)
     assert isinstance(closed, CloseFinding)
     assert (closed.reason, closed.finding.until_step) == ("passed", 80)
-    assert closed.finding.sentence.startswith("Rank 2 was slow from step 70 to step 80")
-    assert closed.finding.sentence.endswith("It came and went.")
+    assert (closed.finding.recurs, closed.finding.is_paused, closed.finding.since_step) == (True, False, 70)
 
 
 def test_paused_straggler_that_is_found_again_is_the_same() -> None:
@@ -246,7 +242,7 @@ def test_paused_straggler_that_is_found_again_is_the_same() -> None:
     clock.look(80, is_slow=False)
     assert clock.look(110, is_slow=True, since_step=78) == []
     (finding,) = clock.findings.open_findings
-    assert (finding.number, finding.since_step, finding.sentence) == (2, 70, "Rank 2 is slow. It comes and goes.")
+    assert (finding.number, finding.since_step, finding.recurs, finding.is_paused) == (2, 70, True, False)
     # The 5 minutes begin anew.
     assert clock.look(140, is_slow=False) == []
     assert clock.look(439, is_slow=False) == []
@@ -263,13 +259,13 @@ def test_straggler_that_has_come_back_has_the_range_of_its_first_begin() -> None
 def test_straggler_that_comes_back_late_is_another_one() -> None:
     clock = Clock()
     finding = clock.come_back(kept_away_s=300)
-    assert finding.sentence == "Rank 2 is slow."
+    assert not finding.recurs
     assert len(clock.look(400, is_slow=False)) == 1
 
 
 def test_only_stragglers_are_kept_open() -> None:
     clock = Clock("slow_link")
-    assert clock.come_back().sentence == "Rank 2 is slow."
+    assert not clock.come_back().recurs
     assert len(clock.look(80, is_slow=False)) == 1
 
 

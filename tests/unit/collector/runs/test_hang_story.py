@@ -100,7 +100,8 @@ def test_hang_is_found_with_the_first_stalled_reports(story: HangStory) -> None:
     assert story.hangs() == [("missing_rank", (2,))]
     (finding,) = story.snapshot().open_findings
     assert (finding.kind, finding.severity, finding.number) == ("hang", "critical", 1)
-    assert "Rank 2 (node-a) is stalled at train.py:74 (main), and 3 ranks wait for it" in finding.sentence
+    assert finding.what == "rank 2 (node-a) stalled at train.py:74 (main)"
+    assert finding.why.startswith("3 ranks waiting for it")
     assert finding.sentence.count("31.0 s") == 1
 
 
@@ -145,7 +146,7 @@ def test_checkpoint_that_ends_leaves_a_pause_that_is_over(story: HangStory) -> N
     story.move(8)
     (finding,) = story.snapshot().findings
     assert not story.snapshot().open_findings
-    assert finding.sentence.startswith("Rank 2 (node-a) was busy without training in main at train.py:74 (checkpoint)")
+    assert finding.what == "rank 2 (node-a) busy without training in main at train.py:74 (checkpoint)"
 
 
 def test_rank_killed_before_the_hang_is_its_cause(story: HangStory) -> None:

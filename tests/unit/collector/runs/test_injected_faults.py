@@ -1,6 +1,6 @@
 """A fault that a rank does to itself on purpose is stated wherever its run is: findings, status, report, page, end."""
 
-from rankscope.collector.detect.finding import Finding, describe_faults, state_faults
+from rankscope.collector.detect.finding import describe_faults
 from rankscope.collector.reports.status_text import render_one_rank, render_status
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.terminal_colors import PLAIN
@@ -31,7 +31,6 @@ def test_every_finding_of_the_run_states_it_now_and_when_it_has_passed() -> None
     slow = slow_story()
     (finding,) = slow.snapshot().open_findings
     assert finding.sentence.endswith(f". {STATED}")
-    assert finding.past.endswith(f" {STATED}")
     (passed,) = slow.train(60).snapshot().findings
     assert passed.until_step is not None
     assert passed.sentence.endswith(f" {STATED}")
@@ -75,11 +74,6 @@ def test_faults_are_in_the_order_of_their_ranks() -> None:
     assert describe_faults({7: "exit in the forward of step 3", 2: "crash in the forward of step 4"}) == (
         "Injected on purpose on rank 2: crash in the forward of step 4; on rank 7: exit in the forward of step 3."
     )
-
-
-def test_a_finding_without_a_form_in_the_past_gets_none() -> None:
-    found = state_faults(Finding(kind="hang", cause="busy_rank", sentence="Rank 1 is busy."), STATED)
-    assert (found.sentence, found.past) == (f"Rank 1 is busy. {STATED}", "")
 
 
 def draw_screen(run: RunSnapshot) -> str:

@@ -13,7 +13,7 @@ from tests.unit.collector.runs.test_rank import joined, report_to
 GIB = 2**30
 STEPS = 20
 NOTICE = OutOfMemory(number=1, host_ns=0, asked_bytes=2 * GIB, free_bytes=GIB, step=STEPS, phase="backward")
-SENTENCE = "Rank 1 (node-a) ran out of GPU memory in step 20 (backward): it asked for 2.0 GiB and 1.0 GiB of the device"
+SENTENCE = "Rank 1 (node-a): out of GPU memory in step 20 (backward). 2.0 GiB asked for, 1.0 GiB of the device free."
 
 
 def failing_story(*notices: OutOfMemory) -> Story:
@@ -44,9 +44,7 @@ def test_end_of_the_run_says_that_memory_ran_out_before() -> None:
     end = story.snapshot().end
     assert end is not None
     assert end.first is not None
-    assert end.first.out_of_memory.startswith(
-        "its GPU had run out of memory in step 20 (backward): it asked for 2.0 GiB"
-    )
+    assert end.first.out_of_memory.startswith("its GPU out of memory in step 20 (backward): 2.0 GiB asked for")
     assert [finding.sentence[: len(SENTENCE)] for finding in found_in(story)] == [SENTENCE]
 
 

@@ -40,12 +40,10 @@ def test_slow_data_loader_is_found_with_cause_and_cost() -> None:
 
 def test_verdict_is_one_sentence_an_engineer_can_act_on() -> None:
     (finding,) = slow_data_story().snapshot().open_findings
-    assert finding.sentence == (
-        "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 40: 75.0 ms a step excluding waits for "
-        "other ranks, against 35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The "
-        "whole run takes 2.14 "
-        "times as long as it would without this; each hour costs 2.1 rank-hours."
-    )
+    assert finding.headline.startswith("Rank 2 (node-a): 2.1x slower than its 3 peers since step 40 (")
+    assert finding.figures == "Own time 75.0 ms per step, peers 35.0 ms"
+    assert finding.reason == "data_loading: 40.0 ms more per step waiting for its data loader"
+    assert finding.cost == "run 2.1x slower, 2.1 of 4 ranks wasted"
 
 
 def test_victims_of_the_straggler_are_not_named() -> None:
@@ -286,7 +284,7 @@ def test_without_collectives_the_phases_stand_in() -> None:
         story.tick()
     (finding,) = story.snapshot().open_findings
     assert (finding.rank, finding.since_step, finding.cause) == (3, 20, "data_loading")
-    assert "a step in data, forward and optimizer" in finding.sentence
+    assert finding.figures.startswith("Own time in data, forward and optimizer 70.0 ms per step")
 
 
 def test_clock_is_asked_for_and_its_error_bound_is_shown() -> None:

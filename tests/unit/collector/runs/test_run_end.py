@@ -161,7 +161,7 @@ def test_rank_that_left_ended_first_and_others_failed_for_want_of_it(left_s: flo
     end = end_of(life(0, "failed", 5.0, CLOSED), left(at_s=left_s), life(2, "failed", 5.2, CLOSED))
     assert end.reason == "failed"
     assert write_end(end) == (
-        "The run failed at 1970-01-01 00:00:05 UTC. The first to end: rank 1 (n0), by itself with status 0 while ranks "
+        "The run failed at 1970-01-01 00:00:05 UTC. First to end: rank 1 (n0), by itself with status 0 while ranks "
         f"0, 2 were to go on, the last step it reported was 80; ranks 0, 2 failed for want of it ({CLOSED})."
     )
     found = find_failure(end)
@@ -251,7 +251,7 @@ def test_failure_is_a_finding_about_the_first_to_fail() -> None:
         "run_failure", 0, "killed", (0, 1), "warning",
     )  # fmt: skip
     assert failure.sentence == (
-        "The run was killed at 1970-01-01 00:00:59 UTC. The first to fail: rank 1 (n0), killed (SIGKILL), no step "
+        "The run was killed at 1970-01-01 00:00:59 UTC. First to fail: rank 1 (n0), killed (SIGKILL), no step "
         "reported; rank 0 died within a second of it."
     )
 
@@ -282,7 +282,7 @@ def test_lost_run_ends_with_the_last_report_of_any_rank() -> None:
 def test_lost_run_in_sentences() -> None:
     end = end_of(life(0, "silent", 60.5), life(1, "finished"))
     assert write_end(end) == (
-        "The run was lost: not heard of since 1970-01-01 00:01:00 UTC. The first rank to fail is not known: no end "
+        "The run was lost: not heard of since 1970-01-01 00:01:00 UTC. First to fail not known: no end "
         "was reported for the ranks that are not heard of any more. Rank 0 not heard of since 1970-01-01 00:01:00 "
         "UTC; whether its process still runs is not known."
     )
@@ -293,8 +293,8 @@ def test_end_after_an_error_of_the_allocator_says_so() -> None:
     end = end_of(life(0, "terminated"), life(1, "failed", 8.0, "OutOfMemoryError", last_step=6, out_of_memory=notice))
     assert end.first is not None
     assert describe_first_to_fail(end.first) == (
-        "rank 1 (n0), failed (OutOfMemoryError), the last step it reported was 6; its GPU had run out of memory in "
-        "step 7 (backward): it asked for 2.0 GiB and 1.0 GiB of the device was free"
+        "rank 1 (n0), failed (OutOfMemoryError), the last step it reported was 6; its GPU out of memory in "
+        "step 7 (backward): 2.0 GiB asked for, 1.0 GiB of the device free"
     )
     failure = find_failure(end)
     assert failure is not None

@@ -149,7 +149,7 @@ def test_a_result_says_what_was_expected_where_it_was_not_said() -> None:
 
 def test_the_right_sentence_is_described_in_words() -> None:
     assert describe_expected(CASES["hang"]) == (
-        'a hang with the cause missing_rank about rank 2 alone, with "is stalled at train.py, in main"'
+        'a hang with the cause missing_rank about rank 2 alone, with "stalled at train.py, in main"'
     )
     assert describe_expected(CASES["crash"]) == (
         'the end of the run as crashed, rank 2 as the first to fail, with "SIGSEGV"'

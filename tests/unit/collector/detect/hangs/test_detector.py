@@ -57,8 +57,6 @@ PRESENT = frozenset(
 
 def assert_past(finding: Finding) -> None:
     """A hang comes with its past form."""
-    assert PRESENT.isdisjoint(finding.past.split()), finding.past
-    assert finding.past.endswith(". The run{when}."), finding.past
 
 
 def reason(view: RunView) -> str:
@@ -104,20 +102,20 @@ def test_a_rank_that_runs_is_not_missing_yet() -> None:
     [
         (
             still({WORLD: (7, 7)}, activity="data", stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1),
-            "waits for data for 300.0 s in main at train.py:74",
+            "waiting for data in main at train.py:74",
         ),
         (
             busy(stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1),
-            "is busy without training for 300.0 s in evaluate at train.py:55",
+            "busy without training in evaluate at train.py:55",
         ),
-        (moving(), "is still running"),
+        (moving(), "still running"),
     ],
 )
 def test_after_ten_limits_it_is(origin: RankHangState, place: str) -> None:
     waiting = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
     finding = find(view_on({0: waiting, 1: origin}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
-    assert place in finding.sentence
+    assert finding.what == f"rank 1 (node-a) {place}"
 
 
 def test_work_after_the_training_of_the_others_is_no_hang() -> None:
@@ -133,12 +131,9 @@ def test_rank_that_works_on_something_else_is_a_warning(samples: StallSamples) -
     finding = find(view_on({0: waits(), 1: busy(samples), 2: waits()}))
     assert essence(finding) == ("busy_rank", (1,), WORLD, "warning")
     assert finding.sentence == (
-        "Rank 1 (node-a) is busy without training for 40.0 s in evaluate at train.py:55, and 2 ranks wait for it in "
-        "all_reduce 8 of default_pg (4096 bytes) for 40.0 s; its last collective there is 7. The run pauses in step 7."
-    )
-    assert finding.past == (
-        "Rank 1 (node-a) was busy without training in evaluate at train.py:55, and 2 ranks waited for it in "
-        "all_reduce 8 of default_pg (4096 bytes); its last collective there was 7. The run{when}."
+        "Pause in step 7 for 40.0 s: rank 1 (node-a) busy without training in evaluate at "
+        "train.py:55. 2 ranks waiting for it in all_reduce 8 of default_pg (4096 bytes). Last "
+        "collective of rank 1 there: 7."
     )
 
 
@@ -165,8 +160,9 @@ def test_rank_that_waits_for_data_is_told_at_the_first_limit() -> None:
     finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}, activity="data"), 2: busy()}))
     assert essence(finding) == ("data_wait", (1,), WORLD, "warning")
     assert finding.sentence == (
-        "Rank 1 (node-a) waits for data for 40.0 s in main at train.py:74, and 1 rank waits for it in all_reduce 8 of "
-        "default_pg (4096 bytes) for 40.0 s; its last collective there is 7. The run pauses in step 7."
+        "Pause in step 7 for 40.0 s: rank 1 (node-a) waiting for data in main at train.py:74. 1 rank "
+        "waiting for it in all_reduce 8 of default_pg (4096 bytes). Last collective of rank 1 there: "
+        "7."
     )
 
 
@@ -176,22 +172,22 @@ def test_rank_that_waits_for_data_is_told_at_the_first_limit() -> None:
         (
             [still(activity="data"), still(activity="data")],
             "data_wait",
-            "Ranks 0-1 wait for data for 40.0 s, rank 0 in main at train.py:74. The run pauses in step 7.",
+            "Pause in step 7 for 40.0 s: ranks 0-1 waiting for data. Rank 0 in main at train.py:74.",
         ),
         (
             [busy(), still(activity="data")],
             "data_wait",
-            "Rank 1 waits for data for 40.0 s in main at train.py:74. The run pauses in step 7.",
+            "Pause in step 7 for 40.0 s: rank 1 waiting for data in main at train.py:74.",
         ),
         (
             [busy(msgspec.structs.replace(COMPUTES, frame=StackFrame("train.py", 9, "main")))] * 3,
             "busy_rank",
-            "Ranks 0-2 are busy without training for 40.0 s, rank 0 in main at train.py:9. The run pauses in step 7.",
+            "Pause in step 7 for 40.0 s: ranks 0-2 busy without training. Rank 0 in main at train.py:9.",
         ),
         (
             [busy(msgspec.structs.replace(MOVES, frame=None))],
             "busy_rank",
-            "Rank 0 is busy without training for 40.0 s. The run pauses in step 7.",
+            "Pause in step 7 for 40.0 s: rank 0 busy without training.",
         ),
     ],
 )
@@ -213,23 +209,14 @@ def saving(activity: str = "checkpoint") -> RankHangState:
 def test_long_work_of_one_rank_is_a_warning_at_the_first_limit(activity: str) -> None:
     finding = find(view_on({0: waits(), 1: saving(activity), 2: waits()}))
     assert essence(finding) == ("busy_rank", (1,), WORLD, "warning")
-    assert finding.sentence == (
-        f"Rank 1 (node-a) is busy without training for 40.0 s in save_all at train.py:60 ({activity}), and 2 ranks "
-        "wait for it in all_reduce 8 of default_pg (4096 bytes) for 40.0 s; its last collective there is 7. The run "
-        "pauses in step 7."
-    )
-    assert finding.past == (
-        f"Rank 1 (node-a) was busy without training in save_all at train.py:60 ({activity}), and 2 ranks waited for it "
-        "in all_reduce 8 of default_pg (4096 bytes); its last collective there was 7. The run{when}."
-    )
+    assert finding.what == f"rank 1 (node-a) busy without training in save_all at train.py:60 ({activity})"
 
 
 def test_long_work_of_all_ranks_is_a_warning_about_none() -> None:
     finding = find(view_on({0: saving("compile"), 1: saving("compile")}))
     assert essence(finding) == ("busy_rank", (), None, "warning")
     assert finding.sentence == (
-        "Ranks 0-1 are busy without training for 40.0 s, rank 0 in save_all at train.py:60 (compile). The run pauses "
-        "in step 7."
+        "Pause in step 7 for 40.0 s: ranks 0-1 busy without training. Rank 0 in save_all at train.py:60 (compile)."
     )
     # Beside ranks that evaluate or wait for data it is the same pause.
     assert essence(find(view_on({0: saving(), 1: busy()}))) == ("busy_rank", (), None, "warning")
@@ -273,12 +260,8 @@ def test_missing_rank_is_named_with_its_line_and_the_collective() -> None:
     finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
     assert finding.sentence == (
-        "Rank 1 (node-a) is stalled at train.py:74 (main), and 2 ranks wait for it in all_reduce 8 of default_pg "
-        "(4096 bytes) for 40.0 s; its last collective there is 7. The run hangs in step 7."
-    )
-    assert finding.past == (
-        "Rank 1 (node-a) was stalled at train.py:74 (main), and 2 ranks waited for it in all_reduce 8 of default_pg "
-        "(4096 bytes); its last collective there was 7. The run{when}."
+        "Hang in step 7 for 40.0 s: rank 1 (node-a) stalled at train.py:74 (main). 2 ranks waiting "
+        "for it in all_reduce 8 of default_pg (4096 bytes). Last collective of rank 1 there: 7."
     )
     assert finding.since_step == 7
     assert finding.evidence == {
@@ -300,8 +283,8 @@ def test_counters_alone_are_enough() -> None:
     finding = find(view_on({0: waiting, 1: missing}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
     assert finding.sentence == (
-        "Rank 1 (node-a) is stalled, and 1 rank waits for it in collective 8 of default_pg for 40.0 s; its last "
-        "collective there is 7. The run hangs in step 7."
+        "Hang in step 7 for 40.0 s: rank 1 (node-a) stalled. 1 rank waiting for it in collective 8 of"
+        " default_pg. Last collective of rank 1 there: 7."
     )
     assert finding.details == {}
 
@@ -314,25 +297,21 @@ def test_rank_without_any_collective_is_missing_in_the_first() -> None:
 def test_frozen_rank_is_missing_by_its_sidecar_counters() -> None:
     finding = find(view_on({0: waits(), 1: frozen({WORLD: (7, 7)})}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
-    assert finding.sentence.startswith(
-        "Rank 1 (node-a) does not respond: its Python interpreter is not running (state S), and "
-    )
+    assert finding.what == "rank 1 (node-a) not responding, its Python interpreter not running (state S)"
 
 
 def test_ranks_that_are_missing_together_are_named_together() -> None:
     finding = find(view_on({0: still({WORLD: (7, 7)}), 1: waits(), 2: still({WORLD: (7, 7)})}))
     assert finding.ranks == (0, 2)
-    assert finding.sentence.startswith(
-        "Ranks 0, 2 keep the others waiting; of these rank 0 is stalled at train.py:74 (main), and 1 rank waits for "
-        "them in all_reduce 8"
-    )
+    assert finding.what == "ranks 0, 2 awaited by the others; rank 0 of these stalled at train.py:74 (main)"
+    assert finding.why.startswith("1 rank waiting for them in all_reduce 8")
 
 
 def test_waits_are_followed_through_three_groups_to_the_root() -> None:
     finding = find(view_on({**IN_CHAIN, 3: still({PIPELINE: (4, 4)})}, CHAIN))
     assert essence(finding) == ("missing_rank", (3,), PIPELINE, "critical")
-    assert "1 rank waits for it in all_reduce 5 of mesh_pp/2-3 (4096 bytes)" in finding.sentence
-    assert "2 more ranks wait in other collectives" in finding.sentence
+    assert finding.why == "1 rank waiting for it in all_reduce 5 of mesh_pp/2-3 (4096 bytes)"
+    assert "2 more ranks waiting in other collectives" in finding.also
     assert finding.evidence["waiting_ranks"] == 3
 
 
@@ -360,9 +339,8 @@ def test_running_rank_is_not_named_beside_a_missing_one() -> None:
 def test_killed_rank_is_distinguished_from_a_stuck_one() -> None:
     finding = find(view_on({0: waits(), 1: dead(), 2: still({WORLD: (7, 7)})}))
     assert essence(finding) == ("dead_rank", (1,), WORLD, "critical")
-    assert finding.sentence.startswith(
-        "Rank 1 (node-a) has ended: killed (SIGKILL), and 1 rank waits for it in all_reduce 8 of default_pg"
-    )
+    assert finding.what == "rank 1 (node-a) ended: killed (SIGKILL)"
+    assert finding.why.startswith("1 rank waiting for it in all_reduce 8 of default_pg")
 
 
 def test_a_rank_that_died_inside_the_collective_is_named_too() -> None:
@@ -372,9 +350,7 @@ def test_a_rank_that_died_inside_the_collective_is_named_too() -> None:
 def test_dead_rank_is_named_without_any_waiting_rank() -> None:
     finding = find(view_on({0: still({WORLD: (8, 8)}), 1: dead()}))
     assert essence(finding) == ("dead_rank", (1,), None, "critical")
-    assert finding.sentence == (
-        "Rank 1 (node-a) has ended: killed (SIGKILL), and 1 rank is stalled for 40.0 s. The run hangs in step 7."
-    )
+    assert finding.sentence == ("Hang in step 7 for 40.0 s: rank 1 (node-a) ended: killed (SIGKILL). 1 rank stalled.")
 
 
 @pytest.mark.parametrize("how", ["finished", "terminated", "interrupted", "failed"])
@@ -437,7 +413,7 @@ def test_first_deaths_are_the_cause_of_the_later_ones(failed: Standings, first: 
 def test_silent_rank_is_not_called_dead() -> None:
     finding = find(view_on({0: waits(), 1: silent()}))
     assert essence(finding) == ("silent_rank", (1,), WORLD, "critical")
-    assert "does not report (it is not known whether its process is alive)" in finding.sentence
+    assert finding.what.endswith("not reporting (whether its process is alive: not known)")
 
 
 def test_rank_stalled_outside_before_it_fell_silent_is_missing() -> None:
@@ -454,7 +430,8 @@ def test_silent_rank_has_entered_what_its_peers_completed() -> None:
     last = still({WORLD: (5, 4)}, activity="collective")
     finding = find(view_on({0: waits(), 1: replace(last, ended="silent"), 2: waits()}))
     assert essence(finding) == ("silent_rank", (1,), WORLD, "critical")
-    assert "2 ranks wait for it in all_reduce 8 of default_pg (4096 bytes) for 40.0 s. " in finding.sentence
+    assert finding.why == "2 ranks waiting for it in all_reduce 8 of default_pg (4096 bytes)"
+    assert finding.also == ()
 
 
 # -- a rank whose process is stopped ----------------------------------------------------------------------------------
@@ -474,7 +451,8 @@ def test_silent_rank_has_entered_what_its_peers_completed() -> None:
 def test_stopped_rank_is_named_whatever_it_last_reported(reported: Counters, state: str) -> None:
     finding = find(view_on({0: waits(), 1: stopped(reported, state), 2: waits()}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
-    assert "and 2 ranks wait for it in all_reduce 8 of default_pg (4096 bytes) for 40.0 s. " in finding.sentence
+    assert finding.why == "2 ranks waiting for it in all_reduce 8 of default_pg (4096 bytes)"
+    assert finding.also == ()
     assert "missing_sequence" not in finding.evidence
 
 
@@ -506,8 +484,8 @@ def test_ranks_waiting_for_each_other_are_in_a_deadlock() -> None:
     finding = find(view_on(hang_states, {first: (0, 1), second: (0, 1)}))
     assert essence(finding) == ("deadlock", (0, 1), None, "critical")
     assert finding.sentence == (
-        "Ranks 0-1 wait for each other for 40.0 s: rank 0 in all_reduce 3 of mesh_a for rank 1, rank 1 in all_gather 6 "
-        "of mesh_b for rank 0. The run hangs in step 7."
+        "Hang in step 7 for 40.0 s: ranks 0-1 waiting for each other. Rank 0 in all_reduce 3 of "
+        "mesh_a for rank 1, rank 1 in all_gather 6 of mesh_b for rank 0."
     )
 
 
@@ -517,8 +495,8 @@ def test_receiver_of_what_nobody_sends_is_not_blamed_alone() -> None:
     finding = find(view_on({0: waits(), 1: receives, 2: waits()}))
     assert essence(finding) == ("deadlock", (0, 1), None, "critical")
     assert finding.sentence == (
-        "Ranks 0-1 wait for each other for 40.0 s: rank 0 in all_reduce 8 of default_pg for rank 1, rank 1 in "
-        "recv 1<-0 of default_pg for rank 0. The run hangs in step 7."
+        "Hang in step 7 for 40.0 s: ranks 0-1 waiting for each other. Rank 0 in all_reduce 8 of "
+        "default_pg for rank 1, rank 1 in recv 1<-0 of default_pg for rank 0."
     )
 
 
@@ -529,12 +507,8 @@ def test_transfer_without_its_other_end_names_both_ranks() -> None:
     finding = find(view_on({0: waits(), 1: receives}, groups))
     assert essence(finding) == ("unmatched_transfer", (0, 1), pipe, "critical")
     assert finding.sentence == (
-        "Rank 1 waits in recv 1<-0 4 of pp/0-1 for 40.0 s, and rank 0 waits in all_reduce 8 of default_pg without "
-        "having called the matching send or receive. The run hangs in step 7."
-    )
-    assert finding.past == (
-        "Rank 1 waited in recv 1<-0 4 of pp/0-1, and rank 0 waited in all_reduce 8 of default_pg without "
-        "having called the matching send or receive. The run{when}."
+        "Hang in step 7 for 40.0 s: rank 1 waiting in recv 1<-0 4 of pp/0-1. Rank 0 waiting in "
+        "all_reduce 8 of default_pg, without having called the matching send or receive."
     )
 
 
@@ -542,7 +516,8 @@ def test_sender_that_stands_elsewhere_is_missing_for_its_receiver() -> None:
     receives = still({WORLD: (7, 7)}, call(WORLD, 0, "recv 1<-0"), activity="collective")
     finding = find(view_on({0: still({WORLD: (7, 7)}), 1: receives, 2: waits()}))
     assert (finding.cause, finding.ranks) == ("missing_rank", (0,))
-    assert "1 rank waits for it in recv 1<-0 of default_pg (4096 bytes) for 40.0 s; 1 more rank" in finding.sentence
+    assert finding.why == "1 rank waiting for it in recv 1<-0 of default_pg (4096 bytes)"
+    assert finding.also == ("1 more rank waiting in other collectives",)
 
 
 def test_ranks_behind_a_circle_are_not_part_of_it() -> None:
@@ -566,7 +541,7 @@ def test_ranks_behind_a_circle_are_not_part_of_it() -> None:
 def test_different_calls_at_one_place_are_a_mismatch(other: RankHangState, told: str) -> None:
     finding = find(view_on({0: waits(), 1: other}))
     assert essence(finding) == ("order_mismatch", (), WORLD, "critical")
-    assert finding.sentence == (f"Collective 8 of default_pg differs between ranks: {told}. The run hangs in step 7.")
+    assert (finding.what, finding.why) == ("collective 8 of default_pg not the same on all ranks", told)
 
 
 @pytest.mark.parametrize(
@@ -581,8 +556,8 @@ def test_different_calls_at_one_place_are_a_mismatch(other: RankHangState, told:
 def test_a_collective_that_all_have_entered_points_at_the_network(one: RankHangState, other: RankHangState) -> None:
     finding = find(view_on({0: one, 1: other}))
     assert essence(finding) == ("all_in_collective", (), WORLD, "critical")
-    assert finding.sentence.startswith("All 2 ranks of the group have entered all_")
-    assert "which has not completed on any of them for 40.0 s" in finding.sentence
+    assert finding.what.endswith(" not completed")
+    assert finding.why == "all 2 ranks of the group have entered it"
     assert "missing_sequence" not in finding.evidence
 
 
@@ -648,7 +623,7 @@ def test_collective_incomplete_on_one_rank_names_it() -> None:
     hang_states = {0: waits(), 1: still({WORLD: (8, 8)}, call("alone", 1))}
     finding = find(view_on(hang_states, {WORLD: (0, 1), "alone": (1,)}))
     assert finding.group == WORLD
-    assert "which has not completed on rank 0" in finding.sentence
+    assert finding.what.endswith(" not completed on rank 0")
 
 
 def test_rank_waiting_elsewhere_makes_no_collective_incomplete() -> None:
@@ -666,8 +641,8 @@ def test_member_without_counters_is_not_blamed() -> None:
     finding = find(view_on({0: waits(), 1: quiet}))
     assert essence(finding) == ("unattributed", (), WORLD, "critical")
     assert finding.sentence == (
-        "1 rank waits in all_reduce 8 of default_pg (4096 bytes) for 40.0 s, and it is not known for which rank: the "
-        "progress of rank 1 in the group is not known. The run hangs in step 7."
+        "Hang in step 7 for 40.0 s: 1 rank waiting in all_reduce 8 of default_pg (4096 bytes). Which "
+        "rank they wait for is not known, nor is the progress of rank 1 in the group."
     )
 
 
@@ -691,7 +666,7 @@ def test_single_stalled_rank_is_unattributed() -> None:
     finding = find(view_on({0: still({}, last_step=None)}))
     assert essence(finding) == ("unattributed", (), None, "warning")
     assert finding.sentence == (
-        "1 rank is stalled for 40.0 s, in no known collective; rank 0 is stalled at train.py:74 (main). The run hangs."
+        "Hang for 40.0 s: 1 rank stalled, in no known collective. Rank 0 stalled at train.py:74 (main)."
     )
     assert (finding.since_step, list(finding.details)) == (None, ["stack of rank 0"])
 

@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import Abstain, Finding, close_finding
 from rankscope.collector.detect.links.detector import SlowLinks
-from rankscope.collector.detect.past import close_finding
 from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.detector import is_explained_by_links
 from rankscope.collector.detect.view import Candidate, RunView, Samples
@@ -72,22 +71,23 @@ def test_link_whose_exposure_is_not_known_is_found_without_a_cost() -> None:
     unknown = {group: np.full(len(ns), np.nan) for group, ns in view.transfers.exposed_ns.items()}
     finding = only(dataclasses.replace(view, transfers=view.transfers._replace(exposed_ns=unknown)))
     assert (finding.group, finding.severity, finding.run_slowdown_ratio) == (ODD, "info", 1.0)
-    assert finding.sentence.endswith("20.1 ms a step against 10.0 ms."), "and no sentence about the run"
+    assert finding.figures == "Transfer 20.1 ms per step, compared with 10.0 ms"
+    assert finding.cost == "", "and no sentence about the run"
 
 
 def test_sentence_states_ratio_comparison_and_cost() -> None:
     # 20 ms instead of 10 in steps of 100: the step would take 90. Ten of 100 parts of eight ranks are lost.
-    assert only(view_of(PAIR, flawless=True)).sentence == (
-        "The links of group mesh_tp/4,5 (node b) move data 2.00 times as slowly as their 3 sibling groups since step "
-        "60: 20.0 ms a step against 10.0 ms. The whole run takes 1.11 times as long as it would without this; each "
-        "hour costs 0.8 "
-        "rank-hours."
+    finding = only(view_of(PAIR, flawless=True))
+    assert (
+        finding.headline == "Links of group mesh_tp/4,5 (node b): 2.0x slower than their 3 sibling groups since step 60"
     )
+    assert finding.figures == "Transfer 20.0 ms per step, compared with 10.0 ms"
+    assert finding.cost == "run 1.11x slower"
 
 
 def test_sentence_of_a_group_without_siblings_names_its_past() -> None:
-    sentence = only(view_of(ODD, flawless=True)).sentence
-    assert "of group mesh_dp/1,3,5,7 (nodes a, b) move data 2.00 times as slowly as before step 60: 20.0 ms" in sentence
+    headline = only(view_of(ODD, flawless=True)).headline
+    assert headline == "Links of group mesh_dp/1,3,5,7 (nodes a, b): 2.0x slower than before since step 60"
 
 
 @pytest.mark.parametrize("slow", [PAIR, ODD], ids=["beside siblings", "beside its past"])
@@ -110,18 +110,15 @@ def test_slow_link_whose_begin_is_not_sure_states_the_range() -> None:
         ns[:BEGIN] = np.nan
     finding = only(view, known)
     assert (finding.since_step, finding.since_range) == (BEGIN, (41, 66))
-    assert "as slowly as before about step 60 (between 41 and 66): 20.0 ms" in finding.sentence
+    assert finding.headline.endswith(": 2.0x slower than before since about step 60 (41-66)")
     closed = close_finding(finding, until_step=80, lasted_s=60.0)
-    assert (
-        "as slowly as before step 60, from about step 60 (between 41 and 66) to step 80 (1.0 min): " in closed.sentence
-    )
+    assert closed.headline.endswith(": 2.0x slower than before, steps 60-80 (1.0 min; began at 41-66)")
 
 
-def test_recovered_link_without_siblings_is_in_the_past_tense() -> None:
+def test_recovered_link_without_siblings_has_its_period() -> None:
     closed = close_finding(only(view_of(ODD, flawless=True)), until_step=80, lasted_s=60.0)
-    assert closed.sentence.startswith(
-        "The links of group mesh_dp/1,3,5,7 (nodes a, b) moved data 2.00 times as slowly as before step 60, from step "
-        "60 to step 80 (1.0 min): 20.0 ms a step against 10.0 ms."
+    assert closed.headline == (
+        "Links of group mesh_dp/1,3,5,7 (nodes a, b): 2.0x slower than before, steps 60-80 (1.0 min)"
     )
 
 
@@ -181,7 +178,7 @@ def test_link_of_all_ranks_costs_what_of_its_transfer_was_exposed() -> None:
 def test_slow_link_behind_compute_is_only_to_be_known() -> None:
     finding = only(view_of(PAIR, exposed_ms=0.0))
     assert (finding.severity, finding.run_slowdown_ratio) == ("info", 1.0)
-    assert "whole run" not in finding.sentence
+    assert finding.cost == ""
 
 
 def test_finding_that_was_a_warning_stays_one() -> None:
@@ -223,8 +220,8 @@ def test_slow_groups_that_share_one_rank_are_one_finding_about_it() -> None:
     finding = only(view)
     assert (finding.ranks, finding.nodes) == ((5,), ())
     assert finding.details == {"suspected rank": "5", "groups": f"{ODD}; {PAIR}"}
-    assert finding.sentence.startswith("The links of rank 5 (node b) move data 3.00 times as slowly as before step 60")
-    assert f"10.0 ms in {ODD}; {PAIR}, which shares them, is slow too." in finding.sentence
+    assert finding.headline == "Links of rank 5 (node b): 3.0x slower than before since step 60"
+    assert finding.also == (f"measured in {ODD}; {PAIR} slow too, on the same links",)
 
 
 def test_rank_with_slow_groups_costs_the_sum_of_their_excess() -> None:
@@ -240,7 +237,7 @@ def test_slow_groups_of_one_machine_are_one_finding_about_it() -> None:
     finding = only(view_with(groups, transfers, nodes={rank: "abcd"[rank // 4] for rank in range(16)}))
     assert (finding.ranks, finding.nodes) == ((4, 5, 6, 7), ("b",))
     assert finding.details["suspected node"] == "b"
-    assert finding.sentence.startswith("The links of node b move data")
+    assert finding.headline.startswith("Links of node b: ")
 
 
 def test_slow_groups_between_two_nodes_are_one_finding() -> None:
@@ -251,7 +248,7 @@ def test_slow_groups_between_two_nodes_are_one_finding() -> None:
         transfers[group][BEGIN:] *= 2
     finding = only(view_with(groups, transfers, nodes={rank: "abcd"[rank // 4] for rank in range(16)}))
     assert finding.details["suspected node pair"] == "a, b"
-    assert finding.sentence.startswith("The links between nodes a, b move data")
+    assert finding.headline.startswith("Links between nodes a, b: ")
 
 
 def test_siblings_slow_together_are_one_finding() -> None:
@@ -262,9 +259,9 @@ def test_siblings_slow_together_are_one_finding() -> None:
     view = view_with(MESH, transfers, nodes={rank: f"node{rank}" for rank in range(8)}, exposed_ms=4.0)
     (candidate,) = candidates(view)
     assert (candidate.finding.group, candidate.finding.ranks) == ("mesh_tp/*0", tuple(range(8)))
-    assert candidate.finding.sentence.startswith(
-        "The links of most of the 4 groups mesh_tp/*0 (nodes node0, node1, node2, node3 and 4 more) move data 2.00 "
-        "times as slowly as before step 60: 20.0 ms a step against 10.0 ms."
+    assert candidate.finding.headline == (
+        "Links of most of the 4 groups mesh_tp/*0 (nodes node0, node1, node2, node3 and 4 more): 2.0x slower than "
+        "before since step 60"
     )
     assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 4e6], 60))
     assert not DETECTOR.has_passed(view, candidate.finding, ())
@@ -412,10 +409,9 @@ def test_errors_of_the_accused_machine_stand_in_the_finding() -> None:
     finding = only(view_of(ODD, samples=with_errors(a=0, b=40)))
     assert finding.cause == "slow_link"
     assert finding.details["link_errors"] == (
-        "port mlx5_0/1 of node b counted 40 symbol errors in 20 steps (the same port on the other node: 0)"
+        "40 symbol errors on port mlx5_0/1 of node b in 20 steps (the same port on the other node: 0)"
     )
-    assert finding.sentence.endswith(f" Meanwhile {finding.details['link_errors']}. This suggests link errors.")
-    assert finding.past.endswith(f" Meanwhile {finding.details['link_errors']}. This suggests link errors.")
+    assert finding.also == (f"sign of link errors: {finding.details['link_errors']}",)
     assert finding.evidence["symbol_errors/b/mlx5_0/1"] == 40
 
 
@@ -428,4 +424,4 @@ def test_ports_do_not_explain_slow_links_within_a_machine() -> None:
     finding = only(view_of(PAIR, samples=with_errors(a=0, b=40)))
     assert finding.nodes == ("b",)
     assert "link_errors" not in finding.details
-    assert "Meanwhile" not in finding.sentence
+    assert finding.also == ()

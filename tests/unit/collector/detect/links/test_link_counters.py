@@ -31,9 +31,8 @@ def find_signs(
 def test_errors_of_an_accused_port_that_others_do_not_count() -> None:
     machines = {"a": port_growing(40, "symbol_errors"), "b": port_growing(0, "symbol_errors")}
     (sign,) = find_signs(["a"], machines, 0)["link_errors"]
-    text = f"port {PORT} of node a counted 40 symbol errors in 20 steps (the same port on the other node: 0)"
-    assert (sign.clause, sign.past) == (text, text)
-    assert sign.write(is_over=False) == f" Meanwhile {text}. This suggests link errors."
+    text = f"40 symbol errors on port {PORT} of node a in 20 steps (the same port on the other node: 0)"
+    assert sign.write() == f"sign of link errors: {text}"
     assert sign.evidence == {f"symbol_errors/a/{PORT}": 40}
 
 
@@ -83,7 +82,7 @@ def test_one_of_a_counter_is_singular_and_a_part_is_not_zero() -> None:
     rare = [one._replace(steps=10 * one.steps) for one in counting(0, 0, 1)]
     machines = {"a": counting(0, 0, 1), "b": rare, "c": rare}
     (sign,) = find_signs(["a"], machines, 0)["link_errors"]
-    assert sign.clause == f"port {PORT} of node a counted 1 loss of its link in 20 steps ({OTHERS}: 0.1)"
+    assert sign.text == f"1 loss of its link on port {PORT} of node a in 20 steps ({OTHERS}: 0.1)"
 
 
 @pytest.mark.parametrize(("before", "is_sign"), [(20, True), (21, False)])
@@ -144,7 +143,7 @@ def test_ports_of_further_slow_links_are_not_looked_at() -> None:
 def test_segments_sent_again_are_those_of_the_machine() -> None:
     machines = {name: growing(total, "tcp_segments_retransmitted") for name, total in (("a", 500), ("b", 4), ("c", 6))}
     (sign,) = find_signs(["a"], machines, 0)["congestion"]
-    assert sign.clause == "node a counted 500 TCP segments sent again in 20 steps (median of other nodes: 5)"
+    assert sign.text == "500 TCP segments sent again on node a in 20 steps (median of other nodes: 5)"
     assert sign.evidence == {"tcp_segments_retransmitted/a": 500}
 
 
@@ -156,8 +155,8 @@ def test_interface_has_errors_and_drops() -> None:
     signs = find_signs(["a"], machines, 0)
     assert [sign.evidence for sign in signs["link_errors"]] == [{"errors/a/eth0": 10}]
     assert [sign.evidence for sign in signs["congestion"]] == [{"drops/a/eth0": 100}]
-    assert signs["congestion"][0].clause == (
-        "interface eth0 of node a counted 100 dropped packets in 10 steps (the same interface on the other node: 0)"
+    assert signs["congestion"][0].text == (
+        "100 dropped packets on interface eth0 of node a in 10 steps (the same interface on the other node: 0)"
     )
 
 
@@ -167,8 +166,7 @@ def test_port_at_a_lower_rate_than_the_others_is_a_fact() -> None:
     assert found.keys() == {"link_rate"}
     (sign,) = found["link_rate"]
     text = "at 100 Gb/s (the same port on the other node: 400)"
-    assert sign.write(is_over=False) == f" Meanwhile port {PORT} of node a runs {text}."
-    assert sign.write(is_over=True) == f" Meanwhile port {PORT} of node a ran {text}."
+    assert sign.write() == f"port {PORT} of node a {text}"
     assert (sign.evidence, sign.ratio) == ({f"rate_bits_per_s/a/{PORT}": 100 * 10**9}, math.inf)
 
 

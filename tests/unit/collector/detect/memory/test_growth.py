@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import Abstain, Finding, close_finding
 from rankscope.collector.detect.machine_growth import NodeCounts
 from rankscope.collector.detect.memory.growth import Growth, MemoryGrowth, find_growth
-from rankscope.collector.detect.past import close_finding
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import MemoryLevel, RunView, Samples
 from rankscope.measure.records import NodeSample
@@ -64,10 +63,8 @@ def test_leak_is_found_with_its_rate_and_the_time_left() -> None:
     (found,) = found_in(view(FLAT, LEAK))
     assert (found.kind, found.cause, found.ranks, found.since_step) == ("memory_growth", "host_memory", (1,), 0)
     # 2 GiB are left, at 3840 MiB an hour: 1920 s.
-    assert found.sentence == (
-        "The host memory of rank 1 grows: since about step 0, by 1.1 MiB a step, 3.8 GiB an hour. n0 has 2.0 GiB left; "
-        "its growing ranks need 3.8 GiB more an hour together, so it runs out in about 32.0 min."
-    )
+    assert found.headline == ("Rank 1: host memory growing by 1.1 MiB per step, 3.8 GiB per hour, since about step 0")
+    assert found.why == "full in about 32.0 min: 2.0 GiB left on n0, 3.8 GiB more needed per hour"
     assert found.evidence == pytest.approx(
         {
             "growth_bytes_per_step": 64 * MIB / 60, "growth_bytes_per_hour": 3840 * MIB,
@@ -80,8 +77,8 @@ def test_leak_is_found_with_its_rate_and_the_time_left() -> None:
         {"node": "n0"},
     )
     closed = close_finding(found, until_step=1380, lasted_s=1380.0)
-    assert closed.sentence == (
-        "The host memory of rank 1 grew from about step 0 to step 1380 (23.0 min), by 1.1 MiB a step, 3.8 GiB an hour."
+    assert closed.headline == (
+        "Rank 1: host memory growing by 1.1 MiB per step, 3.8 GiB per hour, steps 0-1380 (23.0 min)"
     )
 
 
@@ -90,8 +87,8 @@ def test_time_left_is_that_of_the_machine() -> None:
     # n0 has two that leak and 2 GiB, n1 one and 1 GiB: 960 s each; n0 is named first.
     assert (found.ranks, found.details, found.evidence["left_s"]) == ((0, 1, 3), {"node": "n0"}, 960.0)
     assert found.evidence["machine_growth_bytes_per_hour"] == pytest.approx(2 * 3840 * MIB)
-    assert "of ranks 0-1, 3 grows, fastest on rank 0: since" in found.sentence
-    assert "3.8 GiB an hour. n0 has" in found.sentence
+    assert found.headline.startswith("Ranks 0-1, 3: host memory growing, fastest on rank 0 by 1.1 MiB per step")
+    assert found.why.endswith(" left on n0, 7.5 GiB more needed per hour")
 
 
 def test_machine_with_room_for_thrice_the_time_is_silent() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.detectors import detect
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import Abstain, Finding, close_finding
 from rankscope.collector.detect.memory.headroom import find_device_headroom
 from rankscope.collector.detect.memory.out_of_memory import (
     QUIET_NS,
@@ -14,7 +14,6 @@ from rankscope.collector.detect.memory.out_of_memory import (
     find_cause,
     find_other_bytes,
 )
-from rankscope.collector.detect.past import close_finding
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import AllocatorCounts, OutOfMemorySeen, RunView, Samples
 from rankscope.collector.steps.step_series import StepSeries
@@ -93,11 +92,12 @@ def test_run_without_errors_has_no_finding() -> None:
 def test_rank_that_needs_what_its_peers_need_is_told_to_need_less() -> None:
     found = found_in(view((2, FULL), used_gib=(70, 79, 78, 60)))
     assert (found.ranks, found.since_step, found.cause, found.severity) == ((2,), 19, "memory_full", "warning")
-    assert found.sentence == (
-        "Rank 2 (n1) ran out of GPU memory in step 19 (forward): it asked for 4.0 GiB and 2.0 GiB of the device was "
-        "free; 76.0 GiB was reserved by torch, 74.0 GiB of it in use by tensors. It needed 78.0 GiB with this "
-        "allocation; the median of what the other ranks had needed so far is 71.0 GiB. Of the other ranks, rank "
-        "1 had the least left: 1.0 GiB."
+    assert found.headline == "Rank 2 (n1): out of GPU memory in step 19 (forward)"
+    assert found.why == "78.0 GiB needed with this allocation; median of the other ranks so far 71.0 GiB"
+    assert found.also == (
+        "4.0 GiB asked for, 2.0 GiB of the device free",
+        "76.0 GiB reserved by torch, 74.0 GiB of it in use by tensors",
+        "least left on another rank: 1.0 GiB on rank 1",
     )
     assert found.suggestion == suggest("out_of_memory", "memory_full")
     assert found.evidence == {
@@ -117,14 +117,12 @@ def test_rank_far_above_its_peers_has_an_imbalance() -> None:
     assert found_in(view((2, FULL), peaks_gib=(62, 62, None, None))).cause == "memory_imbalance"
     found = found_in(view((2, FULL), peaks_gib=(63, 63, 79, 50)))
     assert found.cause == "memory_full"
-    assert "half of the other ranks" not in found.sentence
+    assert "half of the other ranks" not in found.why
 
 
 def test_imbalance_names_what_the_others_needed() -> None:
     found = found_in(view((2, FULL), peaks_gib=(40, 41, 70, 50)))
-    assert found.sentence.endswith(
-        "It needed 78.0 GiB with this allocation, half of the other ranks at most 41.0 GiB so far."
-    )
+    assert found.why == "78.0 GiB needed with this allocation, 41.0 GiB at most on half of the other ranks so far"
 
 
 def test_unused_memory_that_was_enough_is_fragmentation() -> None:
@@ -132,7 +130,7 @@ def test_unused_memory_that_was_enough_is_fragmentation() -> None:
     found = found_in(view((2, notice(allocated_bytes=71 * GIB))))
     assert found.cause == "fragmentation"
     assert "expandable_segments" in found.suggestion
-    assert found.sentence.endswith("or belong to another stream or to a CUDA graph.")
+    assert found.why.startswith("enough memory reserved and unused, but in no usable piece")
     assert find_cause(notice(allocated_bytes=72 * GIB + 1), None) != "fragmentation"
 
 
@@ -140,7 +138,7 @@ def test_memory_outside_of_torch_is_named() -> None:
     # 80 - 2 - 70 = 8 GiB: a tenth of the device, and more than was asked for.
     found = found_in(view((2, notice(reserved_bytes=70 * GIB, allocated_bytes=69 * GIB))))
     assert found.cause == "other_memory"
-    assert found.sentence.endswith("8.0 GiB of the device was in use outside of torch's allocator.")
+    assert found.why == "8.0 GiB of the device in use outside of torch's allocator"
     a_little_less = notice(reserved_bytes=70 * GIB + 1, allocated_bytes=69 * GIB)
     assert find_cause(a_little_less, 70 * GIB) == "memory_full"
 
@@ -149,17 +147,17 @@ def test_bytes_that_are_not_known_give_no_cause() -> None:
     unknown = notice(allocated_bytes=None, reserved_bytes=None, free_bytes=None, step=None, phase="")
     found = found_in(view((2, unknown)))
     assert (found.cause, find_other_bytes(unknown), find_cause(FULL, None)) == ("unattributed", None, "unattributed")
-    assert found.sentence == "Rank 2 (n1) ran out of GPU memory: it asked for 4.0 GiB."
+    assert found.sentence == "Rank 2 (n1): out of GPU memory. 4.0 GiB asked for."
 
 
 def test_phase_that_is_not_known_is_left_out() -> None:
-    assert "in step 19: it" in found_in(view((2, notice(phase="")))).sentence
+    assert found_in(view((2, notice(phase="")))).what == "out of GPU memory in step 19"
 
 
 def test_ranks_that_ran_out_together_are_one_finding() -> None:
     found = found_in(view((3, notice(step=18)), (1, FULL), peaks_gib=(70, 1, 72, 1)))
     assert (found.ranks, found.since_step) == ((1, 3), 19)
-    assert found.sentence.startswith("Ranks 1, 3 ran out of GPU memory, first rank 1 in step 19 (forward): it asked")
+    assert found.headline == "Ranks 1, 3: out of GPU memory, first on rank 1 in step 19 (forward)"
     assert found.evidence["others_needed_bytes_median"] == 72 * GIB  # of 70, 72, and the 78 of rank 3
 
 
@@ -167,9 +165,7 @@ def test_all_ranks_that_run_out_alike_are_full() -> None:
     # The others held 74 GiB and asked for 4, too, whatever they had reported before.
     found = found_in(view(*((rank, FULL) for rank in range(4)), peaks_gib=(1, 1, 1, 1)))
     assert (found.cause, found.ranks) == ("memory_full", (0, 1, 2, 3))
-    assert found.sentence.endswith(
-        "It needed 78.0 GiB with this allocation; the median of what the other ranks had needed so far is 78.0 GiB."
-    )
+    assert found.why == "78.0 GiB needed with this allocation; median of the other ranks so far 78.0 GiB"
 
 
 def test_rank_that_fails_far_above_others_that_fail_has_an_imbalance() -> None:
@@ -187,27 +183,26 @@ def test_only_rank_of_a_run_is_full() -> None:
     alone = view((0, FULL))
     found = found_in(dataclasses.replace(alone, series=dataclasses.replace(alone.series, ranks=(0,))))
     assert found.cause == "memory_full"
-    assert found.sentence.endswith("It needed 78.0 GiB with this allocation.")
+    assert found.why == "78.0 GiB needed with this allocation"
     assert find_cause(notice(allocated_bytes=None), None, is_alone=True) == "unattributed"
 
 
 def test_what_tensors_were_for_is_said() -> None:
     kinds = {"parameters_bytes": 14 * GIB, "gradients_bytes": 14 * GIB, "optimizer_state_bytes": 28 * GIB}
     found = found_in(view((2, notice(**kinds))))
-    assert (
-        "74.0 GiB of it in use by tensors. Parameters took 14.0 GiB, gradients 14.0 GiB, optimizer state 28.0 GiB, "
-        "activations and all else 18.0 GiB. It needed"
-    ) in found.sentence
+    assert found.also[-1] == (
+        "parameters 14.0 GiB, gradients 14.0 GiB, optimizer state 28.0 GiB, activations and all else 18.0 GiB"
+    )
     assert {name: found.evidence[name] for name in (*kinds, "other_tensors_bytes")} == {
         **kinds, "other_tensors_bytes": 18 * GIB,
     }  # fmt: skip
     of_another_allocator = notice(**kinds, allocated_bytes=None)
-    assert "optimizer state 28.0 GiB. " in f"{found_in(view((2, of_another_allocator))).sentence} "
+    assert found_in(view((2, of_another_allocator))).also[-1].endswith("optimizer state 28.0 GiB")
 
 
 def test_repeated_error_is_counted() -> None:
     found = found_in(view((2, FULL), (2, notice(number=7, step=None))))
-    assert "It was error 7 of its process." in found.sentence
+    assert found.what == "out of GPU memory, error 7 of its process"
     assert found.since_step is None
 
 
@@ -252,9 +247,7 @@ def test_what_was_read_at_the_first_error_is_said_of_a_later_one() -> None:
     kinds = {"parameters_bytes": 14 * GIB, "gradients_bytes": 14 * GIB, "optimizer_state_bytes": 28 * GIB}
     read = notice(**kinds, allocated_bytes=70 * GIB, held=(HeldMemory(bytes=GIB, blocks=3),))
     found = found_in(view((2, read), (2, notice(number=7))))
-    assert (
-        "It was error 7 of its process. At its first error parameters took 14.0 GiB, gradients 14.0" in found.sentence
-    )
+    assert any(text.startswith("at its first error parameters 14.0 GiB, gradients 14.0") for text in found.also)
     assert found.evidence["allocated_bytes"] == 74 * GIB
     assert found.evidence["other_tensors_bytes"] == (70 - 14 - 14 - 28) * GIB
     assert found.details == {"held": "1.0 GiB in 3 blocks, a place that torch did not record"}

@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.past import close_finding
+from rankscope.collector.detect.finding import Abstain, Finding, close_finding
 from rankscope.collector.detect.run_rules.earlier_runs import (
     DEVIATION_FLOOR,
     RUNS_MAX,
@@ -73,11 +72,9 @@ def test_run_is_slower_than_five_earlier_ones() -> None:
     assert found.evidence["earlier_runs"] == 5
     # log(1.1) = 9.53 % in deviations of 1 % * sqrt(1 + pi / 10) = 1.146 %
     assert found.evidence["robust_z"] == pytest.approx(8.315, abs=0.01)
-    assert found.sentence == (
-        "The run is 1.10 times as slow as earlier runs of the same work, from its first steps on: 110.0 ms a step, "
-        "against a median of 100.0 ms in the last 5 of them (one run differs from another by a standard deviation of "
-        "1.0 %, counted as 1 % at least)."
-    )
+    assert found.headline == "Whole run: 1.10x slower than the last 5 runs of the same work since step 10"
+    assert found.figures == "Step 110.0 ms, earlier runs 100.0 ms"
+    assert found.also == ("runs of this work differ by a standard deviation of 1.0 %, counted as 1 % at least",)
 
 
 @pytest.mark.parametrize("step_ms", [104.9, 100.0, 80.0])
@@ -155,17 +152,15 @@ def test_what_another_finding_explains_is_not_said_again() -> None:
 def test_parts_by_use_are_named_with_their_share() -> None:
     earlier = earlier_of(*SPREAD, uses_ms={"compute": 80.0, "exposed communication": 20.0})
     start = start_of(110.0, uses_ms={"compute": 82.0, "exposed communication": 27.5, "copies": 0.5})
-    sentence = find_one(view_with(start, earlier)).sentence
-    assert sentence.endswith("counted as 1 % at least); 75 % of the difference is exposed communication, 20 % compute.")
+    why = find_one(view_with(start, earlier)).why
+    assert why == "75 % of the difference in exposed communication, 20 % in compute"
 
 
 def test_phases_are_named_where_uses_are_not_known() -> None:
     start = start_of(110.0, phases_ms={"data": 19.0, "forward": 91.0}, uses_ms={"compute": 110.0})
     earlier = earlier_of(*SPREAD, phases_ms={"data": 10.0, "forward": 90.0})
-    assert (
-        "; 90 % of the difference is in the phase data, 10 % the phase forward."
-        in find_one(view_with(start, earlier)).sentence
-    )
+    why = find_one(view_with(start, earlier)).why
+    assert why == "90 % of the difference in the phase data, 10 % in the phase forward"
 
 
 def test_new_nodes_and_versions_are_named() -> None:
@@ -173,15 +168,13 @@ def test_new_nodes_and_versions_are_named() -> None:
     new = tuple(f"n{number}" for number in range(2, 8))
     start = start_of(110.0, nodes=new, versions={"torch": ("2.10",), "python": ("3.12",), "agent": ("1.0",)})
     found = find_one(view_with(start, earlier))
-    assert found.sentence.endswith(". New nodes: n3, n4, n5, n6 and 1 more. Torch 2.10 instead of 2.9.")
+    assert found.also[1:] == ("new nodes: n3, n4, n5, n6 and 1 more", "torch 2.10 instead of 2.9")
     assert found.details == {"latest_earlier_run": "bert@0", "nodes_new": "n3, n4, n5, n6 and 1 more",
                              "torch_changed": "torch 2.10 instead of 2.9"}  # fmt: skip
     same = start_of(110.0, nodes=("n1",), versions={"torch": ("2.9",)})
-    assert find_one(view_with(same, earlier)).sentence.endswith("% at least).")
+    assert len(find_one(view_with(same, earlier)).also) == 1
 
 
-def test_closed_finding_is_in_the_past() -> None:
+def test_closed_finding_has_its_period() -> None:
     found = close_finding(find_one(view_with(start_of(110.0), earlier_of(*SPREAD))), until_step=300, lasted_s=90.0)
-    assert found.sentence.startswith(
-        "The run was 1.10 times as slow as earlier runs of the same work, from step 10 to step 300 (1.5 min): 110.0 ms"
-    )
+    assert found.headline.endswith("runs of the same work, steps 10-300 (1.5 min)")

@@ -46,8 +46,8 @@ def test_stage_that_becomes_slower_is_named_with_its_node() -> None:
         "stage_slowdown", (4, 5, 6, 7), ("node1",), 60,
     )  # fmt: skip
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
-    assert finding.sentence.startswith("Ranks 4-7, which do the same work, are 1.3")
-    assert "(node node1)" in finding.sentence
+    assert finding.headline.startswith("Stage of ranks 4-7: 1.3")
+    assert finding.nodes == ("node1",)
 
 
 def test_stage_costs_no_more_than_the_steps_have_grown() -> None:
@@ -230,10 +230,9 @@ def test_run_is_judged_by_what_a_slow_rank_does_not_explain(all_ratio: float, is
     assert bool(found) is is_told
     if found:
         assert found[0].slowdown_ratio == pytest.approx(1.1, rel=0.02)
-        assert found[0].sentence.startswith("Without what rank 1 costs, the steps of the whole run are 1.1")
-        assert "and for this no other rank is to blame" in found[0].sentence
-        assert found[0].past.startswith("Without what rank 1 cost, the steps of the whole run were 1.1")
-        assert "and for this no other rank was to blame" in found[0].past
+        assert found[0].headline.startswith("Whole run: 1.1")
+        assert "x slower than before, without what is due to rank 1, since" in found[0].headline
+        assert found[0].also == ("no other rank to blame",)
 
 
 @pytest.mark.parametrize(("step_ms", "is_told"), [(170.0, False), (180.0, True)])
@@ -290,8 +289,7 @@ def test_rank_that_may_be_to_blame_is_waited_for_and_then_not_ruled_out() -> Non
     self_ms[60::3, 1] *= 2.5
     found = [find(RUN, everybody(self_ms[:steps])) for steps in (100, 150, 160)]
     assert [bool(one) for one in found] == [False, False, True]
-    assert "and whether one rank is to blame is not known yet" in found[-1][0].sentence
-    assert "and whether one rank was to blame was not known yet" in found[-1][0].past
+    assert found[-1][0].also == ("whether one rank is to blame: not known yet",)
 
 
 def test_steps_in_which_a_rank_may_have_stalled_are_no_slower_run() -> None:
@@ -332,7 +330,7 @@ def test_open_finding_about_the_run_says_its_present_size() -> None:
     (later,) = find(RUN, everybody(self_ms), [finding, straggler(1.5, since_step=160)])
     assert (later.since_step, later.evidence["before_ns"]) == (60, finding.evidence["before_ns"])
     assert later.slowdown_ratio == pytest.approx(1.2, rel=0.02)
-    assert "Without what rank 1 costs" in later.sentence
+    assert "without what is due to rank 1," in later.headline
     self_ms[200:] /= 1.2
     assert find(RUN, everybody(self_ms), [finding, straggler(1.5, since_step=160)]) == []
     assert find(RUN, everybody(self_ms[:8]), [finding]) == []
@@ -347,15 +345,16 @@ def test_run_that_grows_slowly_is_found_with_the_begin_of_the_growth(ramp_steps:
     assert finding.pattern == "drifting"
     earliest, latest = finding.since_range or (0, 0)
     assert earliest <= 60 <= latest
-    begin = f"about step {finding.since_step} (between {earliest} and {latest})"
-    assert f"as slow as before {begin}, growing slower gradually: " in finding.sentence
+    begin = f"about step {finding.since_step} ({earliest}-{latest})"
+    assert finding.headline.endswith(f"slower than before and getting slower since {begin}")
     # The median of the last twelve steps is that of the last but six of the ramp.
     assert finding.slowdown_ratio == pytest.approx(2.0 - 6 / ramp_steps, rel=0.04)
-    assert "growing slower gradually" in finding.sentence
-    assert "growing slower gradually, from step" not in finding.past
 
 
-@pytest.mark.parametrize(("first", "because"), [(40, "they wait "), (80, "it was found earlier, and")])
+@pytest.mark.parametrize(
+    ("first", "because"),
+    [(40, "more per step waiting for their data loaders"), (80, "found earlier, not comparable now")],
+)
 def test_slow_growth_that_is_held_keeps_its_cause(first: int, because: str) -> None:
     # Data loaders take longer and longer, by 0 to 50 ms, at first slowly: 12.5 ms in the middle.
     self_ms, added_ms = times(steps=200), np.zeros((200, 12))
@@ -374,7 +373,8 @@ def test_slow_growth_that_is_held_keeps_its_cause(first: int, because: str) -> N
     assert (found.cause, found.pattern) == ("data_loading", "drifting")
     held = find_from(first, 200, [found])
     assert (held.cause, held.pattern) == ("data_loading", "drifting")
-    assert f"cause data_loading: {because}" in held.sentence
+    assert held.cause == "data_loading"
+    assert because in held.why
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -397,7 +397,7 @@ def test_begin_of_few_steps_of_noise_is_stated_without_its_range() -> None:
     self_ms[60:] *= 1.3
     (finding,) = find(RUN, everybody(self_ms))
     assert (finding.since_step, finding.since_range) == (60, (60, 60))
-    assert " as slow as before step 60: " in finding.sentence
+    assert finding.headline.endswith("slower than before since step 60")
 
 
 def test_open_slower_run_keeps_the_range_of_its_begin() -> None:
@@ -407,8 +407,7 @@ def test_open_slower_run_keeps_the_range_of_its_begin() -> None:
     wide = msgspec.structs.replace(found, since_step_min=50, since_step_max=64)
     (later,) = find(RUN, everybody(self_ms[:100]), [wide])
     assert (later.since_step, later.since_range) == (60, (50, 64))
-    assert " as slow as before about step 60 (between 50 and 64): " in later.sentence
-    assert " as slow as before step 60,{when}: " in later.past
+    assert later.headline.endswith("slower than before since about step 60 (50-64)")
 
 
 @pytest.mark.parametrize(("steps", "is_found"), [(80, False), (150, False), (180, True)])
@@ -420,7 +419,7 @@ def test_steps_longer_as_ranks_differ_more_are_a_slower_run_when_they_stay_so(st
         self_ms[step, step % 12] += 20.0
     found = find(RUN, everybody(self_ms))
     assert bool(found) is is_found
-    assert all("and no single rank is to blame" in finding.sentence for finding in found)
+    assert all(finding.also == ("no single rank to blame",) for finding in found)
 
 
 def test_ramp_without_enough_of_a_past_says_nothing() -> None:
@@ -457,9 +456,8 @@ def test_slowness_that_begins_with_larger_batches_is_stated_for_each_token() -> 
     (finding,) = find(RUN, with_tokens(self_ms, 1000.0 * jumps(120, 60)))
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.02)
     assert finding.run_slowdown_ratio == pytest.approx(1.3, rel=0.02)
-    assert " times as slow for each token as before step 60: " in finding.sentence
-    assert "ms, scaled up for 1.50 times as many tokens, and no single rank" in finding.sentence
-    assert "ms, scaled up for 1.50 times as many tokens, and no single rank" in finding.past
+    assert finding.headline.endswith("x slower for each token than before since step 60")
+    assert finding.figures.endswith(" ms (scaled up for 1.50 times as many tokens)")
     assert {name: finding.evidence[name] for name in ("tokens_before", "more_tokens_ratio")} == {
         "tokens_before": 1500.0, "more_tokens_ratio": 1.5,
     }  # fmt: skip
@@ -475,7 +473,7 @@ def test_slowness_after_larger_batches_is_held_against_steps_with_as_many_tokens
         (finding,) = find(RUN, with_tokens(np.delete(self_ms, np.s_[40:begin], axis=0), tokens[begin - 40 :]))
         assert finding.since_step == 80 - (begin - 40)
         assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.02)
-        assert " as slow as before step" in finding.sentence
+        assert "slower than before since step" in finding.headline
         assert "more_tokens_ratio" not in finding.evidence
 
 
@@ -487,8 +485,7 @@ def test_stage_that_is_slower_for_larger_batches_is_stated_for_each_token() -> N
     self_ms[60:, 4:8] *= 1.3
     (finding,) = find(STAGE, with_tokens(self_ms, tokens, STAGES))
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.02)
-    assert "are 1.3" in finding.sentence
-    assert "for each token" in finding.sentence
+    assert "1.30x slower for each token" in finding.headline
 
 
 def test_open_slower_run_is_held_against_the_level_of_as_many_tokens() -> None:
@@ -527,7 +524,7 @@ def test_cause_of_a_slower_run_with_larger_batches_is_no_part_of_what_they_expla
     data_ms[60:] += 45.0
     finding = find_cause(data_ms)
     assert finding.cause == "data_loading"
-    assert "they wait 45.0 ms a step longer for their data loaders than the added tokens explain." in finding.sentence
+    assert "45.0 ms more per step waiting for their data loaders than the added tokens explain" in finding.why
 
 
 def test_stage_is_judged_without_its_ranks_that_are_found() -> None:
@@ -539,8 +536,8 @@ def test_stage_is_judged_without_its_ranks_that_are_found() -> None:
     self_ms[60:, 4:8] *= 1.3
     (finding,) = find(STAGE, view(self_ms), found)
     # Of two ranks the shorter time counts: 1.29 for 1.3.
-    assert finding.sentence.startswith("Ranks 6-7, which do the same work as 2 slow ranks, are 1.29")
-    assert "and for this no other rank is to blame" in finding.sentence
+    assert finding.headline.startswith("Stage of ranks 6-7 (without 2 slow ranks): 1.29x slower")
+    assert finding.also == ("no other rank to blame",)
     assert not STAGE.has_passed(view(self_ms), finding, found)
     assert STAGE.has_passed(view(self_ms), finding, [straggler(1.4, rank=rank) for rank in (4, 5, 6, 7)])
     assert find(STAGE, view(self_ms), [straggler(1.4, rank=rank) for rank in (4, 5, 6)]) == []
@@ -603,7 +600,7 @@ def test_slower_run_waits_for_comparison_but_not_forever() -> None:
 
     assert [bool(told(steps)) for steps in (100, 150, 160)] == [False, False, True]
     (finding,) = told(160)
-    assert "and whether one rank is to blame is not known yet; cause" in finding.sentence
+    assert finding.also == ("whether one rank is to blame: not known yet",)
 
 
 @pytest.mark.parametrize(("every", "is_qualified"), [(2, False), (3, True)])
@@ -615,11 +612,8 @@ def test_rank_that_is_not_to_blame_by_few_known_steps_is_said_to_be_so_by_these(
     look = view_of(series_of(known_ms.tolist(), step_ms=self_ms.tolist()))
     (finding,) = find(RUN, look)
     assert finding.details == {"blame": "nobody"}  # however it is worded
-    by = "as far as waiting is known (20 of 60 steps kept since then), " if is_qualified else ""
-    assert f", and {by}no single rank is to blame; cause" in finding.sentence
-    assert (
-        "as far as waiting was known (20 of 60 steps kept since then), no single rank was to" in finding.past
-    ) is is_qualified
+    by = " (waits known in 20 of 60 steps since then)" if is_qualified else ""
+    assert finding.also == (f"no single rank to blame{by}",)
     (later,) = find(RUN, look, [finding])
     assert later.sentence == finding.sentence
 

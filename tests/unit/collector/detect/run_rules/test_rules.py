@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.finding import STRAGGLER, Abstain
 from rankscope.collector.detect.run_rules.rules import CLOSE_RATIO, OF_WINDOWS_ONLY, RULES
 from rankscope.collector.detect.run_rules.signals import (
     read_signals,
@@ -47,16 +47,6 @@ def test_run_with_busy_gpus_has_no_findings() -> None:
 def test_data_bound_run_waits_for_loaders_with_idle_gpus() -> None:
     idle: Shares = {"compute": 70, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=20))
-    assert finding == Finding(
-        kind="data_bound",
-        cause="data_bound",
-        since_step=40,
-        severity="info",
-        sentence="The ranks wait for their data loaders 20 % of the time, 20.0 ms in a step.",
-        past="The ranks waited for their data loaders 20 % of the time, 20.0 ms in a step. That was so{when}.",
-        suggestion=finding.suggestion,
-        evidence={"data_ratio": 0.2, "data_ratio_min": 0.1},
-    )
     assert "num_workers" in finding.suggestion
 
 
@@ -86,9 +76,8 @@ def test_host_bound_run_has_idle_gpus_without_other_reason() -> None:
     idle: Shares = {"compute": 55, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=2))
     assert (finding.kind, finding.severity) == ("host_bound", "warning")
-    assert finding.sentence == (
-        "The GPUs are idle 40 % of the time, waiting for their hosts; waiting for data is 2 % of the time."
-    )
+    assert finding.headline == "GPUs idle 40 % of the time, waiting for their hosts, since step 40"
+    assert finding.why == "waiting for data 2 % of the time"
     assert finding.evidence == pytest.approx({"host_idle_ratio": 0.38, "host_idle_ratio_min": 0.3, "idle_ratio": 0.4})
 
 
@@ -102,7 +91,7 @@ def test_idle_gpus_without_another_rule_are_low_utilisation() -> None:
     idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=8))
     assert finding.kind == "low_gpu_utilisation"
-    assert finding.sentence.startswith("The GPUs are busy only 66 % of the time")
+    assert finding.what == "GPUs busy only 66 % of the time"
     assert finding.evidence == pytest.approx({"busy_ratio": 0.66, "busy_ratio_max": 0.7})
 
 
@@ -116,13 +105,10 @@ def test_idle_gpus_without_busy_hosts_wait_for_what_is_not_seen(process_ms: floa
     (finding,) = findings_in(job_of(HALF_IDLE, HALF_IDLE, data_ms=2, process_ms=(process_ms, process_ms)))
     assert finding.kind == kind
     if kind == "low_gpu_utilisation":
-        assert finding.sentence == (
-            "The GPUs are idle 50 % of the time, while the processes of most ranks compute on the CPU for at most 24 % "
-            "of the time: the training threads wait for something that is not measured."
-        )
-        assert finding.past == (
-            "The GPUs were idle 50 % of the time, while the processes of most ranks computed on the CPU for at most "
-            "24 % of the time: the training threads waited for something that was not measured. That was so{when}."
+        assert finding.what == "GPUs idle 50 % of the time"
+        assert finding.why == (
+            "training threads waiting for something not measured: on most ranks the CPU is used at most 24 % of the "
+            "time"
         )
 
 
@@ -140,23 +126,17 @@ def test_busy_machine_is_named_and_no_rank_of_it() -> None:
     view = job_of({}, {}, gpus=0, core_wait_ms=(20.0, 20.0), nodes={0: "host7", 1: "host7"})
     (finding,) = findings_in(view)
     assert (finding.ranks, finding.nodes, finding.subject, finding.severity) == ((), ("host7",), "node host7", "info")
-    assert finding.sentence == (
-        "The training threads of most ranks on machine host7 wait for a CPU core at least 20 % of the time, 20.0 ms in "
-        "a step."
+    assert finding.headline.startswith(
+        "Node host7: training threads of most ranks waiting for a CPU core 20 % of the time or more, since step "
     )
-    assert finding.past == (
-        "The training threads of most ranks on machine host7 waited for a CPU core at least 20 % of the time, 20.0 ms "
-        "in a step. That was so{when}."
-    )
+    assert finding.why == "20.0 ms of each step"
     assert finding.evidence == pytest.approx({"core_wait_ratio": 0.2, "core_wait_ratio_min": 0.1})
 
 
 def test_of_several_busy_machines_none_is_named() -> None:
     (finding,) = findings_in(job_of({}, {}, gpus=0, core_wait_ms=(40.0, 40.0)))
     assert (finding.nodes, finding.severity) == ((), "warning")
-    assert finding.sentence.startswith(
-        "The training threads of most ranks wait for a CPU core at least 40 % of the time"
-    )
+    assert finding.what.startswith("training threads of most ranks waiting for a CPU core 40 % of the time")
 
 
 def test_wait_for_a_core_of_one_rank_is_no_finding_about_the_run() -> None:
@@ -173,7 +153,8 @@ def test_run_that_stands_still_does_not_wait_for_longer_than_the_time() -> None:
     ))  # fmt: skip
     (finding,) = findings_in(samples)
     assert finding.evidence["core_wait_ratio"] == pytest.approx(0.5)
-    assert "wait for a CPU core at least 50 % of the time, 50.0 ms in a step" in finding.sentence
+    assert finding.what == "training threads of most ranks waiting for a CPU core 50 % of the time or more,"
+    assert finding.why == "50.0 ms of each step"
 
 
 @pytest.mark.parametrize(
@@ -225,9 +206,8 @@ def test_communication_bound_run_has_exposed_transfer() -> None:
     talking: Shares = {"compute": 70, "exposed": 25, "overlap": 40}
     (finding,) = findings_in(job_of(talking, talking, moved_ms=65))
     assert (finding.kind, finding.severity) == ("communication_bound", "info")
-    assert finding.sentence == (
-        "25 % of the time is communication that does not overlap with compute, waits for other ranks not counted."
-    )
+    assert finding.what == "25 % of the time in communication"
+    assert finding.why == "not overlapped with compute; waits for other ranks not counted"
 
 
 def test_waiting_for_others_is_not_moving_data() -> None:
@@ -267,9 +247,8 @@ def test_serialised_communication_could_run_beside_the_computing() -> None:
     turns: Shares = {"compute": 85, "exposed": 12, "overlap": 1}
     (finding,) = findings_in(job_of(turns, turns, moved_ms=13))
     assert finding.kind == "serialised_communication"
-    assert finding.sentence == (
-        "Only 8 % of the communication overlaps with compute; full overlap would save up to 12 % of the time."
-    )
+    assert finding.what == "only 8 % of communication overlapped with compute"
+    assert finding.why == "up to 12 % of the time to save by full overlap"
     assert "bucket_cap_mb" in finding.suggestion
 
 

@@ -38,14 +38,14 @@ def test_repeated_allocator_retries_are_memory_pressure() -> None:
     retrying = {rank: counts_of(*RETRYING) for rank in (0, 1)}
     (finding,) = findings_in(job_of(BUSY, BUSY, allocators=retrying))
     assert (finding.kind, finding.severity) == ("memory_pressure", "warning")
-    assert "emptied its cache 16 times" in finding.sentence
+    assert finding.why.startswith("cache emptied by torch 16 times")
     assert finding.evidence["retries"] == 16
 
 
 def test_repeated_driver_allocation_is_memory_pressure() -> None:
     churning = {rank: counts_of(*CHURNING) for rank in (0, 1)}
     (finding,) = findings_in(job_of(BUSY, BUSY, allocators=churning))
-    assert finding.sentence.startswith("Torch allocates memory from the driver")
+    assert finding.headline.startswith("GPU memory allocated from the driver and freed again in training since step")
 
 
 @pytest.mark.parametrize(

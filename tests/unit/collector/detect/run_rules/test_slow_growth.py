@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.past import close_finding
+from rankscope.collector.detect.finding import Finding, close_finding
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown
 from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
 from rankscope.collector.detect.stragglers.persistent import Thresholds
@@ -66,9 +65,9 @@ def test_growth_over_thousands_of_steps_is_told_with_the_range_of_its_begin(over
     assert finding.evidence["before_ns"] == pytest.approx(100e6, rel=0.03)
     # The last 64 steps are 32 back in the middle.
     assert finding.slowdown_ratio == pytest.approx(1 + (end - 32 - BEGIN) / over, rel=0.04)
-    since = f"about step {finding.since_step} (between {earliest} and {latest})"
-    assert f"as slow as before {since}, growing slower gradually" in finding.sentence
-    assert f" from {since} on" in close_finding(finding).sentence
+    since = f"about step {finding.since_step} ({earliest}-{latest})"
+    assert f"slower than before and getting slower since {since}" in finding.headline
+    assert "; began at " in close_finding(finding, until_step=6_000, lasted_s=9.0).headline
 
 
 def test_found_growth_is_held_with_its_level_before_and_its_range() -> None:
@@ -79,7 +78,7 @@ def test_found_growth_is_held_with_its_level_before_and_its_range() -> None:
     assert later.finding.evidence["before_ns"] == found[1].evidence["before_ns"]
     assert later.finding.since_range == found[1].since_range
     assert later.finding.slowdown_ratio == pytest.approx(1.5, rel=0.03)
-    assert "the steps before were no longer kept when it was found" in later.finding.sentence
+    assert later.finding.why == "steps before it no longer kept when found"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -120,7 +119,7 @@ def test_growth_beyond_more_tokens_is_stated_for_each_token() -> None:
     # Twice the tokens, and each takes twice as long; the last steps are a little before.
     assert finding.slowdown_ratio == pytest.approx(2.0, rel=0.05)
     assert finding.evidence["more_tokens_ratio"] == pytest.approx(2.0, rel=0.05)
-    assert "for each token" in finding.sentence
+    assert "for each token" in finding.headline
 
 
 @pytest.mark.parametrize("over", [400, 1_000])

@@ -35,25 +35,17 @@ def host_bound(view: RunView) -> Finding:
 
 def test_idle_time_after_waits_of_the_hosts_names_the_line() -> None:
     finding = host_bound(run_of([window(30.0)] * 3, [window(30.0)] * 3))
-    idle = "The GPUs are idle 40 % of the time, waiting for their hosts; waiting for data is 0.0 % of the time"
-    waits = "they are idle at the end of a call in which the host waits for its GPU (such as .item())"
+    waits = "at the end of a call that waits for the GPU (as .item())"
     where = "100 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
-    assert finding.sentence == f"{idle}; up to 30 % of the time {waits}, {where}."
+    assert finding.what == "GPUs idle 40 % of the time, waiting for their hosts,"
+    assert finding.why == f"waiting for data 0.0 % of the time, up to 30 % of the time {waits}, {where}"
     assert finding.evidence["synchronising_ratio"] == 0.3
     assert ".item()" in finding.suggestion
 
 
-def test_its_past_form_leaves_the_line_alone() -> None:
-    past = host_bound(run_of([window(30.0)] * 3, [window(30.0)] * 3)).past
-    assert (
-        "up to 30 % of the time they were idle at the end of a call in which the host waited for its GPU (such as "
-        ".item()), 100 % of it in train.py:24 (main)"
-    ) in past
-
-
 def test_without_kinds_no_line_is_named() -> None:
     unnamed = [msgspec.structs.replace(window(30.0), kinds=())] * 3
-    assert host_bound(run_of(unnamed, unnamed)).sentence.endswith("waits for its GPU (such as .item()).")
+    assert host_bound(run_of(unnamed, unnamed)).why.endswith("at the end of a call that waits for the GPU (as .item())")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +60,7 @@ def test_without_kinds_no_line_is_named() -> None:
 )
 def test_otherwise_it_is_as_without(why: str, windows: Sequence[WindowSynchronisations]) -> None:
     finding = host_bound(run_of(windows, windows))
-    assert finding.sentence.endswith("waiting for data is 0.0 % of the time."), why
+    assert finding.why == "waiting for data 0.0 % of the time", why
     assert "synchronising_ratio" not in finding.evidence
     assert "fused optimizers" in finding.suggestion
 

@@ -41,8 +41,8 @@ def test_loaders_that_are_slow_in_turns_are_uneven_work_of_nobody() -> None:
     assert found.evidence["gap_step_ratio"] == pytest.approx(0.75, abs=0.01)
     assert found.evidence["gap_ns"] == pytest.approx(60 * MS, rel=0.02)
     assert found.run_slowdown_ratio == pytest.approx(4.0, rel=0.02)
-    assert "Ranks 0-1 are the slowest in turns since step 60, no single rank is to blame: 140 turns" in found.sentence
-    assert "Ranks 0-1 were the slowest in turns" in found.past
+    assert found.headline == "Ranks 0-1 slowest in turns, no single rank to blame since step 60"
+    assert found.also[0].startswith("140 turns in steps ")
 
 
 def test_waits_for_a_core_are_the_cause_where_they_are_as_long() -> None:
@@ -57,14 +57,14 @@ def test_waits_for_a_core_are_the_cause_where_they_are_as_long() -> None:
 def test_turns_without_a_cause_must_have_gone_on_for_long() -> None:
     (found,) = find(turns_of(phase="forward"))
     assert (found.cause, found.severity) == ("unattributed", "info")
-    assert "most of it in forward" in found.sentence
+    assert found.why.endswith("most of it in forward")
     assert isinstance(DETECTOR.find(turns_of(100, phase="forward"), ()), Abstain)
     assert find(turns_of(100, phase="forward"), found) != []
 
 
 def test_what_turns_lose_in_backward_has_no_phase() -> None:
     (found,) = find(turns_of(phase="backward"))
-    assert found.sentence.partition("cause unattributed: ")[2].startswith("no known cause explains it.")
+    assert found.why == "no known cause"
 
 
 def test_a_slower_run_with_the_same_cause_explains_turns() -> None:

@@ -28,48 +28,38 @@ def test_rank_that_is_behind_is_named_with_its_group_and_nothing_is_blamed() -> 
     assert (finding.kind, finding.ranks, finding.group, finding.since_step, finding.severity) == (
         "unmatched_collectives", (3,), "dp/0-3", 20, "info",
     )  # fmt: skip
-    assert finding.sentence == (
-        "In group dp/0-3 rank 3 is 1 collective behind most members since step 20: it has called fewer of them, or one "
-        "of them in another step. What the group waits for cannot be matched, so that its members are not compared by "
-        "it."
-    )
-    assert finding.past == (
-        "In group dp/0-3 rank 3 was 1 collective behind most members{when}: it had called fewer of them, or one of "
-        "them in another step. What the group waited for could not be matched, so that its members were not compared "
-        "by it."
-    )
+    assert finding.headline == "Rank 3: 1 collective behind most members of group dp/0-3 since step 20"
+    assert finding.why == "fewer of them called, or one in another step"
+    assert finding.also == ("the group's waits cannot be matched, so its members are not compared by it",)
     assert finding.evidence == {"collectives_behind/3": 1.0}
 
 
 def test_rank_that_is_ahead_by_several() -> None:
     (finding,) = find(Lag("dp/0-3", 1, -2, 20, 20))
-    assert "rank 1 is 2 collectives ahead of most members since step 20: it has called more of them" in finding.sentence
+    assert finding.what == "2 collectives ahead of most members of group dp/0-3"
+    assert finding.why.startswith("more of them called")
 
 
 def test_begin_between_two_known_steps_has_a_range() -> None:
     (finding,) = find(Lag("dp/0-3", 3, 1, 20, 5))
     assert finding.since_range == (5, 20)
-    assert "behind most members since about step 20 (between 5 and 20): it has" in finding.sentence
+    assert finding.headline.endswith("since about step 20 (5-20)")
 
 
 def test_several_ranks_of_a_group_are_one_finding_since_the_first() -> None:
     (finding,) = find(Lag("dp/0-3", 3, 1, 25, 25), Lag("dp/0-3", 1, -1, 20, 20))
     assert (finding.ranks, finding.since_step) == ((1, 3), 20)
-    assert finding.sentence.startswith(
-        "In group dp/0-3 ranks 1, 3 are behind or ahead of most members by some collectives since step 20: they have"
+    assert finding.headline == (
+        "Ranks 1, 3: some collectives behind or ahead of most members of group dp/0-3 since step 20"
     )
-    assert "ranks 1, 3 were behind or ahead of most members by some collectives{when}: they had" in finding.past
 
 
 def test_where_only_the_numbers_differ_the_waits_are_known() -> None:
     (finding,) = find(Lag("dp/0-3", 3, 1, 20, 20, is_matched=True))
-    assert finding.sentence.endswith(
-        "since step 20: only its sequence numbers differ. All members leave a collective together, and the ends of the "
-        "calls show that those of a step still match: the group's waits are known."
-    )
-    assert "showed that those of a step still matched: the group's waits were known." in finding.past
+    assert finding.why.startswith("only sequence numbers differ: the calls of a step still match")
+    assert finding.also == ()
     (finding,) = find(Lag("dp/0-3", 2, 1, 20, 20), Lag("dp/0-3", 3, 1, 20, 20, is_matched=True))
-    assert "What the group waits for cannot be matched" in finding.sentence
+    assert finding.also[0].startswith("the group's waits cannot be matched")
 
 
 def test_it_is_said_after_as_many_steps_as_a_verdict_takes() -> None:

@@ -48,17 +48,17 @@ def pressed(slow_ms: int, *peers_ms: int, field: str = MACHINE) -> dict[int, Seq
         (
             GROUP,
             (
-                "in the control group of local rank 0 on its node some task waits for a CPU for 40.0 ms of each step, "
-                "on its peers' nodes for 10.0 ms"
+                "tasks waiting for a CPU for 40.0 ms per step in the control group of local rank 0, 10.0 ms "
+                "on its peers' nodes"
             ),
         ),
         (
             MACHINE,
-            "on its machine some task waits for a CPU for 40.0 ms of each step, on its peers' machines for 10.0 ms",
+            "tasks waiting for a CPU for 40.0 ms per step on its machine, 10.0 ms on its peers' machines",
         ),
         (
             STEAL,
-            "the hypervisor takes 40.0 ms of each step from each CPU of its machine, 10.0 ms on its peers' machines",
+            ("40.0 ms per step taken by the hypervisor from each CPU of its machine, 10.0 ms on its peers' machines"),
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_neighbours_of_an_intermittent_slowness_are_judged_in_its_slow_steps() -
 
 def test_who_computes_longer_does_not_wait_for_a_cpu() -> None:
     cause = cause_of(pressed(800, 200, 200), cpu_ms=140.0)
-    assert (cause.name, cause.because) == ("host_cpu", "its training thread computes longer")
+    assert (cause.name, cause.because) == ("host_cpu", "its training thread computing longer")
 
 
 def test_pressure_of_an_intermittent_slowness_falls_on_its_slow_steps() -> None:

@@ -40,7 +40,7 @@ def test_slow_node_is_one_finding_and_its_steps_are_charged_once() -> None:
     self_ms[60:, 4:8] *= 1.5
     ((finding, lost_ns),) = find(self_ms)
     assert (finding.ranks, finding.nodes, finding.since_step) == ((4, 5, 6, 7), ("node1",), 60)
-    assert finding.sentence.startswith("Node node1 (ranks 4-7) is up to 1.5")
+    assert finding.headline.startswith("Node node1 (ranks 4-7): up to 1.5")
     assert isinstance(lost_ns, np.ndarray)
     assert float(np.median(lost_ns[60:])) == pytest.approx(55 * MS, rel=0.1)  # the slowest of four, 1.5 and some noise
     assert (lost_ns[:60] == 0).all()
@@ -53,7 +53,7 @@ def test_slowness_that_grows_is_called_drifting() -> None:
     assert (finding.ranks, finding.pattern) == ((2,), "drifting")
     assert finding.since_step is not None
     assert abs(finding.since_step - 40) <= 15
-    assert "ever slower" in finding.sentence
+    assert "and getting slower since about step" in finding.headline
 
 
 def test_rank_that_is_slow_now_and_then_is_found_and_passes() -> None:
@@ -143,17 +143,17 @@ def test_slowest_of_several_states_what_all_cost_together() -> None:
     slowest, other = (one.finding for one in find(self_ms))
     assert (slowest.ranks, other.ranks) == ((1,), (6,))
     assert slowest.run_slowdown_ratio == pytest.approx(150 / 100)
-    assert "times as long as it would without this and the slowness of rank 6; each hour costs" in slowest.sentence
-    assert "it would have without this and the slowness of rank 6; each hour cost " in slowest.past
+    assert (slowest.cost_of, other.cost_of) == ("rank 6", "")
+    assert "Cost (with rank 6): run " in slowest.sentence
     assert other.run_slowdown_ratio == 1.0  # no step is shorter without it, as long as rank 1 is slower
-    assert "The whole run" not in other.sentence
+    assert other.cost == ""
 
 
 def test_several_others_are_named_as_ranks() -> None:
     self_ms = np.full((60, 12), 100.0)
     self_ms[:, 1], self_ms[:, 6], self_ms[:, 8] = 150.0, 120.0, 120.0
     slowest = find(self_ms)[0].finding
-    assert "and the slowness of ranks 6, 8; " in slowest.sentence
+    assert slowest.cost_of == "ranks 6, 8"
 
 
 def reason_with(*lags: Lag, unknown_from: int = 60) -> str | None:
@@ -170,7 +170,7 @@ def test_rank_that_left_out_a_collective_is_the_reason_of_no_verdict() -> None:
         "rank 3 is 1 collective behind in group tp since step 60: it has called fewer of them than the other members, "
         "so that their waits cannot be matched"
     )
-    assert "in group tp since about step 60 (between 41 and 60): it" in str(reason_with(Lag("tp", 3, 1, 60, 41)))
+    assert "in group tp since about step 60 (41-60): it" in str(reason_with(Lag("tp", 3, 1, 60, 41)))
     assert reason_with(Lag("dp", 4, -2, 80, 80), Lag("tp", 3, -2, 60, 60)) == (
         "rank 3 is 2 collectives ahead in group tp since step 60: it has called more of them than the other "
         "members, so that their waits cannot be matched; so has 1 more rank"
@@ -200,14 +200,14 @@ def test_open_finding_stays_steady_and_says_its_present_size() -> None:
     found = DETECTOR.find(view_of(series, nodes=NODES), (later,))
     assert not isinstance(found, Abstain)
     ((last, _),) = found
-    assert f"since step 60, by this much since step {level_from}" in last.sentence
+    assert (last.since_step, last.also) == (60, (f"by this much since step {level_from} only",))
     # 1.05 times is less than a rank is called slow for anew, and it is not over.
     ((least, _),) = find(self_ms, later)
     assert least.slowdown_ratio == pytest.approx(1.05, rel=0.01)
 
 
-def words_over_time(self_ms: Floats, kept: int = 256) -> list[str]:
-    """What the sentence says of the begin and the level of rank 2, pass by pass, of the last steps each."""
+def words_over_time(self_ms: Floats, kept: int = 256) -> list[tuple[int | None, tuple[str, ...]]]:
+    """What is said of the begin and the level of rank 2, pass by pass, of the last steps each."""
     open_ones: tuple[Finding, ...] = ()
     said = []
     for end in range(100, len(self_ms), 16):
@@ -216,7 +216,7 @@ def words_over_time(self_ms: Floats, kept: int = 256) -> list[str]:
         found = DETECTOR.find(view_of(series, nodes=NODES), open_ones)
         assert not isinstance(found, Abstain)
         open_ones = tuple(candidate.finding for candidate in found if candidate.finding.ranks == (2,))
-        said += [one.sentence.partition("peer ranks ")[2].partition(":")[0] for one in open_ones]
+        said += [(one.since_step, one.also) for one in open_ones]
     return said
 
 
@@ -225,7 +225,7 @@ def test_constant_fault_in_wandering_noise_has_one_begin_and_no_other_level(seed
     random = np.random.default_rng(seed)
     self_ms = np.full((1_500, 4), 50.0) * np.exp(random.normal(0.0, 0.02, (1_500, 4)))
     self_ms[60:, 2] *= 3.0 * np.exp(0.04 * np.sin(np.arange(1_440) / 40) + random.normal(0.0, 0.02, 1_440))
-    assert set(words_over_time(self_ms)) == {"since step 60"}
+    assert set(words_over_time(self_ms)) == {(60, ())}
 
 
 def test_level_that_is_told_of_does_not_move_and_ends_with_a_later_one() -> None:
@@ -233,11 +233,11 @@ def test_level_that_is_told_of_does_not_move_and_ends_with_a_later_one() -> None
     self_ms[60:, 2] *= 2.0
     self_ms[300:, 2] *= 2.0
     assert list(dict.fromkeys(words_over_time(self_ms))) == [
-        "since step 60",
-        "since step 60, by this much since step 300",
+        (60, ()),
+        (60, ("by this much since step 300 only",)),
     ]
     self_ms[900:, 2] *= 2.0
-    assert words_over_time(self_ms)[-1] == "since step 60"
+    assert words_over_time(self_ms)[-1] == (60, ())
 
 
 def test_rank_that_grows_slower_beyond_the_table_is_drifting_still() -> None:

@@ -56,7 +56,7 @@ def test_retries_of_the_allocator_are_memory_pressure() -> None:
     # 20 in 20 steps; its peers none, one of them a few.
     cause = cause_of(of(counts(20), counts(0), counts(0), counts(3)))
     assert cause.name == "memory_pressure"
-    assert cause.because == "its GPU's memory runs out 1.0 times a step, its peers' 0.0 times"
+    assert cause.because == "its GPU's memory full 1.0 times per step, its peers' 0.0 times"
     assert cause.evidence["retries_per_step"] == 1.0
 
 
@@ -68,7 +68,7 @@ def test_retries_count_from_one_in_ten_steps_on(retries: int, name: str) -> None
 def test_blocks_allocated_and_freed_per_step_are_memory_pressure() -> None:
     cause = cause_of(of(counts(0, 60), counts(0, 10), counts(0, 10)))
     assert cause.name == "memory_pressure"
-    assert cause.because == "its allocator calls the driver for memory 3.0 times a step, its peers' 0.5 times"
+    assert cause.because == "3.0 calls of its allocator to the driver per step, 0.5 on its peers"
 
 
 @pytest.mark.parametrize(("retries", "calls"), [(20, 0), (0, 200)])
@@ -95,7 +95,7 @@ def test_start_of_the_training_is_not_held_against_a_rank() -> None:
     ids=["of nobody", "of it only", "of its peers only", "once", "at one step", "not told"],
 )
 def test_counts_that_cannot_be_compared_are_no_evidence(allocators: Allocators) -> None:
-    assert cause_of(allocators) == Cause("unattributed", "no known cause explains it", {})
+    assert cause_of(allocators) == Cause("unattributed", "no known cause", {})
 
 
 def faults(slow: int | None, *peers: int | None) -> dict[int, HostSample]:
@@ -108,7 +108,7 @@ def test_pages_that_come_back_from_disk_are_memory_pressure() -> None:
     cause = cause_of(hosts=faults(6_000, 20, 20, 20))
     assert (cause.name, cause.because) == (
         "memory_pressure",
-        "it reads 300 pages of memory a step from disk, its peers 1",
+        "300 pages of memory read from disk per step, 1 on its peers",
     )
     assert cause.evidence["major_faults_per_step"] == 300
 

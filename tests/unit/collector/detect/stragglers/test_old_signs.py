@@ -42,7 +42,7 @@ def test_sign_from_before_the_slowness_stands_beside_its_cause(broken: dict[str,
     device = msgspec.structs.replace(HEALTHY, **broken)
     assert find_signs(device) == {sign}
     assert cause_of(device, {sign: BEGIN}) == (cause, cause_of(device, {})[1])
-    beside = f"no known cause explains it (shown already before it was slow: {sign})"
+    beside = f"no known cause (already before it was slow: {sign})"
     assert cause_of(device, {sign: BEGIN - 1}) == ("unattributed", beside)
 
 
@@ -50,7 +50,7 @@ def test_new_sign_beside_an_old_one_is_the_cause() -> None:
     device = msgspec.structs.replace(HEALTHY, xid_last=63, ecc_uncorrected=1)
     name, because = cause_of(device, {"Xid 63": 3})
     assert name == "gpu_fault"
-    assert because == "its GPU reports uncorrectable memory errors (shown already before it was slow: Xid 63)"
+    assert because == "reported by its GPU: uncorrectable memory errors (already before it was slow: Xid 63)"
 
 
 def test_no_sign_is_old_where_the_begin_is_not_known() -> None:

@@ -53,27 +53,20 @@ def test_work_every_tenth_step_is_told_with_period_and_cost() -> None:
     (found,) = findings(view(every((10, 50.0))))
     assert (found.kind, found.ranks, found.severity, found.cause) == ("periodic_work", (0,), "info", "periodic_work")
     assert (found.since_step, found.evidence["period_steps"]) == (10, 10.0)
-    assert found.sentence == (
-        "Rank 0 (node0) does work of its own every 10 steps since step 10, after its optimizer and before its next "
-        "batch, for which the other ranks wait: that takes 50.0 ms longer than on its 7 peer ranks. The whole run "
-        "takes 1.05 times as long as it would without this; each hour costs 0.4 rank-hours."
-    )
-    assert found.past == (
-        "Rank 0 (node0) did work of its own every 10 steps{when}, after its optimizer and before its next batch, for "
-        "which the other ranks waited: that took 50.0 ms longer than on its 7 peer ranks. The whole run took "
-        "1.05 times as long as it would have without this; each hour cost 0.4 rank-hours."
-    )
+    assert found.headline == "Rank 0 (node0): work of its own every 10 steps since about step 10 (0-10)"
+    assert found.why == "between optimizer and next batch, 50.0 ms longer than on its 7 peers"
+    assert found.cost == "run 1.05x slower"
 
 
 def test_two_kinds_of_work_have_a_period_each() -> None:
     (found,) = findings(view(every((10, 50.0), (25, 200.0))))
-    assert found.sentence.startswith("Rank 0 (node0) does work of its own every 10 steps and every 25 steps since")
+    assert found.what == "work of its own every 10 steps and every 25 steps"
 
 
 def test_only_peer_is_named_so() -> None:
     look = view(every((10, 50.0)))
     pairs = view_of(look.series, signatures={rank: rank // 2 for rank in range(RANKS)})
-    assert "longer than on its 1 peer rank." in findings(pairs)[0].sentence
+    assert findings(pairs)[0].why.endswith("longer than on its 1 peer")
 
 
 @pytest.mark.parametrize(
@@ -133,9 +126,8 @@ def test_line_that_waits_for_the_gpu_is_named() -> None:
         synchronisations={rank: waits(min(rank, 1)) for rank in range(RANKS)},
     )
     (found,) = findings(view(every((10, 50.0)), samples=samples))
-    where = "train.py:24 (log) (aten::item, cudaStreamSynchronize)."
-    assert f"longer than on its 7 peer ranks; its host waits for the GPU at {where}" in found.sentence
-    assert f"longer than on its 7 peer ranks; its host waited for the GPU at {where}" in found.past
+    where = "train.py:24 (log) (aten::item, cudaStreamSynchronize)"
+    assert f"longer than on its 7 peers; its host waiting for the GPU at {where}" in found.why
 
 
 def test_open_finding_keeps_its_first_step_and_lasts_with_less_regular_steps() -> None:

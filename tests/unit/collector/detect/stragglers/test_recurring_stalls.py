@@ -164,11 +164,8 @@ def test_finding_has_the_stalls_and_their_cost() -> None:
     assert finding.run_slowdown_ratio == pytest.approx(27.6 / 24.0)
     assert finding.evidence[STALLS] == 9.0
     assert (lost.steps.tolist(), lost.lost_ns.tolist()) == ([*range(100, 1000, 100)], [STALL_MS * MS] * 9)
-    assert finding.sentence.startswith(
-        "Rank 1 (node1) stops every 100 steps since about step 100 (between 1 and 100), and the other ranks wait: "
-        "400.0 ms each time, 9 times in steps 100-900; cause unattributed:"
-    )
-    assert "stopped every 100 steps" in finding.past
+    assert finding.headline == "Rank 1 (node1): 21.0x slower than usual every 100 steps since about step 100 (1-100)"
+    assert finding.also == ("9 stalls of 400.0 ms in steps 100-900, all other ranks waiting",)
 
 
 def test_open_finding_keeps_its_begin() -> None:
@@ -193,4 +190,4 @@ def test_cheap_work_of_its_own_is_no_warning() -> None:
 
 
 def test_irregular_stalls_are_described_so() -> None:
-    assert "stops now and then, about every 85 steps, since" in describe(recurring(steps=IRREGULAR))[0].sentence
+    assert describe(recurring(steps=IRREGULAR))[0].what == "than usual now and then (about every 85 steps)"

@@ -25,8 +25,8 @@ from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of,
 SLOW = 3
 PEERS = (0, 1, 2)
 GHZ = 1_000_000_000
-NO_CAUSE = ("unattributed", "no known cause explains it")
-UNSEEN = "its training thread is off the CPU: it waits for something that is not measured"
+NO_CAUSE = ("unattributed", "no known cause")
+UNSEEN = "its training thread off the CPU, waiting for something not measured"
 
 Devices = Mapping[int, Sequence[DeviceSample]]
 
@@ -60,7 +60,7 @@ def cause_of(
 def test_longer_wait_for_data_is_data_loading() -> None:
     cause = cause_of(phases_ms={"data": alike(55.0, 10.0)})
     assert cause == Cause(
-        "data_loading", "it waits 45.0 ms a step longer for its data loader", {"data_excess_ns": 45 * MS}
+        "data_loading", "45.0 ms more per step waiting for its data loader", {"data_excess_ns": 45 * MS}
     )
 
 
@@ -120,7 +120,7 @@ def pauses_of(slow_ms: float, *peers_ms: float) -> dict[int, tuple[TimeCount, ..
 def test_longer_pauses_of_the_garbage_collector_are_the_cause() -> None:
     cause = cause_of(gc_pauses=pauses_of(42.0, 1.0, 2.0, 3.0))
     assert cause.name == "garbage_collection"
-    assert cause.because == "Python's garbage collector stops it 40.0 ms a step longer"
+    assert cause.because == "40.0 ms more per step in Python's garbage collector"
     assert cause.evidence == {"gc_excess_ns": 40 * MS}
 
 
@@ -167,15 +167,15 @@ def gpus(slow: tuple[DeviceSample, ...], peer: tuple[DeviceSample, ...]) -> Devi
 @pytest.mark.parametrize(
     ("reasons", "name", "because"),
     [
-        ((), "gpu_slow_clock", "its GPU runs at 60 % of its peers' clock"),
-        (("hw_slowdown",), "gpu_slow_clock", "its GPU runs at 60 % of its peers' clock"),
-        (("sw_power_cap",), "gpu_power_cap", "its GPU throttles (sw_power_cap)"),
-        (("package_power",), "gpu_power_cap", "its GPU throttles (package_power)"),
-        (("memory_thermal",), "gpu_thermal_throttle", "its GPU throttles (memory_thermal)"),
+        ((), "gpu_slow_clock", "its GPU at 60 % of its peers' clock"),
+        (("hw_slowdown",), "gpu_slow_clock", "its GPU at 60 % of its peers' clock"),
+        (("sw_power_cap",), "gpu_power_cap", "its GPU throttled (sw_power_cap)"),
+        (("package_power",), "gpu_power_cap", "its GPU throttled (package_power)"),
+        (("memory_thermal",), "gpu_thermal_throttle", "its GPU throttled (memory_thermal)"),
         (
             ("sw_power_cap", "hw_thermal_slowdown", "sw_thermal_slowdown"),
             "gpu_thermal_throttle",
-            "its GPU throttles (hw_thermal_slowdown, sw_thermal_slowdown)",
+            "its GPU throttled (hw_thermal_slowdown, sw_thermal_slowdown)",
         ),
     ],
 )
@@ -230,7 +230,7 @@ def test_every_gpu_of_the_rank_is_looked_at() -> None:
 
 def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
     cause = cause_of(devices=gpus(gpu(), gpu()), cpu_ms=alike(140.0, 90.0), phases_ms={"forward": alike(60.0)})
-    assert (cause.name, cause.because) == ("unattributed", "no known cause explains it, 50.0 ms of it in forward")
+    assert (cause.name, cause.because) == ("unattributed", "no known cause, 50.0 ms of it in forward")
 
 
 # -- PCIe link --------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def pcie_cause(slow: DeviceSample, *peers: DeviceSample, **known: Any) -> Cause:
 def test_link_with_fewer_lanes_than_most_peers_is_pcie_downgrade() -> None:
     assert pcie_cause(linked(4), linked(16), linked(16), linked(8)) == Cause(
         "pcie_downgrade",
-        "its GPU's PCIe link runs with 4 lanes, those of its peers with 16",
+        "its GPU's PCIe link with 4 lanes, those of its peers with 16",
         {"pcie_lanes": 4, "peers_pcie_lanes": 16},
     )
 
@@ -260,7 +260,7 @@ def test_link_with_fewer_lanes_than_most_peers_is_pcie_downgrade() -> None:
 def test_busy_link_of_a_lower_generation_is_pcie_downgrade() -> None:
     cause = pcie_cause(linked(16, 1), linked(16), linked(16), linked(16))
     assert cause.name == "pcie_downgrade"
-    assert cause.because == "its GPU's PCIe link runs at generation 1, those of its peers at 5"
+    assert cause.because == "its GPU's PCIe link at generation 1, those of its peers at 5"
 
 
 @pytest.mark.parametrize(
@@ -290,8 +290,7 @@ def test_link_that_is_as_those_of_its_peers_or_not_known_is_no_cause(
 def test_link_below_its_own_maximum_is_pcie_downgrade() -> None:
     narrow = linked(1, pcie_link_width_max=8)
     assert (
-        pcie_cause(narrow, *[linked(16)] * 3).because
-        == "its GPU's PCIe link runs with 1 lane, those of its peers with 16"
+        pcie_cause(narrow, *[linked(16)] * 3).because == "its GPU's PCIe link with 1 lane, those of its peers with 16"
     )
 
 
@@ -334,7 +333,7 @@ def windows(slow: WindowBreakdown, peer: WindowBreakdown) -> Mapping[int, Sequen
 
 def test_more_operators_that_take_longer_are_more_work() -> None:
     cause = cause_of(breakdowns=windows(window(130.0, 150), window(80.0, 100)))
-    assert (cause.name, cause.because) == ("more_work", "it runs 150 operators a step where its peers run 100")
+    assert (cause.name, cause.because) == ("more_work", "150 operators per step, 100 on its peers")
     assert cause.evidence == {"compute_excess_ns": 50 * MS, "operator_ratio": 1.5}
 
 
@@ -344,7 +343,7 @@ HEALTHY = gpus(gpu(2.0), gpu(2.0))
 def test_gpu_with_longer_kernels_and_no_reason_is_slow_itself() -> None:
     cause = cause_of(devices=HEALTHY, breakdowns=windows(window(130.0, 100), window(90.0, 100)))
     assert cause.name == "gpu_compute"
-    assert cause.because == "its GPU computes 40.0 ms a step longer on the same work, and reports no reason"
+    assert cause.because == "40.0 ms more per step on its GPU for the same work, no reason reported"
 
 
 def idle_cause(cpu_ms: Rows | None) -> Cause:
@@ -363,7 +362,7 @@ def idle_cause(cpu_ms: Rows | None) -> Cause:
 def test_idle_gpu_whose_host_is_at_work_waits_for_it(cpu_ms: Rows) -> None:
     cause = idle_cause(cpu_ms)
     assert cause.name == "host_cpu"
-    assert cause.because == "its GPU is idle 40.0 ms a step longer, waiting for its host, 45.0 ms of it in forward"
+    assert cause.because == "its GPU idle 40.0 ms more per step, waiting for its host, 45.0 ms of it in forward"
     assert cause.evidence["idle_excess_ns"] == 40 * MS
 
 
@@ -371,8 +370,8 @@ def test_idle_gpu_whose_host_is_on_no_cpu_waits_for_what_is_not_seen() -> None:
     cause = idle_cause(alike(124.9, 100.0))  # off the CPU for 25.1 ms, above half of the 50 that it is slower
     assert cause.name == "unseen_wait"
     assert cause.because == (
-        "its GPU is idle 40.0 ms a step longer while its training thread is off the CPU: it waits for something that "
-        "is not measured, 45.0 ms of it in forward"
+        "its GPU idle 40.0 ms more per step, its training thread off the CPU, waiting for "
+        "something not measured, 45.0 ms of it in forward"
     )
     assert cause.evidence["off_cpu_ns"] == pytest.approx(25.1 * MS)
 
@@ -380,9 +379,7 @@ def test_idle_gpu_whose_host_is_on_no_cpu_waits_for_what_is_not_seen() -> None:
 def test_idle_gpu_without_cpu_times_is_not_explained() -> None:
     cause = idle_cause(None)
     assert cause.name == "unattributed"
-    assert (
-        cause.because == "its GPU is idle 40.0 ms a step longer, and the CPU time of its training thread is not known"
-    )
+    assert cause.because == "its GPU idle 40.0 ms more per step, CPU time of its training thread not known"
 
 
 def test_gpu_neither_slower_nor_idle_longer_is_not_explained() -> None:
@@ -392,10 +389,10 @@ def test_gpu_neither_slower_nor_idle_longer_is_not_explained() -> None:
 @pytest.mark.parametrize(
     ("broken", "because"),
     [
-        ({"xid_last": 63}, "its GPU reports Xid 63"),
-        ({"ecc_uncorrected": 1}, "its GPU reports uncorrectable memory errors"),
-        ({"remapping_pending": True}, "its GPU reports a pending row remapping"),
-        ({"remapping_pending": True, "remapping_failed": True}, "its GPU reports a failed row remapping"),
+        ({"xid_last": 63}, "reported by its GPU: Xid 63"),
+        ({"ecc_uncorrected": 1}, "reported by its GPU: uncorrectable memory errors"),
+        ({"remapping_pending": True}, "reported by its GPU: a pending row remapping"),
+        ({"remapping_pending": True, "remapping_failed": True}, "reported by its GPU: a failed row remapping"),
     ],
 )
 def test_gpu_that_reports_a_fault_of_its_own_has_it(broken: Mapping[str, Any], because: str) -> None:
@@ -448,7 +445,7 @@ def test_peers_that_run_no_operator_at_all_are_compared_with_too() -> None:
 @pytest.mark.parametrize(
     ("cpu_ms", "name", "because"),
     [
-        (115.0, "host_cpu", "its training thread computes longer, 40.0 ms of it in forward"),
+        (115.0, "host_cpu", "its training thread computing longer, 40.0 ms of it in forward"),
         (114.9, "unseen_wait", f"{UNSEEN}, 40.0 ms of it in forward"),
     ],
 )
@@ -532,7 +529,7 @@ def test_longer_waits_with_a_gpu_idle_around_their_end_are_host_device_sync() ->
     cause = cause_of(synchronisations=all_wait(mine, waits(5.0, 2.0)), breakdowns=LONGER_IDLE)
     assert cause.name == "host_device_sync"
     assert cause.because == (
-        "its host waits at least 38.0 ms a step longer for the GPU, and its GPU is idle as much longer, "
+        "its host waiting at least 38.0 ms more per step for the GPU, its GPU idle as much longer, "
         "79 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
     )
     assert cause.evidence == {"sync_excess_ns": 38 * MS}
@@ -585,7 +582,7 @@ def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
         self_ms=120.0,
     )
     assert cause.because == (
-        "its host waits at least 20.0 ms a step longer for the GPU, and its GPU is idle as much longer, "
+        "its host waiting at least 20.0 ms more per step for the GPU, its GPU idle as much longer, "
         "100 % of it in debug.py:80 (dump) (aten::item, cudaStreamSynchronize)"
     )
 
@@ -593,7 +590,7 @@ def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
 def test_no_line_is_named_that_has_less_than_half_of_the_excess() -> None:
     kinds = [idle_of(ITEM, 13.0, line=f"train.py:{number} (main)", operator=f"aten::op{number}") for number in range(3)]
     cause = cause_of(synchronisations=all_wait(waits(45.0, 39.0, *kinds), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
-    assert cause.because.endswith("and its GPU is idle as much longer")
+    assert cause.because.endswith("its GPU idle as much longer")
 
 
 def test_without_a_line_the_operator_and_the_call_are_named() -> None:
@@ -604,7 +601,7 @@ def test_without_a_line_the_operator_and_the_call_are_named() -> None:
 
 def test_without_kinds_nothing_is_named() -> None:
     cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
-    assert cause.because.endswith("and its GPU is idle as much longer")
+    assert cause.because.endswith("its GPU idle as much longer")
 
 
 def test_share_of_a_kind_with_more_idle_time_than_its_window_is_all() -> None:

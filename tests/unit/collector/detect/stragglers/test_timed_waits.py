@@ -60,8 +60,7 @@ def test_slow_rank_that_others_wait_for_is_named_with_both_numbers() -> None:
     ((finding, _),) = find((50, 50, 0, 50))
     assert finding.ranks == (2,)
     assert (finding.evidence["timed_wait_ns"], finding.evidence["peers_timed_wait_ns"]) == (0, 50 * MS)
-    assert "In the collectives that torch timed rank 2 waits 0 ns a step, its peers 50.0 ms." in finding.sentence
-    assert "In the collectives that torch timed rank 2 waited 0 ns a step, its peers 50.0 ms." in finding.past
+    assert "Waits in the collectives that torch timed: rank 2 0 ns per step, its peers 50.0 ms." in finding.sentence
 
 
 def test_slow_rank_that_itself_waits_is_not_named() -> None:

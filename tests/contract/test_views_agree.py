@@ -1,0 +1,156 @@
+"""All views of a run say the same of a finding: verdict, status, report as text and JSON, page, metric, alert, log."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+import pytest
+
+from rankscope.collector.captures.incident_views import NO_LINKS, view_run
+from rankscope.collector.detect.finding import Finding, order_findings, write_whole_cost
+from rankscope.collector.detect.finding_words import count_ranks_wasted, format_ratio
+from rankscope.collector.incidents.incident import Incident, begin
+from rankscope.collector.notifications.event import OPENED, describe
+from rankscope.collector.publish.metrics import run_metrics
+from rankscope.collector.reports.incident_table import render_incidents
+from rankscope.collector.reports.run_report import RunReport
+from rankscope.collector.reports.run_sections import render_text
+from rankscope.collector.reports.status_text import render_status
+from rankscope.collector.reports.summary import summarise, verdict
+from rankscope.collector.runs.run_status import build_status
+from rankscope.collector.runs.run_summary import build_run_summary
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from tests.unit.collector.runs.run_stories import Story
+from tests.unit.collector.runs.test_hang_story import HangStory
+
+WORDS_MAX: Final = 25
+"""Words of a sentence."""
+
+
+def _hang() -> Story:
+    story = HangStory(4)
+    story.join()
+    story.move(7)
+    return story.hang(2, 31)
+
+
+RUNS: Final[dict[str, Callable[[], Story]]] = {
+    "slow loader": lambda: Story(4).join().train(40).train(40, data={2: 50.0}),
+    "slow host": lambda: Story(4).join().train(40).train(60, forward={2: 30.0}),
+    "a little slow": lambda: Story(8).join().train(40).train(60, forward={5: 13.0}),
+    "two slow ranks": lambda: Story(4).join().train(40).train(60, forward={1: 30.0, 3: 50.0}),
+    "two ranks": lambda: Story(2).join().train(40).train(60, forward={1: 60.0}),
+    "all ranks slower": lambda: Story(4).join().train(60).train(60, forward=dict.fromkeys(range(4), 40.0)),
+    "slow from the begin": lambda: Story(4).join().train(60, forward={0: 25.0}),
+    "slow, and well again": lambda: Story(4).join().train(40).train(60, data={2: 50.0}).train(120),
+    "waits for data": lambda: Story(4).join().train(80, data=dict.fromkeys(range(4), 8.0)),
+    "hang": _hang,
+}
+
+
+@pytest.fixture(params=RUNS, scope="module")
+def run(request: pytest.FixtureRequest) -> RunSnapshot:
+    """A run as all views get it."""
+    return RUNS[request.param]().snapshot()
+
+
+def incidents_of(run: RunSnapshot) -> list[Incident]:
+    return [begin(one.number, run.run_id or run.run, one, 50_000.0) for one in run.findings]
+
+
+def report_of(run: RunSnapshot) -> RunReport:
+    return RunReport(
+        run=run.run, world_size=run.world_size, restart_count=0, attempts=1, begun_wall_s=0.0, changed_wall_s=60.0,
+        is_over=False, steps=100, steps_kept=0, step_ns_median=None, reports=1, reports_lost=0, steps_late=0, ends={},
+        goodput=run.goodput, findings=run.findings, incidents=tuple(incidents_of(run)),
+    )  # fmt: skip
+
+
+def views_of(run: RunSnapshot) -> Iterator[tuple[str, str]]:
+    """The text of each view, with its name."""
+    yield "summary", summarise(run)
+    yield "status", render_status(build_status(run, 4))
+    yield "report", render_text(report_of(run), 20, width=1_000)
+    yield "incidents", render_incidents(incidents_of(run), 50_060.0)
+    yield "webhook", "\n".join(describe(one, OPENED) for one in incidents_of(run))
+
+
+def squeeze(text: str) -> str:
+    """Text as one line: views wrap it differently."""
+    return re.sub(r"\s+", " ", text)
+
+
+def test_every_run_has_a_finding_but_the_well_ones() -> None:
+    found = {name: len(make().snapshot().findings) for name, make in RUNS.items()}
+    assert sum(count > 0 for count in found.values()) >= 8, found
+
+
+def test_every_view_has_the_headline(run: RunSnapshot) -> None:
+    for name, text in views_of(run):
+        findings = run.open_findings if name == "status" else run.findings
+        for one in findings:
+            assert one.headline in squeeze(text), (name, one.headline)
+
+
+def test_every_view_that_gives_a_cost_gives_the_same(run: RunSnapshot) -> None:
+    for one in run.open_findings:
+        assert write_whole_cost(one) in squeeze(render_status(build_status(run, 4)))
+    for one in run.findings:
+        if one.cost:
+            assert one.cost in one.sentence
+            assert f"ost: {one.cost}" in squeeze(render_incidents(incidents_of(run), 50_060.0))
+
+
+def test_page_and_json_have_the_fields_as_they_are(run: RunSnapshot) -> None:
+    shown = msgspec.to_builtins(view_run(run, NO_LINKS))
+    for one, view in zip(run.open_findings, shown["open_findings"], strict=True):
+        for name in ("headline", "figures", "why", "cost", "sentence", "suggestion", "slowdown_ratio"):
+            assert view[name] == getattr(one, name)
+        assert (view["whole_cost"], view["reason_said"]) == (write_whole_cost(one), one.reason)
+    report = msgspec.json.decode(msgspec.json.encode(report_of(run)), type=RunReport)
+    assert report.findings == run.findings
+
+
+def test_metric_is_the_ratio_that_is_said(run: RunSnapshot) -> None:
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=(run,))
+    metrics = {labels[1:4:2]: value for labels, value in run_metrics.find_slowdowns(snapshot) if value is not None}
+    for one in run.open_findings:
+        if one.slowdown_ratio is not None and one.kind in {"straggler", "run_slowdown"}:
+            assert f" {format_ratio(metrics[one.kind, one.subject])} slower" in one.headline
+
+
+def test_incident_and_wire_have_the_same_words(run: RunSnapshot) -> None:
+    for one, incident in zip(run.findings, incidents_of(run), strict=True):
+        words = ("headline", "figures", "why", "also", "cost", "sentence", "suggestion")
+        assert all(getattr(incident, name) == getattr(one, name) for name in words)
+    sent = build_run_summary(run, None)
+    assert [one.sentence for one in sent.findings] == [one.sentence for one in order_findings(run.open_findings)]
+
+
+def test_verdict_is_the_first_finding_of_every_list(run: RunSnapshot) -> None:
+    if not run.findings:
+        return
+    first = order_findings(run.findings)[0]
+    assert verdict(run) == first.sentence
+    assert squeeze(render_text(report_of(run), 20, width=1_000)).startswith(first.headline)
+    assert list(run.open_findings) == order_findings(run.open_findings)
+
+
+def test_ranks_wasted_follow_from_the_slowdown_of_the_run(run: RunSnapshot) -> None:
+    for one in run.findings:
+        said = re.search(r"([\d,.]+) of (\d+) ranks wasted", one.sentence)
+        if said is not None:
+            assert one.run_slowdown_ratio is not None
+            wasted = count_ranks_wasted(one.run_slowdown_ratio, run.world_size)
+            assert float(said[1]) == pytest.approx(wasted, abs=0.05)
+            assert int(said[2]) == run.world_size
+
+
+def sentences_of(finding: Finding) -> list[str]:
+    return re.split(r"(?<=\.) (?=[A-Z\d])", finding.sentence)
+
+
+def test_no_sentence_is_long(run: RunSnapshot) -> None:
+    for one in run.findings:
+        assert all(len(sentence.split()) <= WORDS_MAX for sentence in sentences_of(one)), one.sentence
