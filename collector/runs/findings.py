@@ -20,6 +20,7 @@ from rankscope.collector.detect.finding import (
     order_findings,
 )
 from rankscope.collector.detect.sampled_lines import SampledLines
+from rankscope.collector.detect.suggestions import UNATTRIBUTED
 from rankscope.collector.detect.view import Candidate, Detected, RunView, SingleLosses
 from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.runs.clock_alignment import Clocks
@@ -316,11 +317,14 @@ class RunFindings:
         clocks = self._clocks
         since_wall_s = None if clocks is None else clocks.to_wall_s(began_collector_ns)
         numbered = msgspec.structs.replace(finding, number=self._opened, since_wall_s=since_wall_s)
-        recurs = any(
-            view.now_collector_ns - passed_ns < RECURS_NS and finding.is_about_the_same(before)
+        earlier = [
+            before
             for before, passed_ns in self._passed
-        )
-        self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns, recurs=recurs))
+            if view.now_collector_ns - passed_ns < RECURS_NS and finding.is_about_the_same(before)
+        ]
+        if earlier:
+            numbered = _continue(numbered, earlier[-1])
+        self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns, recurs=bool(earlier)))
         return self._open[-1]
 
     def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | SingleLosses | None, view: RunView) -> None:
@@ -379,6 +383,21 @@ class RunFindings:
             self._passed = [*self._passed, (closed, passed_collector_ns)][-self._findings_max :]
         self._closed = [*self._closed, closed][-self._findings_max :]
         return CloseFinding(self._run, closed, reason)
+
+
+def _continue(finding: Finding, before: Finding) -> Finding:
+    """Return a finding that comes again with the begin of the first time, and its cause where none is known now."""
+    found = msgspec.structs.replace(
+        finding,
+        since_step=before.since_step,
+        since_step_min=before.since_step_min,
+        since_step_max=before.since_step_max,
+        since_wall_s=before.since_wall_s,
+        recurs=True,
+    )
+    if found.cause != UNATTRIBUTED:
+        return found
+    return msgspec.structs.replace(found, cause=before.cause, why=before.why, suggestion=before.suggestion)
 
 
 def _notified_fields(finding: Finding) -> tuple[object, ...]:

@@ -35,7 +35,13 @@ from rankscope.collector.detect.stragglers.persistent import (
     steps_to_close,
 )
 from rankscope.collector.detect.stragglers.recurring_stalls import STALLS, describe_recurring, find_recurring
-from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, Cause, find_cause
+from rankscope.collector.detect.stragglers.root_cause import (
+    COMPUTE_EXCESS,
+    CPU_PRESSURE,
+    IDLE_EXCESS,
+    Cause,
+    find_cause,
+)
 from rankscope.collector.detect.stragglers.sentence import (
     describe_level,
     describe_self,
@@ -46,7 +52,7 @@ from rankscope.collector.detect.stragglers.sentence import (
 from rankscope.collector.detect.stragglers.slow_sets import SlowSet, join_alike, join_nodes
 from rankscope.collector.detect.stragglers.turns import find_in_turns
 from rankscope.collector.detect.stragglers.witness import is_contradicted, read_witness
-from rankscope.collector.detect.suggestions import suggest
+from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats
 
@@ -266,6 +272,7 @@ def _is_set_apart(slow: SlowRank, members: Collection[int]) -> bool:
 def _describe(view: RunView, together: _Together, number: int, cause: Cause, known: Mapping[int, Finding]) -> Candidate:
     """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
     nodes, slow_ranks = together.found[number]
+    cause = _recall_cause(cause, known.get(slow_ranks[0].rank))
     slow = _align_begin(view, slow_ranks, known)
     cost = together.price(number, slow.since_step if slow.pattern == "intermittent" else slow.level_from_step)
     others = together.others(number)
@@ -396,6 +403,16 @@ def _find_cause(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[in
     ]
     (name, _), *_ = Counter(cause.name for cause in causes).most_common()
     return next(cause for cause in causes if cause.name == name)
+
+
+def _recall_cause(cause: Cause, finding: Finding | None) -> Cause:
+    """Return the cause of an open finding where none is known now and nothing has been measured that speaks against it:
+    of a slowness in bouts windows meet some.
+    """
+    is_measured = IDLE_EXCESS in cause.evidence or COMPUTE_EXCESS in cause.evidence
+    if cause.name != UNATTRIBUTED or finding is None or not finding.cause or is_measured:
+        return cause
+    return Cause(finding.cause, finding.why, cause.evidence)
 
 
 def _recall_begin(slow: SlowRank, known: Mapping[int, Finding]) -> SlowRank:

@@ -142,6 +142,8 @@ HOST_CPU: Final = "host_cpu"
 UNSEEN_WAIT: Final = "unseen_wait"
 IDLE_EXCESS: Final = "idle_excess_ns"
 """Evidence key: how much longer its device is idle in a step than its peers'."""
+COMPUTE_EXCESS: Final = "compute_excess_ns"
+"""Evidence key: how much longer its device computes in a step than its peers'."""
 CPU_PRESSURE: Final = "cpu_pressure"
 NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "other_threads"})
 """Excesses that are not phases of the step."""
@@ -427,10 +429,10 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
     if compute is None or idle is None:
         return None
     has_device = bool(samples.devices.get(slow.rank))
-    evidence["compute_excess_ns"] = compute[0] - compute[1]
+    evidence[COMPUTE_EXCESS] = compute[0] - compute[1]
     if operators is not None:
         evidence["operator_ratio"] = operators[0] / max(1.0, operators[1])
-    if evidence["compute_excess_ns"] >= EXPLAINS * excess_ns:
+    if evidence[COMPUTE_EXCESS] >= EXPLAINS * excess_ns:
         if operators is not None and evidence["operator_ratio"] >= MORE_WORK_RATIO:
             where = _where(evidence, excess_ns)
             return (
@@ -438,7 +440,7 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
                 f"{operators[0]:.0f} operators per step, {operators[1]:.0f} on its peers{where}",
             )
         if has_device:
-            longer = format_duration(evidence["compute_excess_ns"])
+            longer = format_duration(evidence[COMPUTE_EXCESS])
             return "gpu_compute", f"{longer} more per step on its GPU for the same work, no reason reported"
     if has_device:
         evidence[IDLE_EXCESS] = idle[0] - idle[1]

@@ -6,8 +6,9 @@ one. While its turn lasts each looks as a straggler does, and is none: replacing
     turn      slow steps in a row, those that are not slow left out, with the same slowest rank. Of more than
               FEW_RANKS_MAX ranks, `steps_min` or more: of so many each stalls now and then
     takers    ranks whose turns hold at least half of an equal share of all excess
-    in turns  more than half of the ranks that do the same work are takers, and the present turn is no longer than
-              LONGER_RATIO times the longest one of another, and than PATIENCE_STEPS
+    in turns  more than half of the ranks that do the same work are takers, or the present turn began where that of
+              another ended; and it is no longer than LONGER_RATIO times the longest one of another, and than
+              PATIENCE_STEPS
     alike     a taker's turns hold at most LONGER_RATIO times as much excess as the median of the other takers'
 
 A rank whose slowness goes on for longer than the others' turns has become a straggler, and is named; so is one that
@@ -30,6 +31,8 @@ FEW_RANKS_MAX: Final = 2
 LONGER_RATIO: Final = 2.0
 PATIENCE_STEPS: Final = 64
 """Known steps for which a rank is not named while it may be its turn."""
+HANDED_ON_STEPS: Final = 2
+"""Known steps from the last slow one of a rank to the first of the next one."""
 MEMBERS_MAX: Final = 64
 """Of more ranks half never take turns within the steps that are kept."""
 RANKS_MAX: Final = 2048
@@ -77,12 +80,13 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     counts = lengths >= (1 if len(members) <= FEW_RANKS_MAX else steps_min)
     if not counts.any():
         return None
+    is_handed_on = _is_handed_on(rows, worst, begins[counts], lengths[counts])
     is_in_one = np.repeat(counts, lengths)
     rows, worst, owners, lengths = rows[is_in_one], worst[is_in_one], worst[begins[counts]], lengths[counts]
     worst_ns = weight[rows, worst]
     sums = np.bincount(worst, worst_ns, minlength=len(members))
     takers = sums >= TAKER_SHARE * sums.sum() / len(members)
-    if 2 * np.count_nonzero(takers) <= len(members):
+    if 2 * np.count_nonzero(takers) <= len(members) and not (is_handed_on and takers[owners[-1]]):
         return None
     longest = int(lengths[(owners != owners[-1]) & takers[owners]].max(initial=0))
     if takers[owners[-1]] and int(lengths[-1]) > min(LONGER_RATIO * longest, PATIENCE_STEPS):
@@ -96,3 +100,13 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
         return None
     patience = max(2 * steps_min, min(round(LONGER_RATIO * lengths.max()), PATIENCE_STEPS))
     return Turns(tuple(members[alike].tolist()), patience, periods.rows[rows], members[worst], worst_ns)
+
+
+def _is_handed_on(rows: Ints, worst: Ints, begins: Ints, lengths: Ints) -> bool:
+    """Return whether the last turn began where that of another rank ended. `rows` are the slow ones of the known steps,
+    and `worst` the slowest rank in each; turns begin at `begins` of them.
+    """
+    if len(begins) < 2 or worst[begins[-1]] == worst[begins[-2]]:  # noqa: PLR2004 - it takes two
+        return False
+    last = int(begins[-2] + lengths[-2]) - 1
+    return int(rows[begins[-1]] - rows[last]) <= HANDED_ON_STEPS

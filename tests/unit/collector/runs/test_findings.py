@@ -233,7 +233,7 @@ def test_straggler_that_has_come_back_stays_open_for_5_minutes() -> None:
     (closed,) = clock.look(380, is_slow=False)
     assert isinstance(closed, CloseFinding)
     assert (closed.reason, closed.finding.until_step) == ("passed", 80)
-    assert (closed.finding.recurs, closed.finding.is_paused, closed.finding.since_step) == (True, False, 70)
+    assert (closed.finding.recurs, closed.finding.is_paused, closed.finding.since_step) == (True, False, 60)
 
 
 def test_paused_straggler_that_is_found_again_is_the_same() -> None:
@@ -242,7 +242,7 @@ def test_paused_straggler_that_is_found_again_is_the_same() -> None:
     clock.look(80, is_slow=False)
     assert clock.look(110, is_slow=True, since_step=78) == []
     (finding,) = clock.findings.open_findings
-    assert (finding.number, finding.since_step, finding.recurs, finding.is_paused) == (2, 70, True, False)
+    assert (finding.number, finding.since_step, finding.recurs, finding.is_paused) == (2, 60, True, False)
     # The 5 minutes begin anew.
     assert clock.look(140, is_slow=False) == []
     assert clock.look(439, is_slow=False) == []
@@ -282,3 +282,16 @@ def test_most_severe_findings_come_first_and_equals_by_rank() -> None:
     found = {3: "info", 2: "warning", 1: "critical", 0: "warning"}
     _, verdicts = started(*(msgspec.structs.replace(slow(rank), severity=found[rank]) for rank in found))
     assert [one.ranks for one in verdicts.open_findings] == [(1,), (0,), (2,), (3,)]
+
+
+def test_straggler_that_comes_again_keeps_its_cause_where_none_is_known_now() -> None:
+    known = msgspec.structs.replace(slow(2, since_step=60), cause="data_loading", why="late data")
+    unknown = msgspec.structs.replace(slow(2, since_step=70), cause="unattributed", why="no known cause")
+    told, verdicts = started()
+    told.answer = [Candidate(known)]
+    look(verdicts, told, view_until(64))
+    told.answer, told.passed = [], True
+    look(verdicts, told, view_until(68))
+    told.answer, told.passed = [Candidate(unknown)], False
+    (opened,) = (one for one in look(verdicts, told, view_until(74)) if isinstance(one, OpenFinding))
+    assert (opened.finding.cause, opened.finding.why, opened.finding.since_step) == ("data_loading", "late data", 60)

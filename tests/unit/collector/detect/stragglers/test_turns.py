@@ -51,11 +51,18 @@ def test_nobody_takes_turns_where_nobody_is_slow() -> None:
 
 def test_two_of_four_ranks_are_not_most() -> None:
     def turns_of(*ranks: int) -> list[int | None]:
-        return [rank for _ in range(2) for rank in ranks for _ in range(14)]
+        return [owner for _ in range(2) for rank in ranks for owner in (*[rank] * 14, None, None, None)]
 
     assert in_turns(turns_of(0, 1), ranks=4) == set()
     assert in_turns(turns_of(0, 1, 3), ranks=4) == {0, 1, 3}
     assert in_turns([0, 1, 3] * 20, ranks=4) == set()  # of four each stalls now and then
+
+
+def test_slowness_that_one_rank_hands_on_to_another_is_a_turn() -> None:
+    assert in_turns([0] * 25 + [1] * 13, ranks=8) == {0, 1}
+    assert in_turns([0] * 25 + [None] + [1] * 13, ranks=8) == {0, 1}
+    assert in_turns([0] * 25 + [None] * 2 + [1] * 13, ranks=8) == set()
+    assert in_turns([0] * 25 + [1] * 51, ranks=8) == set()  # by now it is a straggler
 
 
 def test_ranks_without_peers_of_equal_work_take_no_turns() -> None:
