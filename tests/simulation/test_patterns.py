@@ -122,7 +122,7 @@ def test_slow_link_with_errors_of_its_port_says_so() -> None:
     fault = Fault(cause="slow_link", ranks=(5,), ratio=1.3, begin=BEGIN)
     (found,) = findings("tp", Topology.mesh(tp=8, dp=4), fault)
     assert found.kind == "slow_link"
-    assert "port mlx5_0/1 of node node0000 counted" in found.details["link_errors"]
+    assert "symbol errors on port mlx5_0/1 of node node0000" in found.details["link_errors"]
     assert found.also[-1].startswith("sign of link errors: ")
 
 

@@ -80,7 +80,7 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     counts = lengths >= (1 if len(members) <= FEW_RANKS_MAX else steps_min)
     if not counts.any():
         return None
-    is_handed_on = _is_handed_on(rows, worst, begins[counts], lengths[counts])
+    is_handed_on = _is_handed_on(weight, rows, worst, begins[counts], lengths[counts])
     is_in_one = np.repeat(counts, lengths)
     rows, worst, owners, lengths = rows[is_in_one], worst[is_in_one], worst[begins[counts]], lengths[counts]
     worst_ns = weight[rows, worst]
@@ -102,11 +102,13 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     return Turns(tuple(members[alike].tolist()), patience, periods.rows[rows], members[worst], worst_ns)
 
 
-def _is_handed_on(rows: Ints, worst: Ints, begins: Ints, lengths: Ints) -> bool:
-    """Return whether the last turn began where that of another rank ended. `rows` are the slow ones of the known steps,
-    and `worst` the slowest rank in each; turns begin at `begins` of them.
+def _is_handed_on(weight: Floats, rows: Ints, worst: Ints, begins: Ints, lengths: Ints) -> bool:
+    """Return whether the last turn began where that of another rank ended. `weight`, shape (n, ranks), is the excess of
+    slow steps, `rows` those that are slow, `worst` the slowest rank in each; turns begin at `begins` of them.
     """
-    if len(begins) < 2 or worst[begins[-1]] == worst[begins[-2]]:  # noqa: PLR2004 - it takes two
+    if len(begins) < 2:  # noqa: PLR2004 - it takes two
         return False
+    first, before = int(begins[-1]), int(worst[begins[-2]])
     last = int(begins[-2] + lengths[-2]) - 1
-    return int(rows[begins[-1]] - rows[last]) <= HANDED_ON_STEPS
+    is_next = int(rows[first] - rows[last]) <= HANDED_ON_STEPS and int(worst[first]) != before
+    return is_next and not np.median(weight[rows[first:], before])

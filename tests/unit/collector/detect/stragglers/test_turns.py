@@ -1,6 +1,7 @@
 """Ranks that are slow in turns: self times of 20 ms, of 80 in a rank's turn."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,14 @@ def test_slowness_that_one_rank_hands_on_to_another_is_a_turn() -> None:
     assert in_turns([0] * 25 + [None] + [1] * 13, ranks=8) == {0, 1}
     assert in_turns([0] * 25 + [None] * 2 + [1] * 13, ranks=8) == set()
     assert in_turns([0] * 25 + [1] * 51, ranks=8) == set()  # by now it is a straggler
+
+
+def test_rank_that_becomes_slower_than_a_slow_one_takes_no_turn() -> None:
+    view = view_with([0] * 40, ranks=8)
+    self_ns = view.series.self_ns.copy()
+    self_ns[-13:, 1] += 100e6
+    both = replace(view, series=replace(view.series, self_ns=self_ns, step_ns=self_ns))
+    assert find_in_turns(both, Thresholds()) == {}
 
 
 def test_ranks_without_peers_of_equal_work_take_no_turns() -> None:
