@@ -317,7 +317,7 @@ def test_each_goes_to_whom_its_severity_names_in_the_group_of_its_run(seen: Seen
 def test_the_messages_say_rank_node_cause_and_cost(seen: Seen) -> None:
     straggler = told(seen, "RankscopeStragglerRank")["annotations"]["description"]
     assert re.fullmatch(
-        rf"Rank {SLOW_RANK} on node {SICK}-node-1 is \d\.\d\dx slower than its peers\. "
+        rf"Rank {SLOW_RANK} on node {SICK}-node-1 is \d\.\d\d?x slower than its peers\. "
         r"Cause: \w+\. Cost: (\d+\.\d GPU-hours an hour|not yet known)\. "
         r"Captures of it, where there are any: rankscope incidents --open\.",
         straggler,

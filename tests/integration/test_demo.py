@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from rankscope.collector.demo.running_collector import RunningCollector, running_collector
+from rankscope.collector.detect.finding_words import format_ratio
 from tests.integration.faults import IS_SOAK
 from tests.integration.serving import wait_for
 from tests.integration.torchrun import Ended, python, run
@@ -148,8 +149,8 @@ def test_planted_is_followed_by_what_was_found(shown: Shown) -> None:
         assert found == "no rank is slower than the others" or found.startswith("nothing: ")
         return
     (straggler,) = blaming(shown.result)
-    begins = f"rank {SLOW_RANKS[shown.fault]} is {straggler['slowdown_ratio']:.1f}x slower than the other 3 ranks"
-    assert found.startswith(begins)
+    ratio = format_ratio(straggler["slowdown_ratio"])
+    assert re.match(rf"Rank {SLOW_RANKS[shown.fault]} \(.+\): {ratio} slower than its 3 peers, steps ", found), found
 
 
 def test_ranks_say_nothing_when_all_is_well(shown: Shown) -> None:

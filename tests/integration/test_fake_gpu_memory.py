@@ -77,6 +77,6 @@ def test_end_of_a_rank_names_the_error_before() -> None:
     assert run.end.first is not None
     assert (run.end.first.rank, run.end.first.reason) == (1, "failed")
     assert run.end.first.out_of_memory == (
-        f"its GPU had run out of memory in step {step} (forward): it asked for 8.0 GiB and 2.0 GiB of the device was "
-        "free; 74.0 GiB was reserved by torch, 60.0 GiB of it in use by tensors"
+        f"its GPU out of memory in step {step} (forward): 8.0 GiB asked for, 2.0 GiB of the device free; 74.0 GiB "
+        "reserved by torch, 60.0 GiB of it in use by tensors"
     )

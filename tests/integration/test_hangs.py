@@ -139,7 +139,7 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
 
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
-    said = ("Rank 1", "does not respond: its Python interpreter is not running (state S)")
+    said = ("rank 1", "not responding, its Python interpreter not running (state S)")
     # Two seconds of steps: the names of its groups are in its own reports, of which there is none once it is held.
     with hanging(served, "holds", "hold", 2, "--pause-s", "0.2"):
         run = served.wait_for_run(
@@ -164,7 +164,7 @@ def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served
 
 
 def test_a_rank_that_was_killed_is_named_while_another_goes_on_waiting(served: Served) -> None:
-    said = "has ended: killed (SIGKILL; the OOM killer counted no victim in "
+    said = "ended: killed (SIGKILL; the OOM killer counted no victim in "
     # Two seconds of steps: the end of a rank is seen by its sidecar, which begins with the rank.
     with hanging(served, "killed", "kill", 2, "--outlive", "--pause-s", "0.2") as job:
         run = served.wait_for_run("killed", lambda run: find_hang(run, "dead_rank", said) is not None)

@@ -143,7 +143,7 @@ def test_the_command_prints_a_table_for_people(seen: Seen) -> None:
     lines = seen.while_open["table"].stdout.splitlines()
     assert lines[0].split()[:3] == ["id", "state", "severity"]
     assert re.match(rf" 1  open   warning   .* story  straggler  rank {SLOW_RANK} ", lines[1])
-    assert f"Rank {SLOW_RANK} (node-a) is " in lines[2]
+    assert f"Rank {SLOW_RANK} (node-a): " in lines[2]
     assert lines[-1] == "1 incident, 1 open"
 
 

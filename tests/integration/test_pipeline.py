@@ -78,7 +78,7 @@ def test_stage_that_never_sends_is_named_and_no_receiver(served: Served) -> None
     ]
     said = (
         rf"^Hang in step 20 .*: rank 1 .* stalled at {SCRIPT}:{line} \(step\)\. "
-        r"1 rank waiting for it in recv [02]<-1 of default_pg "
+        r"1 rank waiting for it in recv [02]<-1 of default_pg\b"
         r".*\. 2 more ranks waiting in other collectives\."
     )
 

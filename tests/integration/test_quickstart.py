@@ -54,7 +54,7 @@ def test_own_script_ends_with_a_summary(home: Path) -> None:
 def test_demo_names_the_slow_rank(home: Path) -> None:
     done = type_in(find_block("rankscope demo"), home)
     assert done.returncode == 0, done.stderr
-    assert "\nFOUND    rank 1 is " in done.stdout
+    assert "\nFOUND    Rank 1 (" in done.stdout
     assert "data_loading" in done.stdout
 
 
