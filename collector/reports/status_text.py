@@ -92,11 +92,13 @@ def _render_answer(finding: Finding | None) -> list[str]:
 
 
 def _find_answer(status: RunStatus) -> Finding | None:
+    """Return the finding of the verdict, else how the run was ended on purpose; None for neither."""
+    return _find_said(status.run) or find_failure(status.run.end)
+
+
+def _find_said(run: RunSnapshot) -> Finding | None:
     """Return the finding that the verdict is: how the run failed, or the most important one; None for none."""
-    failure = _find_failure(status.run)
-    if failure is not None or status.run.end is None:
-        return failure or find_costliest(status.run.open_findings)
-    return find_costliest(status.run.findings) or find_failure(status.run.end)
+    return _find_failure(run) or find_costliest(run.open_findings if run.end is None else run.findings)
 
 
 def _find_failure(run: RunSnapshot) -> Finding | None:
@@ -116,16 +118,12 @@ def _describe_before_failure(run: RunSnapshot) -> str:
 
 
 def _judge(status: RunStatus) -> tuple[str, str]:
-    failure = _find_failure(status.run)
-    if failure is not None:
-        return failure.headline, RED
-    costliest = find_costliest(status.run.open_findings)
+    said = _find_said(status.run)
     if status.run.end is not None:
-        over = find_costliest(status.run.findings)
-        text = verdict(status.run) if over is None else over.headline
-        return text, GREEN if status.run.end.is_good else RED
-    if costliest is not None:
-        return costliest.headline, RED if costliest.severity == "critical" else YELLOW
+        has_failed = not status.run.end.is_good or _find_failure(status.run) is not None
+        return verdict(status.run) if said is None else said.headline, RED if has_failed else GREEN
+    if said is not None:
+        return said.headline, RED if said.severity == "critical" else YELLOW
     if status.run.abstained is not None:
         return f"no verdict yet: {status.run.abstained}", DIM
     return "no rank is slower than the others", GREEN

@@ -79,13 +79,7 @@ class _Open:
             return finding
         known = [one for one in (finding, self.finding) if one.since_step is not None]
         first = min(known, key=lambda one: one.since_step or 0, default=finding)
-        return msgspec.structs.replace(
-            finding,
-            since_step=first.since_step,
-            since_step_min=first.since_step_min,
-            since_step_max=first.since_step_max,
-            recurs=True,
-        )
+        return _begin_with(finding, first)
 
     def see(self, view: RunView) -> None:
         """Record that it still holds: a hang now, anything else in the steps that are known by now."""
@@ -385,16 +379,21 @@ class RunFindings:
         return CloseFinding(self._run, closed, reason)
 
 
-def _continue(finding: Finding, before: Finding) -> Finding:
-    """Return a finding that comes again with the begin of the first time, and its cause where none is known now."""
-    found = msgspec.structs.replace(
+def _begin_with(finding: Finding, first: Finding) -> Finding:
+    """Return a finding that comes and goes with the begin of the first time."""
+    return msgspec.structs.replace(
         finding,
-        since_step=before.since_step,
-        since_step_min=before.since_step_min,
-        since_step_max=before.since_step_max,
-        since_wall_s=before.since_wall_s,
+        since_step=first.since_step,
+        since_step_min=first.since_step_min,
+        since_step_max=first.since_step_max,
+        since_wall_s=first.since_wall_s,
         recurs=True,
     )
+
+
+def _continue(finding: Finding, before: Finding) -> Finding:
+    """Return a finding that comes again with the begin of the first time, and its cause where none is known now."""
+    found = _begin_with(finding, before)
     if found.cause != UNATTRIBUTED:
         return found
     return msgspec.structs.replace(found, cause=before.cause, why=before.why, suggestion=before.suggestion)

@@ -428,7 +428,7 @@ class StepTable:
                 filled_ns = fill_from_cpu(self_ns, step_ns, off_cpu_ns, all_meet=self._all_meet)
                 measured |= filled_ns is not self_ns
                 self_ns = filled_ns
-            if measured:
+            if measured and self._device.is_complete[slots].any():
                 self_ns = fill_from_device(self_ns, self._device.read(slots, columns, self._group_sizes))
             if measured and len(ranks) == self._world_size:
                 self_ns = fill_from_phases(self_ns, step_ns, phases_ns)

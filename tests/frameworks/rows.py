@@ -104,7 +104,6 @@ ROWS: Final[tuple[Row, ...]] = (
         package="torchtitan",
         what="its `Trainer`, debug model, FSDP2",
         script="titan",
-        slow_after=60,
     ),
     Row(
         name="transformers",

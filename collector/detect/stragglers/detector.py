@@ -111,10 +111,11 @@ class Stragglers:
             SlowSet(one.nodes, tuple(date_begin(slow, view, explained) for slow in one.ranks))
             for one in joined[:DESCRIBED_MAX]
         ]
-        named = [_find_cause(view, one.ranks, known).name for one in described]
-        described = join_alike(described, named, known)
-        found = [(one, _find_cause(view, one.ranks, known)) for one in described]
-        found = [(one, cause) for one, cause in found if not _is_of_all(one, cause, known)]
+        found = [
+            (one, cause)
+            for one, cause in _join_with_causes(view, described, known)
+            if not _is_of_all(one, cause, known)
+        ]
         described, causes = [one for one, _ in found], [cause for _, cause in found]
         works = [_find_own_work(view, one.ranks, cause, known) for one, cause in zip(described, causes, strict=True)]
         slower = [place for place, work in enumerate(works) if work is None]
@@ -319,6 +320,20 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         details=describe_self(view.series),
     )
     return Candidate(finding, together.lost_ns[number])
+
+
+def _join_with_causes(
+    view: RunView, alone: Sequence[SlowSet], known: Mapping[int, Finding]
+) -> list[tuple[SlowSet, Cause]]:
+    """Return the sets, those that became slow together joined, with their causes: of a joined one it is looked for
+    anew.
+    """
+    causes = [_find_cause(view, one.ranks, known) for one in alone]
+    found = {(one.ranks[0].rank, len(one.ranks)): cause for one, cause in zip(alone, causes, strict=True)}
+    return [
+        (one, found.get((one.ranks[0].rank, len(one.ranks))) or _find_cause(view, one.ranks, known))
+        for one in join_alike(alone, [cause.name for cause in causes], known)
+    ]
 
 
 def _is_of_all(one: SlowSet, cause: Cause, known: Mapping[int, Finding]) -> bool:

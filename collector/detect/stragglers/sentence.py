@@ -10,7 +10,7 @@ from rankscope.collector.steps.step_series import StepSeries
 
 
 def write_what(slow_ranks: Sequence[SlowRank], slow: SlowRank, series: StepSeries) -> str:
-    """Return what one straggler, or the ranks of a node of which `slow` is the slowest, are slower than."""
+    """Return what one straggler, or several ranks of which `slow` is the slowest, are slower than."""
     peers = _name_peers(slow, len(series.ranks), are_several=len(slow_ranks) > 1)
     return f"than {peers}{_describe_pattern(slow)}"
 
