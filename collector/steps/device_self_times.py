@@ -13,7 +13,7 @@ concluded.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,10 @@ from rankscope.collector.steps.step_series import Flags, Floats, Ints
 from rankscope.collector.steps.wait_times import KindColumns
 from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING, Block
+
+WAITS_WITHIN_MAX: Final = 0.02
+"""Share of a device's own time that may be waiting, by windows, where it counts as none: in data parallel training it
+was 0, with FSDP 0.04."""
 
 
 class DeviceSelfTimes:
@@ -104,11 +108,14 @@ class DeviceSelfTimes:
 def fill_from_device(self_ns: Floats, device_ns: Floats) -> Floats:
     """Return the self times of windows, and of each other step that all ranks timed the times on their devices, shape
     (n, ranks) in ns as both: by what windows had on top in the steps that have both, since the host's part of a step is
-    not the device's.
+    not the device's. Where windows had less, ranks wait within the rest as well (FSDP: for the shards of parameters):
+    then whose time it is the devices do not tell, and what windows measured is all that is known.
 
     >>> own_ns, device_ns = np.array([[5.0, 9.0], [np.nan, np.nan]]), np.array([[4.0, 8.0], [4.0, 12.0]])
     >>> fill_from_device(own_ns, device_ns).tolist()
     [[5.0, 9.0], [5.0, 13.0]]
+    >>> fill_from_device(np.array([[3.6, 7.6], [np.nan, np.nan]]), device_ns).tolist()
+    [[3.6, 7.6], [nan, nan]]
     """
     is_measured, is_timed = (np.asarray(~np.isnan(ns).any(axis=1)) for ns in (self_ns, device_ns))
     taken = is_timed & ~is_measured
@@ -116,6 +123,8 @@ def fill_from_device(self_ns: Floats, device_ns: Floats) -> Floats:
         return self_ns
     both = is_timed & is_measured
     on_top_ns = float(np.median(self_ns[both] - device_ns[both])) if both.any() else 0.0
+    if both.any() and on_top_ns < -WAITS_WITHIN_MAX * np.median(device_ns[both]):
+        return self_ns
     return np.where(taken[:, None], np.maximum(device_ns + on_top_ns, 0.0), self_ns)
 
 

@@ -467,7 +467,7 @@ def test_pressed_button_shows_why_a_rank_refused(browser: webdriver.Chrome, coll
 
 
 def test_pressed_button_captures_a_training(browser: webdriver.Chrome, collector: Served) -> None:
-    training = ("small_ddp.py", "--epochs", "40", "--steps", "20", "--pause-s", "0.02")
+    training = ("small_ddp.py", "--epochs", "4000", "--steps", "20", "--pause-s", "0.02")  # until it is ended
     environment = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_RUN": "job"}
     with started(forked_ranks(2, *AGENT, *training), environment):
         collector.wait_for_steps("job", 3)

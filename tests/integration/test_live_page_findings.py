@@ -291,7 +291,7 @@ def test_incidents_of_the_run_are_listed_with_when_and_how_they_ended(page: Live
     # Opened 90 s before the first snapshot, of which the shown one is a second later.
     show_linked(page, world)
     said = page.wait_for_text("#incident-7", "open for 1 min, opened ")
-    assert "straggler, host_cpu" in said
+    assert "straggler, host cpu" in said
     assert page.run("return [...document.querySelectorAll('#incident-list > li')].map(({ id }) => id)") == [
         "incident-7",
         "incident-6",

@@ -125,12 +125,12 @@ def test_skip_link_leads_past_the_runs(page: LivePage) -> None:
 def test_heat_map_is_walked_and_read_by_arrow_keys(page: LivePage) -> None:
     tab_to(page, "heat")
     press(page, Keys.ARROW_DOWN)
-    assert read_aloud(page) == "rank 0, step 111: 1.00 times its peers"
+    assert read_aloud(page) == "rank 0, step 111: 1.00x its peers'"
     press(page, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
     # The nearest cell to 65 / 35 is 157: 2 ** (29 / 32) = 1.87.
-    assert read_aloud(page) == "rank 2, step 111: 1.87 times its peers"
+    assert read_aloud(page) == "rank 2, step 111: 1.87x its peers'"
     press(page, Keys.HOME, Keys.ARROW_RIGHT)
-    assert read_aloud(page) == "rank 2, step 4: 1.00 times its peers"
+    assert read_aloud(page) == "rank 2, step 4: 1.00x its peers'"
     press(page, Keys.ARROW_UP, Keys.ENTER)
     page.wait_for_text("#rank-said", "Rank 1 on node-a")
 
@@ -203,7 +203,7 @@ def test_page_has_one_title_in_each_level_and_names_its_language(page: LivePage)
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in zip([1, *levels], levels, strict=False))
     assert page.run("return document.documentElement.lang") == "en"
-    assert page.browser.title == "story - rankscope"
+    assert page.browser.title == "(1) story - rankscope"
 
 
 def test_heat_map_says_its_worst_and_stands_beside_a_table(page: LivePage) -> None:

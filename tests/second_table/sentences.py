@@ -90,8 +90,10 @@ def _list(truth: Truth) -> str:
 
 
 def named_ranks(finding: Finding, layout: Layout) -> frozenset[int]:
-    """Return the ranks that a finding blames: by number, by node, or of a link by its group."""
-    named = frozenset(finding.ranks) | layout.ranks_of(finding.nodes)
+    """Return the ranks that a finding blames: by number, by node, or of a link by its group. The node on which some of
+    its ranks' links are slow is where that is; its other ranks are not blamed.
+    """
+    named = frozenset(finding.ranks) or layout.ranks_of(finding.nodes)
     if named or not finding.group:
         return named
     rows = [(dimension, row) for dimension, groups in layout.groups.items() for row in range(len(groups))]

@@ -268,16 +268,42 @@ def judge_memory(signals: RunSignals, ease: float = 1.0) -> Verdict:
     )
 
 
+def _price_pauses(finding: Finding, view: RunView, ratio: float, known: Finding | None) -> Candidate:
+    """Return a finding about garbage collection with its begin and its cost: each step lost, of what it lasted beyond
+    the median step, the part that makes it `ratio` of the time.
+    """
+    steps, longest_ns = view.series.steps, view.longest_ns
+    is_reported = ~np.isnan(longest_ns)
+    median_ns = float(np.median(longest_ns[is_reported]))
+    beyond_ns = np.maximum(longest_ns - median_ns, 0.0)
+    beyond_sum_ns = max(1.0, float(beyond_ns[is_reported].sum()))
+    lost_ns = beyond_ns * min(1.0, ratio * float(longest_ns[is_reported].sum()) / beyond_sum_ns)
+    found = msgspec.structs.replace(finding, run_slowdown_ratio=1.0 / (1.0 - ratio))
+    long_steps = steps[is_reported & (beyond_ns > LONG_RATIO * median_ns)]
+    if known is not None or len(long_steps) < PAUSES_MIN:
+        return Candidate(found, lost_ns)
+    gaps = np.diff(long_steps)
+    breaks = np.flatnonzero(gaps > GAPS_MAX * np.mean(gaps))
+    first = 0 if not len(breaks) else int(breaks[-1]) + 1  # what was long before is not a pause like these
+    if len(long_steps) - first < PAUSES_MIN:
+        return Candidate(found, lost_ns)
+    since = int(long_steps[first])
+    earliest = max(int(steps[0]), since - int(gaps[first:].max()))
+    found = msgspec.structs.replace(found, since_step=since, since_step_min=earliest, since_step_max=since)
+    return Candidate(found, lost_ns)
+
+
 class Rule(NamedTuple):
     """A rule for one kind of finding. It is silent beside findings with a cause in `restates` (None: beside every
     straggler), if there are `kinds` only beside those of these kinds, and beside those of a kind in `after`, which
-    explain it.
+    explain it. `price` adds its cost, and the begin where steps show it; without, it states none.
     """
 
     judge: Callable[[RunSignals, float], Verdict]
     restates: frozenset[str] | None
     after: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
+    price: Callable[[Finding, RunView, float, Finding | None], Candidate] | None = None
 
 
 ANY_CAUSE: Final = None
@@ -296,7 +322,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
-    GARBAGE: Rule(judge_garbage, frozenset({GARBAGE})),
+    GARBAGE: Rule(judge_garbage, frozenset({GARBAGE}), price=_price_pauses),
 }
 """The rules by kind, which is the cause too, in the order in which they run."""
 OF_WINDOWS_ONLY: Final = frozenset(
@@ -324,11 +350,8 @@ class RunRules:
             judged = rule.judge(signals, 1.0)
             if isinstance(judged, Judged) and (kind in known or not _is_explained(rule, explained)):
                 finding = _describe(kind, judged, signals, known.get(kind))
-                found.append(
-                    _price_pauses(finding, view, judged.ratio, is_new=kind not in known)
-                    if kind == GARBAGE
-                    else Candidate(finding)
-                )
+                priced = rule.price(finding, view, judged.ratio, known.get(kind)) if rule.price else Candidate(finding)
+                found.append(priced)
         return found
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool | Abstain:
@@ -340,30 +363,6 @@ class RunRules:
         if isinstance(judged, Abstain) and signals.absent is not None and finding.kind in OF_WINDOWS_ONLY:
             return Abstain(signals.absent)
         return judged is None
-
-
-def _price_pauses(finding: Finding, view: RunView, ratio: float, *, is_new: bool) -> Candidate:
-    """Return a finding about garbage collection with its begin and its cost: each step lost, of what it lasted beyond
-    the median step, the part that makes it `ratio` of the time.
-    """
-    steps, longest_ns = view.series.steps, view.longest_ns
-    known = ~np.isnan(longest_ns)
-    median_ns = float(np.median(longest_ns[known]))
-    beyond_ns = np.maximum(longest_ns - median_ns, 0.0)
-    lost_ns = beyond_ns * min(1.0, ratio * float(longest_ns[known].sum()) / max(1.0, float(beyond_ns[known].sum())))
-    found = msgspec.structs.replace(finding, run_slowdown_ratio=1.0 / (1.0 - ratio))
-    long_steps = steps[known & (beyond_ns > LONG_RATIO * median_ns)]
-    if not is_new or len(long_steps) < PAUSES_MIN:
-        return Candidate(found, lost_ns)
-    gaps = np.diff(long_steps)
-    breaks = np.flatnonzero(gaps > GAPS_MAX * np.mean(gaps))
-    first = 0 if not len(breaks) else int(breaks[-1]) + 1  # what was long before is not a pause like these
-    if len(long_steps) - first < PAUSES_MIN:
-        return Candidate(found, lost_ns)
-    since = int(long_steps[first])
-    earliest = max(int(steps[0]), since - int(gaps[first:].max()))
-    found = msgspec.structs.replace(found, since_step=since, since_step_min=earliest, since_step_max=since)
-    return Candidate(found, lost_ns)
 
 
 def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:

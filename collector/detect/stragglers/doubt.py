@@ -12,12 +12,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.finding import name_ranks
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.long_steps import EVERYBODY, LONG_RATIO, SIDE_STEPS, UNKNOWN
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
+from rankscope.measure.units import NS_PER_S
 
 LOST_MIN: Final = 0.05
 """Share of the time that a slow rank must cost to matter."""
+LATE_S: Final = 10.0
+"""Reports come every second; what is later by this much is said."""
 START_STEPS: Final = 10
 """The first steps of a run, which are long for its start-up, do not count."""
 BEFORE_STEPS: Final = 64
@@ -51,9 +55,9 @@ def describe_doubt(view: RunView) -> str:
     """Return why it is not known whether a rank is slower than the others, where none was found; empty where too little
     was lost for that to matter.
     """
-    gap = _describe_gap(view)
-    if gap:
-        return gap
+    unheard = _describe_late_reports(view) or _describe_gap(view)
+    if unheard:
+        return unheard
     seen = view.long_steps
     rare = [one for one in seen.steps if one.owner != EVERYBODY and one.step >= START_STEPS]
     lost = _Lost(
@@ -80,6 +84,21 @@ def describe_doubt(view: RunView) -> str:
     if others_ns > float(unknown.ns.sum()):
         return f"{_percent(share)} was lost in {others.text}, and the ranks' own times in them are not known"
     return f"{_percent(share)} was lost in {unknown.text}, and which rank the others waited for in them is not known"
+
+
+def _describe_late_reports(view: RunView) -> str:
+    """Return that the latest steps are not reported by some ranks, for longer than LATE_S; empty where they are. What
+    was said of the steps before is not known of these.
+    """
+    missing = np.isnan(view.series.step_ns)
+    complete = np.flatnonzero(~missing.any(axis=1))
+    late = slice(int(complete[-1]) + 1 if len(complete) else 0, None)
+    steps, late_ns = view.series.steps[late], float(np.nansum(view.longest_ns[late]))
+    if not len(complete) or len(steps) < view.steps_min or late_ns < LATE_S * NS_PER_S:
+        return ""
+    silent = [rank for rank, is_missing in zip(view.series.ranks, missing[late].all(axis=0), strict=True) if is_missing]
+    whose = name_ranks(silent) if silent else "all ranks"
+    return f"steps {steps[0]}-{steps[-1]} ({late_ns / NS_PER_S:.0f} s) are not reported by {whose}"
 
 
 def _describe_gap(view: RunView) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from rankscope.collector.detect.finding import SinceRange
 from rankscope.collector.detect.statistics.begin_range import CONFIDENCE, LIKELIHOOD_RATIO, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR
-from rankscope.collector.detect.statistics.excess import find_excess_ns, find_peers_ns
+from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
@@ -181,7 +181,7 @@ def _judge(
         robust_z=-math.log10(max(min(by_count, by_sum), 1e-300)),
         persistence=share,
         self_ns=float(np.median(self_ns)),
-        peers_self_ns=float(np.median(find_peers_ns(excess, self_ns))),
+        peers_self_ns=float(np.median(self_ns)) / math.exp(level),
         steps_judged=len(steps) - began,
         peers=view.peer_groups.of(rank).peers_of(rank),
         pattern="intermittent",

@@ -40,7 +40,6 @@ from rankscope.collector.detect.statistics.change_points import (
     find_levels,
     fit_ramp,
 )
-from rankscope.collector.detect.statistics.excess import find_peers_ns
 from rankscope.collector.detect.statistics.noise import (
     MAD_TO_SIGMA,
     Noise,
@@ -268,7 +267,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
         robust_z=robust_z,
         persistence=persistence,
         self_ns=float(np.median(self_ns)),
-        peers_self_ns=float(np.median(find_peers_ns(recent, self_ns))),
+        peers_self_ns=float(np.median(self_ns)) / math.exp(level),
         steps_judged=len(rows),
         peers=peers,
         pattern=DRIFTING if ramp is not None and ramp.is_gradual else "steady",

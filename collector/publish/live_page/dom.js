@@ -35,8 +35,10 @@ const BYTES_PER_GIB = 2 ** 30;
 export const bytes = (value) =>
   isKnown(value) ? `${number(value / BYTES_PER_GIB, value < 10 * BYTES_PER_GIB ? 1 : 0)} GiB` : UNKNOWN;
 
-/** Format a ratio around 1. */
-export const times = (ratio) => number(ratio, 2);
+const TENTHS_MIN = 1.95; // as in the sentences of findings
+
+/** Format a ratio around 1, as 1.07 and 3.4. */
+export const times = (ratio) => number(ratio, ratio >= TENTHS_MIN ? 1 : 2);
 
 /** Format a share, 0 to 1, as a percentage. */
 export const percent = (share) => (isKnown(share) ? `${number(100 * share, 1)} %` : UNKNOWN);
@@ -68,6 +70,10 @@ export const element = (tag, attributes = {}, ...children) => {
   made.append(...children);
   return made;
 };
+
+/** Return a sentence as nodes: what is between backticks is code. */
+export const withCode = (text) =>
+  text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : document.createTextNode(part)));
 
 /** Return the element with this id, which exists. */
 export const at = (id) => document.getElementById(id);

@@ -1,6 +1,6 @@
 // List of findings: headline, facts, what to do and evidence. A finding that changes keeps its place and stays open.
 
-import { at, element, number, say, span } from "./dom.js";
+import { at, element, number, say, span, withCode } from "./dom.js";
 import { linksOf } from "./links.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
@@ -61,7 +61,13 @@ const linesOf = ({ lines }) => {
   ];
 };
 
-const FACTS = ["Times", "Why", "Also", "Cost"];
+const FACTS = ["Cost", "Why", "Also", "Times"];
+
+/** Return how severe a finding or an incident is and what it is, with its cause where that is another word, as "Warning: slow link". */
+export const titleOf = ({ severity, kind, cause }) => {
+  const words = [kind, ...(cause === kind ? [] : [cause])].map((word) => word.replaceAll("_", " "));
+  return `${severity[0].toUpperCase()}${severity.slice(1)}: ${words.join(", ")}`;
+};
 
 const build = (finding, onCapture) => {
   const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
@@ -71,8 +77,9 @@ const build = (finding, onCapture) => {
   head.className = "severity";
   headline.className = "headline";
   suggestion.className = "do";
-  const todo = document.createTextNode("");
-  suggestion.append(element("strong", {}, "Do"), " ", todo);
+  const todo = element("span");
+  suggestion.append(element("strong", {}, "What to do:"), " ", todo);
+  let told = "";
   links.className = "links";
   const rows = FACTS.map((name) => element("div", {}, element("dt", {}, name), element("dd")));
   const facts = element("dl", { class: "facts" }, ...rows);
@@ -82,15 +89,16 @@ const build = (finding, onCapture) => {
   let aimed = "";
   const update = (now) => {
     node.className = now.severity;
-    say(head, `${now.severity}: ${now.kind}, ${now.cause}`);
+    say(head, titleOf(now));
     say(headline, now.headline);
-    [now.figures, now.reason_said, now.also.join("; "), now.whole_cost].forEach((text, place) => {
+    [now.whole_cost, now.reason_said, now.also.join("; "), now.figures].forEach((text, place) => {
       say(rows[place].lastChild, text);
       rows[place].hidden = !text;
     });
     say(line, `line: ${now.lines?.sentence}`);
     line.hidden = !now.lines;
-    if (todo.data !== now.suggestion) todo.data = now.suggestion;
+    if (told !== now.suggestion) todo.replaceChildren(...withCode(now.suggestion));
+    told = now.suggestion;
     suggestion.hidden = !now.suggestion;
     const aims = JSON.stringify([now.ranks, now.nodes, now.incident, now.captures, now.runbook]);
     if (aims !== aimed) links.replaceChildren(...linksOf(now)); // else one of them may have the focus

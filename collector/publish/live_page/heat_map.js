@@ -191,7 +191,7 @@ export class HeatMap {
     const { step, end_wall_s: end } = columns[column];
     const when = end === null ? "" : ` at ${clock(end)}`;
     const where = step === null ? `until ${clock(end)}` : `step ${number(step)}${when}`;
-    return `rank ${ranks[row]}, ${where}: ${ratio === null ? "unknown" : `${times(ratio)} times its peers`}`;
+    return `rank ${ranks[row]}, ${where}: ${ratio === null ? "unknown" : `${times(ratio)}x its peers'`}`;
   }
 
   cellAt({ offsetX, offsetY }) {

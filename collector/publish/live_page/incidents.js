@@ -1,6 +1,7 @@
 // The incidents of the run, newest first: what outlives a finding and a restart of the collector.
 
 import { at, dateAndClock, duration, element, number, say } from "./dom.js";
+import { titleOf } from "./findings.js";
 import { linksOf } from "./links.js";
 
 const SHOWN_MAX = 50; // the API has them all
@@ -19,7 +20,7 @@ export const describeIncident = (one, nowWallS) => {
 
 const build = (one, nowWallS) => {
   const [head, sentence, when] = [
-    `incident ${one.id}, ${one.severity}: ${one.kind}, ${one.cause}`,
+    `Incident ${one.id}. ${titleOf(one)}`,
     one.sentence,
     describeIncident(one, nowWallS),
   ].map((text) => element("p", {}, text));

@@ -15,7 +15,7 @@ import {
   token,
 } from "./client.js";
 import { clearComparison, offerRuns, startComparing } from "./compare.js";
-import { at, number, say } from "./dom.js";
+import { at, clock, number, say } from "./dom.js";
 import { FindingList, announce } from "./findings.js";
 import { HeatMap, decode, drawScale } from "./heat_map.js";
 import { showIncidents } from "./incidents.js";
@@ -199,7 +199,7 @@ const showSnapshot = (snapshot) => {
   if (isFirst) Object.assign(shown, { ...NOTHING_KNOWN }); // may be a new run of that name
   shown.snapshot = snapshot;
   at("sign-in").hidden = true;
-  say(at("connection"), `Live; collector ${snapshot.version}. Times are UTC.`);
+  sayConnected(snapshot);
   showRuns(snapshot.runs, shown.run, at("run-filter").value);
   if (!snapshot.runs.length) showJoining(snapshot.settings, location.hostname);
   if (shown.run === null && snapshot.runs.length) return goTo(addressOf(snapshot.runs[0], snapshot.runs), null);
@@ -216,6 +216,13 @@ const showSnapshot = (snapshot) => {
   at("capture-rank").hidden = snapshot.run.end !== null;
   for (const one of ["history", "incidents", "stepTimes", "machines"]) refreshers[one].ask();
   if (isNewStep) for (const one of [at("source").value, "ranks", "rank"]) refreshers[one].ask();
+};
+
+const sayConnected = ({ version, run }) => {
+  document.body.classList.remove("stale");
+  say(at("connection"), `Live; collector ${version}. Times are UTC.`);
+  const found = run?.open_findings.filter(({ severity }) => severity !== "info").length ?? 0;
+  if (run) document.title = `${found ? `(${found}) ` : ""}${run.run} - rankscope`;
 };
 
 const showFindings = (run, isFirst) => {
@@ -247,10 +254,10 @@ const followRun = () => {
 
 const showConnectionError = (refused) => {
   if (refused?.status === 401) return askForToken(token() === null ? "" : "Wrong token.");
-  say(
-    at("connection"),
-    refused === null ? "The collector does not answer; trying again." : `${refused.message}. Trying again.`,
-  );
+  document.body.classList.add("stale");
+  const until = shown.snapshot === null ? "" : ` What is shown is of ${clock(shown.snapshot.wall_s)} UTC.`;
+  const why = refused === null ? "The collector does not answer" : refused.message;
+  say(at("connection"), `${why}; trying again.${until}`);
 };
 
 const askForToken = (problem) => {

@@ -100,13 +100,13 @@ const lastCheckpoint = ({ count, latest }, nowS) => {
 export const showFigures = (run, nowS) => {
   say(at("run-end"), run.end_in_words);
   at("run-end").hidden = run.end === null;
-  say(at("run-end-do"), `Do: ${run.end_suggestion}`);
+  say(at("run-end-do"), `What to do: ${run.end_suggestion.replaceAll("`", "")}`);
   at("run-end-do").hidden = !run.end_suggestion;
   const speed = [
     ["steps a second", number(run.steps_per_s, 2)],
     ["samples a second and rank", number(run.samples_per_s, 1)],
     ["tokens a second and rank", number(run.tokens_per_s, 0)],
-    ["run slowdown", run.run_slowdown_ratio === null ? "-" : `${times(run.run_slowdown_ratio)} x`],
+    ["run slowdown", run.run_slowdown_ratio === null ? "-" : `${times(run.run_slowdown_ratio)}x`],
   ];
   const figures = [
     ["ranks up", `${number(run.ranks_up)} of ${number(run.world_size)}`],

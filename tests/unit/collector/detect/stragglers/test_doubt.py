@@ -20,7 +20,7 @@ def view(own_ms: Floats | None = None, step_ms: Floats | None = None, *long_step
     step_ms = np.full((STEPS, 2), STEP_MS) if step_ms is None else step_ms
     found = view_of(series_of(own_ms.tolist(), step_ms=step_ms.tolist()))
     seen = tuple(LongStep(step, owner, "", MS * ms, 0.0, 0.0, MS * STEP_MS) for step, owner, ms in long_steps)
-    total_ns = MS * float(step_ms.max(axis=1).sum()) + sum(one.excess_ns for one in seen)
+    total_ns = MS * float(np.nanmax(step_ms, axis=1).sum()) + sum(one.excess_ns for one in seen)
     return replace(found, long_steps=LongStepsSeen(seen, total_ns))
 
 
@@ -98,3 +98,11 @@ def test_few_steps_after_some_that_were_not_reported_are_no_verdict() -> None:
 
 def replace_steps(whole: RunView, steps: Ints) -> StepSeries:
     return replace(whole.series, steps=steps)
+
+
+@pytest.mark.parametrize(("late_steps", "is_said"), [(30, True), (20, False)])
+def test_latest_steps_that_a_rank_has_not_reported_are_not_judged(late_steps: int, is_said: bool) -> None:
+    step_ms = np.full((STEPS, 2), 400.0)
+    step_ms[STEPS - late_steps :, 1] = np.nan
+    expected = "steps 70-99 (12 s) are not reported by rank 1" if is_said else ""
+    assert describe_doubt(view(np.where(np.isnan(step_ms), np.nan, 300.0), step_ms)) == expected
