@@ -29,7 +29,7 @@ COUNT_S_MAX: Final = 5.0
 
 SETTINGS: Final = {
     "RANKSCOPE_RUN": RUN,
-    "RANKSCOPE_CAPTURE_OPTIONS": "shapes, stacks",
+    "RANKSCOPE_CAPTURE_OPTIONS": "shapes, stacks, modules",
     # The whole run is for the capture, whatever it costs.
     "RANKSCOPE_CAPTURE_PAUSE_S_MAX": "600",
     "RANKSCOPE_COLLECTIVE_WINDOWS": "false",

@@ -258,14 +258,16 @@ class Service:
         return find_nothing_heard(silent, is_anybody_heard=any(run.has_live_ranks for run in present))
 
     def _update_incidents(self, wall_s: float) -> None:
-        nothing_heard = self._find_nothing_heard()
+        nothing_heard, now_ns = self._find_nothing_heard(), self._clock.monotonic_ns()
         runs = [
             RunFindings(
                 run.run,
                 run.open_findings,
                 is_over=run.is_over,
                 is_judged=run.findings.why_no_verdict is None,
-                failure=find_failure(run.ending.end) or nothing_heard.get(run.run),
+                failure=None
+                if run.may_start_again(now_ns)
+                else find_failure(run.ending.end) or nothing_heard.get(run.run),
                 is_superseded=run.is_superseded,
                 findings_as_closed=run.findings.findings_as_closed,
             )

@@ -304,6 +304,9 @@ class TraceBlocks:
         self._is_cut_inside = False
         self._likely_events: int | None = None
         self._buffer = b""
+        #: Chunks after the buffer that are too few to be looked at yet: joined at once, each byte is copied once.
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
         self._cut_from_bytes = block_bytes
         self._consumed = 0
         self._part = "head"
@@ -335,13 +338,21 @@ class TraceBlocks:
             self._wait_for_more(held)
 
     def _take(self, chunk: bytes) -> bool:
-        """Append a chunk to the buffer, and return whether it belongs to the trace: of what follows the events, blanks
-        and all beyond TAIL_BYTES_MAX are left out.
+        """Append a chunk to the buffer, and return whether there is enough to look at: of what follows the events,
+        blanks and all beyond TAIL_BYTES_MAX are left out.
         """
         if self._part == "tail" and (chunk.isspace() or len(self._buffer) > TAIL_BYTES_MAX):
             return False
-        self._buffer += chunk
+        self._waiting.append(chunk)
+        self._waiting_bytes += len(chunk)
+        if self._part == "events" and len(self._buffer) + self._waiting_bytes < self._cut_from_bytes:
+            return False
+        self._join_waiting()
         return True
+
+    def _join_waiting(self) -> None:
+        self._buffer = b"".join((self._buffer, *self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
 
     def _wait_for_more(self, held: int) -> None:
         """After an attempt to cut the buffer, of `held` bytes, wait for twice as much before the next where nothing
@@ -377,6 +388,7 @@ class TraceBlocks:
 
     def finish(self) -> Iterator[Block]:
         """Yield the remaining blocks when the file has ended."""
+        self._join_waiting()
         if self._part == "head":
             self._find_events()
         if self._part == "head" and not self._skip_head():

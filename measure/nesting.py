@@ -50,10 +50,14 @@ class Nesting:
     def sum_up(self, values: Ints) -> Ints:
         """Return for each range the sum of its own value and those of all ranges inside it."""
         total = values.astype(np.int64, copy=True)
-        for level in range(int(self.depth.max(initial=0)), 0, -1):
-            rows = np.flatnonzero(self.depth == level)
+        for rows in reversed(self.levels()[1:]):
             np.add.at(total, self.parent[rows], total[rows])
         return total
+
+    def levels(self) -> list[Ints]:
+        """Return the ranges of each depth, the outermost first: each is looked at once, however deep they are."""
+        by_depth = np.argsort(self.depth, kind="stable")
+        return np.split(by_depth, np.cumsum(np.bincount(self.depth))[:-1]) if len(by_depth) else []
 
     def self_ns(self) -> Ints:
         """Return the length of each range less that of the ranges directly inside it."""
@@ -110,12 +114,13 @@ def _previous_reaching(thread: npt.NDArray[np.int32], end_ns: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> npt.NDArray[np.int32]:
-    depth = np.zeros(len(parent), dtype=np.int32)
-    rows = np.flatnonzero(parent != OUTSIDE)
-    above = parent[rows]
+    """Return how many ranges each is in. Each round looks twice as far up: thousands of levels are a dozen rounds."""
+    depth: npt.NDArray[np.int32] = (parent != OUTSIDE).astype(np.int32)
+    above = parent.copy()
+    rows = np.flatnonzero(above != OUTSIDE)
     while len(rows):
-        depth[rows] += 1
-        above = parent[above]
-        inside = above != OUTSIDE
-        rows, above = rows[inside], above[inside]
+        further = above[rows]
+        depth[rows] += depth[further]
+        above[rows] = above[further]
+        rows = rows[above[rows] != OUTSIDE]
     return depth

@@ -275,9 +275,8 @@ class RankView:
         """
         numbers = {code: int(m.group(1)) for code, name in enumerate(self.trace.names) if (m := STEP_NAME.match(name))}
         first: dict[int, tuple[int, int]] = {}
-        for row in self.host.step_rows.tolist():
-            number = numbers[int(self.events.name[row])]
-            first.setdefault(number, (int(self.events.start_ns[row]), int(self.events.end_ns[row])))
+        for code, start_ns, end_ns in self._step_ranges():
+            first.setdefault(numbers[code], (start_ns, end_ns))
         found = sorted((start, end, number) for number, (start, end) in first.items())
         starts = [start for start, _, _ in found[1:]] + [found[-1][1]] if found else []
         return tuple(
@@ -292,12 +291,18 @@ class RankView:
         """Return how many ranges have the number of an earlier step that had ended: no step of another thread."""
         ended_ns: dict[int, int] = {}
         repeated = 0
-        for row in self.host.step_rows.tolist():
-            code = int(self.events.name[row])
-            if code in ended_ns and self.events.start_ns[row] >= ended_ns[code]:
+        for code, start_ns, end_ns in self._step_ranges():
+            if code in ended_ns and start_ns >= ended_ns[code]:
                 repeated += 1
-            ended_ns.setdefault(code, int(self.events.end_ns[row]))
+            ended_ns.setdefault(code, end_ns)
         return repeated
+
+    def _step_ranges(self) -> list[tuple[int, int, int]]:
+        """Return the code of the name, the start and the end of each range of a step, in ns."""
+        rows = self.host.step_rows
+        start_ns = self.events.start_ns[rows]
+        columns = (self.events.name[rows], start_ns, start_ns + self.events.duration_ns[rows])
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def find_step_numbers(self, times_ns: Ints) -> list[int | None]:
         """Return the number of the step in which each time lies, None outside of the steps."""

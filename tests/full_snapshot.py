@@ -17,6 +17,7 @@ from rankscope.collector.runs.snapshot import (
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
+from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.model_flops import FlopSum, StepFlops
@@ -219,6 +220,7 @@ def full_snapshot() -> Snapshot:
         ranks=(0,),
         since_step=60,
         slowdown_ratio=1.5,
+        run_slowdown_ratio=1.25,
         cause="gpu_thermal_throttle",
         sentence="Rank 0 ...",
     )
@@ -234,6 +236,7 @@ def full_snapshot() -> Snapshot:
         ranks_without_peers=1,
         least_waiting=LeastWaiting(rank=3, steps=40, share=0.95, margin_ns=8e6),
         wait_untraced_ns=4e6,
+        medians_of=MedianSteps(32, 159, 12, 40, 150),
         checkpoints=Checkpoints(
             count=4, duration_ns=9_200 * MS,
             latest=(Checkpoint(attempt=1, step=90, wall_s=1_799_999_940.5, duration_ns=2_300 * MS, rank=0),),

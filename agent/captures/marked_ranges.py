@@ -3,7 +3,8 @@
 Ranges of modules have the names that torch gives them in traces with Python stacks, `nn.Module: Linear_3`: the class,
 and the number of the instance by its first call in the capture. The hooks of `torch.nn` that mark them are there only
 during such a capture. They return nothing, so torch passes on what it would without them. How many parameters each
-module has goes into the head of the trace; `rankscope analyze --flops` reads it.
+module has, and the path of its attributes in the outermost module that was called, goes into the head of the trace;
+`rankscope analyze --flops` reads it.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import sys
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from rankscope.agent import scopes
@@ -22,6 +24,8 @@ from rankscope.measure.capture_limits import MODULE_PREFIX, MODULES_KEY
 
 INSTANCES_MAX: Final = 10_000
 """Instances that are told apart in a capture; further ones of a class share a name."""
+WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Attributes in which torch puts the module that it wraps: nobody has written them."""
 VERSION: Final = 1
 """Of what the head of a trace says of modules."""
 COMPILED: Final = "modules cannot be marked in a process in which torch.compile has compiled code"
@@ -55,6 +59,8 @@ class MarkedRanges:
         self.session: Any = None
         """The session of torch's profiler that the ranges are marked in; forgotten when they end."""
         self._parameters: dict[str, int | None] = {}
+        self._paths: dict[str, str] = {}
+        self._path_of: dict[int, str] = {}
         self._make_range = make_range or record_range
         self._register = register or register_hooks
         self._undo: list[Callable[[], None]] = []
@@ -71,8 +77,8 @@ class MarkedRanges:
             self._undo = self._register(self._begin_forward, self._end_forward)
 
     def end(self) -> None:
-        """Mark no more ranges, end those of modules that are open on this thread, put the parameters of the modules
-        into the head of the trace, and forget all modules. Never raises.
+        """Mark no more ranges, end those of modules that are open on this thread, put what is known of the modules into
+        the head of the trace, and forget all modules. Never raises.
         """
         scopes.switch.turn_off()
         undo, self._undo = self._undo, []
@@ -83,16 +89,16 @@ class MarkedRanges:
         for _, one in reversed(opened.get(get_ident(), [])):
             with contextlib.suppress(Exception):
                 one.__exit__(None, None, None)
-        self._write_parameters()
-        self._names, self._counts = {}, {}
+        self._write_notes()
+        self._names, self._counts, self._path_of = {}, {}, {}
 
-    def _write_parameters(self) -> None:
+    def _write_notes(self) -> None:
         session, self.session = self.session, None
-        counts, self._parameters = self._parameters, {}
+        (counts, paths), self._parameters, self._paths = (self._parameters, self._paths), {}, {}
         if session is None or not counts:
             return
         try:
-            notes = {"version": VERSION, "parameters": counts}
+            notes = {"version": VERSION, "parameters": counts, "paths": paths}
             session.add_metadata_json(MODULES_KEY, json.dumps(notes, separators=(",", ":")))
         except Exception as error:  # noqa: BLE001 - no error of a capture may reach the training script
             self._on_error(error)
@@ -135,7 +141,12 @@ class MarkedRanges:
         self._counts[of] = number + 1
         name = f"{MODULE_PREFIX}{of}_{number}"
         self._names[id(module)] = weakref.ref(module), name
-        self._parameters[name.removeprefix(MODULE_PREFIX)] = count_parameters(module)
+        said = name.removeprefix(MODULE_PREFIX)
+        self._parameters[said] = count_parameters(module)
+        if id(module) not in self._path_of and not self._open.get(get_ident()):
+            self._path_of |= {id(inner): path for path, inner in name_modules(module)}
+        if id(module) in self._path_of:
+            self._paths[said] = self._path_of[id(module)]
         return name
 
     def _on_error(self, error: Exception) -> None:
@@ -151,6 +162,18 @@ def count_parameters(module: Any) -> int | None:
         return sum(int(getattr(one, "ds_numel", None) or one.numel()) for one in module.parameters())
     except Exception:  # noqa: BLE001 - a lazy module's parameters raise, and modules of others may do anything
         return None
+
+
+def name_modules(module: Any) -> list[tuple[str, Any]]:
+    """Return the module and those inside it, each with the path of its attributes, without torch's own wrappers; at
+    most INSTANCES_MAX.
+
+    >>> from torch import nn
+    >>> [path for path, _ in name_modules(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())))]
+    ['', '0', '1', '1.0']
+    """
+    named = islice(module.named_modules(), INSTANCES_MAX)
+    return [(".".join(part for part in path.split(".") if part not in WRAPPERS), inner) for path, inner in named]
 
 
 def record_range(name: str) -> Any:

@@ -176,7 +176,7 @@ class TraceCaptures:
         if self._guard.is_off(PART):
             return f"{PART} are switched off on this rank after too many errors"
         obstacle = self._find_price_obstacle(steps, order)
-        if obstacle is None and order.options.modules:
+        if obstacle is None and order.options.modules and not order.options.stacks:
             obstacle = find_modules_obstacle()
         if obstacle is not None:
             return obstacle
@@ -270,8 +270,12 @@ class TraceCaptures:
         return session
 
     def _options_of(self, steps: CaptureSteps) -> CaptureOptions:
+        """Return what is recorded. Where modules cannot be marked, the stacks that are asked for show them, too."""
         order = self._orders.get(steps.order_id)
-        return self._options if order is None else order.options
+        options = self._options if order is None else order.options
+        if options.modules and options.stacks and find_modules_obstacle():
+            return options._replace(modules=False)
+        return options
 
     def _find_obstacle(self, steps: CaptureSteps) -> str | None:
         if self._first_graph.waits(steps.begin_step):

@@ -13,6 +13,7 @@ from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN,
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.steps.rank_medians import describe_median_steps
 from rankscope.measure.units import NS_PER_MS, format_duration
 
 WIDTH: Final = 100
@@ -79,7 +80,7 @@ def write_live(run: RunSnapshot, plan: DemoOptions, page: str, colors: Colors) -
         f"{colors.paint('PLANTED', BOLD)}  {describe_planted(plan)}",
         f"{colors.paint('FOUND  ', BOLD)}  {_describe_state(run, found, colors)}",
         "",
-        *write_ranks(run.ranks, found, colors),
+        *write_ranks(run, found, colors),
         "",
         f"Step {steps} of {plan.steps}. Live page: {page}",
     ]
@@ -131,7 +132,7 @@ def write_end(run: RunSnapshot, plan: DemoOptions, named_by_step: int | None, co
         "",
     ]
     lines += _write_facts(found) if found is not None else []
-    lines += [*write_ranks(run.ranks, found, colors), *_describe_step(run.ranks, found), ""]
+    lines += [*write_ranks(run, found, colors), *_describe_step(run.ranks, found), ""]
     return "\n".join([*lines, *_describe_goodput(run.goodput), *_name_others(run, found)])
 
 
@@ -161,10 +162,10 @@ def _wrap(label: str, text: str) -> list[str]:
     return textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=later)
 
 
-def write_ranks(ranks: Sequence[RankSnapshot], found: Finding | None, colors: Colors = PLAIN) -> list[str]:
-    """Return the table of the ranks, medians of their last steps in ms, the longest own time first."""
+def write_ranks(run: RunSnapshot, found: Finding | None, colors: Colors = PLAIN) -> list[str]:
+    """Return the table of the ranks, the longest own time first, and which steps its medians are of."""
     head = f"  {'rank':>4} {'own ms':>8} {'step ms':>8} " + " ".join(f"{name:>8}" for name in COLUMNS)
-    ordered = sorted(ranks, key=lambda rank: (-(rank.self_ns_median or 0.0), rank.identity.rank))
+    ordered = sorted(run.ranks, key=lambda rank: (-(rank.self_ns_median or 0.0), rank.identity.rank))
     lines = [colors.paint(head, BOLD)]
     for rank in ordered[:RANKS_SHOWN_MAX]:
         is_slow = found is not None and rank.identity.rank in found.ranks
@@ -173,7 +174,9 @@ def write_ranks(ranks: Sequence[RankSnapshot], found: Finding | None, colors: Co
         line = f"  {rank.identity.rank:>4} {times}{'  <- slow' if is_slow else ''}"
         lines.append(colors.paint(line, YELLOW) if is_slow else line)
     left = len(ordered) - RANKS_SHOWN_MAX
-    return [*lines, f"  and {left} more ranks"] if left > 0 else lines
+    lines += [f"  and {left} more ranks"] if left > 0 else []
+    said = describe_median_steps(run.medians_of)
+    return [*lines, colors.paint(f"  ({said})", DIM)] if said else lines
 
 
 def _ms(value_ns: float | None) -> str:

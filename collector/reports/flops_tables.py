@@ -229,6 +229,7 @@ def _build_modules(profiles: Sequence[ModelProfile], top: int) -> list[Section]:
     and that of the first of each depth.
     """
     sums, depths = _sum_modules(profiles)
+    names = _name_modules(profiles)
     if not sums:
         return [_MODULES]
     executed, time_ns = _sum_executed(profiles), _sum_time(sums, depths)
@@ -239,7 +240,7 @@ def _build_modules(profiles: Sequence[ModelProfile], top: int) -> list[Section]:
         for key in order_tree({key: one.flops or one.time_ns or 0 for key, one in sums.items()})
         if key in kept or key[0] is None
     ]
-    rows = tuple(_cells_of_module(key, depths[key], sums[key], executed, time_ns) for key in shown)
+    rows = tuple(_cells_of_module(names[key].short, depths[key], sums[key], executed, time_ns) for key in shown)
     table = _MODULES
     if any(one.parameters is not None for one in sums.values()):
         table = _WITH_PARAMETERS
@@ -248,11 +249,35 @@ def _build_modules(profiles: Sequence[ModelProfile], top: int) -> list[Section]:
     for key in largest:
         firsts.setdefault(depths[key], []).append(key)
     by_depth = [
-        _cells_of_depth(depth, key, sums[key], executed, time_ns)
+        _cells_of_depth(depth, names[key].full, sums[key], executed, time_ns)
         for depth in sorted(firsts)
         for key in firsts[depth][:TOP_OF_DEPTH]
     ]
     return [table._replace(rows=rows, left_out=len(sums) - len(shown)), _DEPTHS.of(by_depth, len(by_depth))]
+
+
+class _Name(NamedTuple):
+    """The name of a module in the tree, below the module that called it, and by itself."""
+
+    short: str
+    full: str | None
+
+
+def _name_modules(profiles: Iterable[ModelProfile]) -> dict[ModuleKey, _Name]:
+    """Return how modules are called: by the attributes of the code and their class, `layers.1 (Block)`; where a trace
+    does not have these, by the instances of their classes.
+    """
+    rows = {(row.path, row.name): row for one in profiles for row in one.modules}
+    attributes = {path: row.attributes for (path, _), row in rows.items() if path is not None}
+    names = {}
+    for (path, name), row in rows.items():
+        if path is None or row.attributes is None:
+            names[path, name] = _Name(name, path)
+            continue
+        kind, above = name.rpartition("_")[0], attributes.get(path.rpartition("/")[0])
+        below = row.attributes.removeprefix(f"{above}.") if above else row.attributes
+        names[path, name] = _Name(f"{below or 'model'} ({kind})", f"{row.attributes or 'model'} ({kind})")
+    return names
 
 
 def _sum_modules(profiles: Iterable[ModelProfile]) -> tuple[dict[ModuleKey, _Totals], dict[ModuleKey, int]]:
@@ -273,9 +298,9 @@ def _sum_time(sums: Mapping[ModuleKey, _Totals], depths: Mapping[ModuleKey, int]
     return sum(time for time in times if time is not None) or None
 
 
-def _cells_of_module(key: ModuleKey, depth: int, sums: _Totals, executed: float, time_ns: float | None) -> Cells:
+def _cells_of_module(name: str, depth: int, sums: _Totals, executed: float, time_ns: float | None) -> Cells:
     return (
-        text_cell(INDENT * depth + key[1]),
+        text_cell(INDENT * depth + name),
         _calls(sums.calls),
         *(_giga(value) for value in (sums.forward, sums.recompute, sums.backward)),
         percent(share_of(sums.flops, executed)),
@@ -285,10 +310,10 @@ def _cells_of_module(key: ModuleKey, depth: int, sums: _Totals, executed: float,
     )
 
 
-def _cells_of_depth(depth: int, key: ModuleKey, sums: _Totals, executed: float, time_ns: float | None) -> Cells:
+def _cells_of_depth(depth: int, name: str | None, sums: _Totals, executed: float, time_ns: float | None) -> Cells:
     return (
         text_cell(depth),
-        text_cell(key[0]),
+        text_cell(name),
         _giga(sums.flops),
         percent(share_of(sums.flops, executed)),
         ms(sums.time_ns),

@@ -9,6 +9,7 @@ from rankscope.collector.runs import ratios
 from rankscope.collector.runs.liveness import ENDED_WELL
 from rankscope.collector.runs.run_status import describe_state
 from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.collector.steps.rank_medians import MedianSteps, describe_median_steps
 from rankscope.measure.records import PHASES, WindowBreakdown
 from rankscope.measure.units import NS_PER_MS
 
@@ -17,7 +18,7 @@ STATE_WIDTH: Final = 10
 HEAD: Final = (
     f"{'rank':>5} {'steps':>6} {'step ms':>8} "
     + " ".join(f"{name[:8]:>8}" for name in PHASES)
-    + f" {'self ms':>8} {'slowdown':>8} {'compute':>7} {'comm':>6} {'overlap':>7} {'exposed':>7} {'idle':>6}"
+    + f" {'own ms':>8} {'slowdown':>8} {'compute':>7} {'comm':>6} {'overlap':>7} {'exposed':>7} {'idle':>6}"
     + f"  {'state':<{STATE_WIDTH}} node"
 )
 STATE_COLORS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -25,9 +26,15 @@ STATE_COLORS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def render_ranks(ranks: Iterable[RankSnapshot], colors: Colors = PLAIN) -> list[str]:
-    """Return the head of the table and a line for each rank."""
-    return [colors.paint(HEAD, BOLD), *(render_rank(rank, colors) for rank in ranks)]
+def render_ranks(ranks: Iterable[RankSnapshot], of_steps: MedianSteps | None, colors: Colors = PLAIN) -> list[str]:
+    """Return a line that says which steps its medians are of, the head of the table, and a line for each rank."""
+    return [*render_head(of_steps, colors), *(render_rank(rank, colors) for rank in ranks)]
+
+
+def render_head(of_steps: MedianSteps | None, colors: Colors = PLAIN) -> list[str]:
+    """Return which steps the medians are of, where they are known, and the head of the table."""
+    said = describe_median_steps(of_steps)
+    return [*([colors.paint(f"  ms: {said}", DIM)] if said else []), colors.paint(HEAD, BOLD)]
 
 
 def render_rank(rank: RankSnapshot, colors: Colors = PLAIN) -> str:
@@ -52,7 +59,7 @@ def render_rank(rank: RankSnapshot, colors: Colors = PLAIN) -> str:
 
 
 def render_times(step_ns: float | None, phases_ns: Mapping[str, float], self_ns: float | None) -> str:
-    """Return the columns of times: the step, its phases, the self time."""
+    """Return the columns of times: the step, its phases, the own time."""
     phases = " ".join(f"{_ms(phases_ns.get(name)):>8}" for name in PHASES)
     return f"{_ms(step_ns):>8} {phases} {_ms(self_ns):>8}"
 

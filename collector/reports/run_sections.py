@@ -168,8 +168,8 @@ def _describe(incident: Incident, now_wall_s: float) -> str:
 def _worst_ranks(report: RunReport, top: int) -> Section:
     section = Section(
         "ranks", "Worst ranks",
-        "By cost, then by slowdown; means are over the last day of the run. Self time is compute excluding waits.",
-        columns_of("rank, <node, steps, slowdown, self time ms, caused wait ms, rank-hours lost, <ended"), "None.",
+        "By cost, then by slowdown. Means are over all steps of the last day of the run, slow or not.",
+        columns_of("rank, <node, steps, slowdown, own time ms, caused wait ms, rank-hours lost, <ended"), "None.",
     )  # fmt: skip
     rows = [
         (text_cell(one.rank), text_cell(one.node), amount(one.steps), amount(one.slowdown_ratio, decimals=3),

@@ -6,7 +6,7 @@ from typing import Final
 from rankscope.collector.detect.finding import Finding, order_findings
 from rankscope.collector.detect.sampled_lines import SampledLines, describe_line
 from rankscope.collector.reports.finding_text import render_facts
-from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, render_ranks
+from rankscope.collector.reports.rank_table import color_of, render_head, render_rank, render_ranks
 from rankscope.collector.reports.summary import (
     describe_checkpoints,
     describe_ended_run,
@@ -173,14 +173,15 @@ def _list_others(findings: Sequence[Finding], colors: Colors) -> list[str]:
 def _list_worst(status: RunStatus, colors: Colors) -> list[str]:
     shown, known = len(status.worst), status.ranks_known
     if shown == known:
-        return render_ranks(status.worst, colors)
+        return render_ranks(status.worst, status.run.medians_of, colors)
     head = f"the worst {shown:,} of {known:,} ranks (--all lists every rank, --rank N shows one):"
-    return [INDENT + head, *render_ranks(status.worst, colors)]
+    return [INDENT + head, *render_ranks(status.worst, status.run.medians_of, colors)]
 
 
 def render_all_ranks(status: RunStatus, run: RunSnapshot, colors: Colors = PLAIN) -> str:
     """Return the status, and below it every rank by number."""
-    return "\n".join([render_status(status, colors, with_ranks=False), *render_ranks(run.ranks, colors)])
+    ranks = render_ranks(run.ranks, run.medians_of, colors)
+    return "\n".join([render_status(status, colors, with_ranks=False), *ranks])
 
 
 def _describe_end(rank: RankSnapshot) -> str:
@@ -218,7 +219,7 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     flops = describe_rank_flops(rank.flops)
     if flops:
         lines.append(f"{INDENT}last minute of its steps: {flops}")
-    lines += [colors.paint(HEAD, BOLD), render_rank(rank, colors)]
+    lines += [*render_head(run.medians_of, colors), render_rank(rank, colors)]
     if peers is not None:
         count, times = peers
         whose = "the one rank it is compared with" if count == 1 else f"the median of the {count:,} it is compared with"

@@ -73,17 +73,17 @@ def _verdict(report: TraceReport, top: int) -> Section:
     shown as that advice, before the others.
     """
     findings = report.cross_rank.findings if report.cross_rank is not None else []
-    found, advised = {one.sentence for one in findings}, {one.sentence for one in report.advice}
+    repeated = {one.sentence for one in findings if any(one.sentence in advice.sentence for advice in report.advice)}
     rows = [
         _verdict_row(
             "finding", one.cause or one.kind, one.sentence, [one.rank], evidence={"slowdown": one.slowdown_ratio}
         )
         for one in findings
-        if one.sentence not in advised
+        if one.sentence not in repeated
     ]
     rows += [
         _verdict_row(one.severity, one.key, one.sentence, one.ranks, action=one.action, evidence=one.evidence)
-        for one in sorted(report.advice, key=lambda one: one.sentence not in found)
+        for one in sorted(report.advice, key=lambda one: not any(said in one.sentence for said in repeated))
     ]
     rows += [_verdict_row("note", about, sentence) for about, sentence in _notes(report)]
     rows += [_verdict_row("file error", one.file, one.reason) for one in report.errors[:top]]

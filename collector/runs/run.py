@@ -9,6 +9,7 @@ from typing import Final
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding, describe_faults
+from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.detect.view import Detected, RunView
 from rankscope.collector.invariants import Impossible, require
 from rankscope.collector.run_ids import read_run_name
@@ -41,6 +42,7 @@ from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.line_search import LineSearch
 from rankscope.collector.runs.membership import RankProcesses, begins_attempt, is_to_be_added
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.run_end import LOST
 from rankscope.collector.runs.run_ending import RunEnding, find_last_end
 from rankscope.collector.runs.run_view import build_view, find_run_slowdown, keep_pass
 from rankscope.collector.runs.snapshot import RunSnapshot
@@ -116,6 +118,20 @@ class RunState:
         if self.attempt is None:
             return False
         return not self.attempt.has_live_ranks if self.is_superseded else self.attempt.is_over
+
+    def may_start_again(self, now_collector_ns: int) -> bool:
+        """Return whether it has ended unseen, and its next start would still be a restart: every rank ended while no
+        collector ran, or is a process of Slurm that is gone with its sidecar. So end the jobs that Slurm queues again.
+        """
+        attempt, end = self.attempt, self.ending.end
+        if attempt is None or end is None or end.reason not in {EXIT_UNKNOWN, LOST} or self.is_judged_before:
+            return False
+        if now_collector_ns - self.last_message_collector_ns > s_to_ns(self._config.restart_within_s):
+            return False
+        ranks = attempt.ranks.values()
+        return all(rank.is_awaited for rank in ranks) or all(
+            rank.ended == EXIT_UNKNOWN and rank.identity.slurm_job_id for rank in ranks
+        )
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
@@ -336,6 +352,7 @@ class RunState:
             not_judged=dict(findings.abstained),
             injected_faults=describe_faults(attempt.faults),
             checkpoints=attempt.checkpoints.seen,
+            medians_of=attempt.medians.of_steps,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

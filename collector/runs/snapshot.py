@@ -16,6 +16,7 @@ from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
+from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
@@ -120,7 +121,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `wait_untraced_ns`: the waiting in a step that no rank is charged, in operations with a root and point to point.
     `least_waiting`: the rank that nearly always waits least, where some ranks have no peers; None: there is none,
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
-    empty: nothing. `checkpoints` are those that the ranks have marked.
+    empty: nothing. `checkpoints` are those that the ranks have marked. `medians_of` says which steps the medians of
+    the ranks are of; None: of none yet.
     """
 
     run: str
@@ -141,6 +143,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wait_untraced_ns: float | None = None
     injected_faults: str = ""
     checkpoints: Checkpoints = NO_CHECKPOINTS
+    medians_of: MedianSteps | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:

@@ -13,6 +13,7 @@ from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.run_ratios import choose_counted, describe_absence
 from rankscope.collector.runs.run_status import describe_ranks_without_peers
+from rankscope.collector.steps.rank_medians import describe_median_steps
 from rankscope.collector.top.bars import draw_curve
 from rankscope.collector.top.board import ORDERS, Board
 from rankscope.collector.top.screen_lines import Line, Span, cut, make_line, pad, wrap
@@ -66,7 +67,7 @@ def draw(board: Board, latest: RunView, width: int, height: int) -> tuple[list[L
         *_draw_absence(view, width),
         *_draw_trend(view, width),
     ]
-    foot: list[Line] = [(Span("─" * width, (GRAY,)),), cut(_draw_foot(board), width)]
+    foot: list[Line] = [cut(_draw_rule(view, width), width), cut(_draw_foot(board), width)]
     board = board._replace(rows=max(1, height - len(head) - len(foot) - 1))
     if board.shows_help:
         return [*head, foot[0], *(cut(one, width) for one in _draw_help()), foot[1]], board
@@ -166,6 +167,12 @@ def _draw_finding(finding: Finding, width: int, *, is_tall: bool) -> list[Line]:
 
 def _draw_help() -> list[Line]:
     return [(*pad((Span(keys, (BOLD,)),), HELP_KEYS_WIDTH), Span(meaning)) for keys, meaning in HELP]
+
+
+def _draw_rule(view: RunView, width: int) -> Line:
+    """Return the line below the table, which says what steps its medians are of."""
+    said = "" if view.run is None else describe_median_steps(view.run.medians_of)
+    return (Span(f"── {said} {'─' * width}" if said else "─" * width, (GRAY,)),)
 
 
 def _draw_foot(board: Board) -> Line:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.collector.traces.module_ranges import read_parameters
+from rankscope.collector.traces.module_ranges import read_notes
 from rankscope.collector.traces.modules import (
     BACKWARD_ELSEWHERE,
     NO_FORWARD,
@@ -43,12 +43,12 @@ def profile_modules(view: RankView, window: ProfiledWindow, counted: CountedOper
     cost = (total.sum(axis=0) if total.any() else total_ns).tolist()
     has_times = view.has_device or not view.has_unknown_device
     tree = calls.tree
-    parameters = read_parameters(view)
+    notes = read_notes(view)
     rows = [
         _build_row(
             total[:, place], int(own[:, place].sum()), int(total_ns[place]) if has_times else None,
             path=tree.path(place), name=tree.names[place], depth=tree.depths[place], count=int(calls.calls[place]),
-            parameters=parameters.get(tree.names[place]),
+            parameters=notes.parameters.get(tree.names[place]), attributes=notes.paths.get(tree.names[place]),
         )
         for place in order_modules(tree, cost)
     ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Find the forwards of modules in a trace: Python frames, or the ranges that a capture with `modules` marks."""
 
 from collections import Counter
-from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -29,24 +28,28 @@ def find_module_ranges(view: RankView) -> Ints:
     return np.empty(0, dtype=np.int64)
 
 
-class _Notes(msgspec.Struct):
-    """What a capture says of modules: numbers in the parameters of each instance, None where they are not known."""
+class ModuleNotes(msgspec.Struct):
+    """What a capture says of modules, by the name of the range without its prefix: the numbers in the parameters of
+    each instance, None where they are not known, and the path of its attributes in the outermost module, such as
+    `layers.1.mlp`, empty for that one itself.
+    """
 
     parameters: dict[str, int | None] = {}
+    paths: dict[str, str] = {}
 
 
-def read_parameters(view: RankView) -> Mapping[str, int | None]:
-    """Return how many parameters each module has, by the name of its range without the prefix; empty where the trace
-    does not say it. A capture says it of the ranges that it marks: where there are Python frames, too, these must have
-    the same names as often, or their numbers may be those of other instances.
+def read_notes(view: RankView) -> ModuleNotes:
+    """Return what the trace says of its modules; empty where it says nothing. A capture says it of the ranges that it
+    marks: where there are Python frames, too, these must have the same names as often, or their numbers may be those of
+    other instances.
     """
     frames, marked = (
         Counter(map(view.trace.name, view.trace.rows_named(view.trace.rows(category), is_module_range).tolist()))
         for category in (Category.PYTHON, Category.ANNOTATION)
     )
     if frames and frames != marked:
-        return {}
+        return ModuleNotes()
     try:
-        return msgspec.convert(view.trace.head.get(MODULES_KEY, {}), _Notes).parameters
+        return msgspec.convert(view.trace.head.get(MODULES_KEY, {}), ModuleNotes)
     except msgspec.ValidationError:
-        return {}
+        return ModuleNotes()

@@ -35,7 +35,8 @@ class FlopsModule(msgspec.Struct, frozen=True, kw_only=True):
     """FLOPs of what ran in one module instance and the modules inside it, by phase; `self_flops` without those inside,
     of all phases. `path` are the instances from the root; None for what belongs to no module. `time_ns` is the device
     time of what it launched in forward, recomputation and backward, on a CPU the host's time in it. `parameters` are
-    numbers in its parameters and those of the modules inside it, each once; None where the trace does not say.
+    numbers in its parameters and those of the modules inside it, each once, `attributes` is its path in the code, as
+    `layers.1.mlp`, empty for the outermost module; None where the trace does not say.
     """
 
     path: str | None
@@ -43,6 +44,7 @@ class FlopsModule(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     count: int | None
     parameters: int | None
+    attributes: str | None = None
     forward_flops: int
     backward_flops: int
     recompute_flops: int

@@ -20,7 +20,7 @@ from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
 from rankscope.measure.capture_limits import CPU_KEY
-from rankscope.measure.errors import TraceError
+from rankscope.measure.errors import NotATraceError, TraceError
 from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
@@ -28,7 +28,12 @@ from rankscope.measure.traced_collectives import Collective, complete_groups, fi
 from rankscope.measure.traced_messages import Message, find_messages
 from rankscope.measure.units import format_duration
 
+DEVICES_MAX = 1_024
+"""Devices of one process, for each of which the trace is read once more. Servers have 16, partitions of them some
+hundreds."""
 UNCOUNTED_SHOWN_MAX = 5
+STEPS_MAX = 20_000
+"""Steps that are divided into parts one by one. A profiler's cycle has a handful."""
 STEPS_NAMED_MAX = 8
 """Steps that a warning names."""
 StepRange = tuple[int | None, int | None]
@@ -83,8 +88,13 @@ def reduce_trace(
         has_unknown_device=_has_unknown_device(trace),
         communication_kernels=communication_kernels,
     )
+    devices = np.unique(view.work.device).tolist()
+    if len(devices) > DEVICES_MAX:
+        raise NotATraceError(f"it has work on {len(devices):,} devices; a machine has at most {DEVICES_MAX:,}")
+    if len(view.steps) > STEPS_MAX:
+        raise TraceError(f"it has {len(view.steps):,} steps; choose some of them (--steps A:B), at most {STEPS_MAX:,}")
     origin = origin if rank is None else origin._replace(rank=rank)
-    origin = origin._replace(devices=match_devices(origin.devices, np.unique(view.work.device).tolist()))
+    origin = origin._replace(devices=match_devices(origin.devices, devices))
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
     report = add_asked(_build_report(view, path, origin, collectives, asked), view, asked)
     compute, communication, _ = view.sets

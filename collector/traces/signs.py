@@ -229,8 +229,7 @@ def _sum_copy_operators(view: RankView) -> tuple[int | None, int, str | None]:
     rows, parent = view.host.operator_rows, view.host.operators.parent
     is_copy = view.trace.names_like(lambda name: name in COPY_OPERATORS)[view.events.name[rows]]
     outermost = np.full(len(rows), OUTSIDE, dtype=np.int64)
-    for depth in range(int(view.host.operators.depth.max()) + 1 if len(rows) else 0):
-        level = np.flatnonzero(view.host.operators.depth == depth)
+    for level in view.host.operators.levels():
         above = np.where(parent[level] != OUTSIDE, outermost[parent[level]], OUTSIDE)
         outermost[level] = np.where(above != OUTSIDE, above, np.where(is_copy[level], level, OUTSIDE))
     tops = np.flatnonzero(outermost == np.arange(len(rows)))

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from rankscope.collector.captures.incident_views import NO_LINKS, view_run
+from rankscope.collector.demo.screen import DemoOptions, write_end
 from rankscope.collector.detect.finding import Finding, order_findings, write_whole_cost
 from rankscope.collector.detect.finding_words import count_ranks_wasted, format_ratio
 from rankscope.collector.incidents.incident import Incident, begin
 from rankscope.collector.notifications.event import OPENED, describe
+from rankscope.collector.publish.api.rank_views import list_ranks
 from rankscope.collector.publish.metrics import run_metrics
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.run_report import RunReport
@@ -21,6 +23,10 @@ from rankscope.collector.reports.summary import summarise, verdict
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.run_summary import build_run_summary
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.steps.rank_medians import describe_median_steps
+from rankscope.collector.top.board import Board
+from rankscope.collector.top.drawing import draw
+from rankscope.collector.top.snapshot_fetch import RunView
 from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.runs.test_hang_story import HangStory
 
@@ -76,6 +82,12 @@ def views_of(run: RunSnapshot) -> Iterator[tuple[str, str]]:
     yield "webhook", "\n".join(describe(one, OPENED) for one in incidents_of(run))
 
 
+def draw_top(run: RunSnapshot) -> str:
+    """The screen of `rankscope top`, without ranks."""
+    lines, _ = draw(Board(), RunView(wall_s=0.0, runs=(run.run_id,), run=run), 100, 30)
+    return "\n".join("".join(span.text for span in line) for line in lines)
+
+
 def squeeze(text: str) -> str:
     """Text as one line: views wrap it differently."""
     return re.sub(r"\s+", " ", text)
@@ -118,6 +130,37 @@ def test_metric_is_the_ratio_that_is_said(run: RunSnapshot) -> None:
     for one in run.open_findings:
         if one.slowdown_ratio is not None and one.kind in {"straggler", "run_slowdown"}:
             assert f" {format_ratio(metrics[one.kind, one.subject])} slower" in one.headline
+
+
+def test_metric_of_the_cost_is_what_is_said(run: RunSnapshot) -> None:
+    # The alerts read it (deploy/prometheus/rules), so they say the same.
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=(run,))
+    wasted = {labels[1:4:2]: value for labels, value in run_metrics.find_wasted(snapshot)}
+    for one in run.open_findings:
+        said = re.search(r"([\d,.]+) of \d+ ranks wasted", one.cost)
+        if said is not None:
+            assert float(said[1]) == pytest.approx(wasted[one.kind, one.subject], abs=0.05)
+
+
+def test_every_table_of_ranks_says_which_steps_it_is_of(run: RunSnapshot) -> None:
+    said = describe_median_steps(run.medians_of)
+    plan = DemoOptions(ranks=run.world_size, steps=100, fault="host", slow_rank=2, slow_from=40)
+    tables = {
+        "status": render_status(build_status(run, 4)),
+        "demo": write_end(run, plan, None),
+        "top": draw_top(run),
+        "page": list_ranks(run, "slowdown", 0, 4).medians_said,
+    }
+    assert bool(said) == any(rank.step_ns_median is not None for rank in run.ranks)
+    assert all(said in text for text in tables.values())
+
+
+def test_own_times_of_the_finding_are_those_of_a_table_of_its_steps(run: RunSnapshot) -> None:
+    # What is planted is the same in every slow step, so the table of the last steps has it too.
+    ranks = {rank.identity.rank: rank for rank in run.ranks}
+    for one in run.open_findings:
+        if one.kind == "straggler" and one.rank is not None:
+            assert ranks[one.rank].self_ns_median == pytest.approx(one.evidence["self_ns"], rel=0.02)
 
 
 def test_incident_and_wire_have_the_same_words(run: RunSnapshot) -> None:

@@ -44,7 +44,7 @@ def test_script_is_ended_and_flops_are_those_by_hand(tmp_path: Path) -> None:
         "MODEL PROFILE: FLOATING-POINT OPERATIONS", "MODEL AND HARDWARE FLOP UTILIZATION", "FLOP BY OPERATOR",
         "FLOP BY MODULE", "TOP MODULES BY DEPTH",
     ]  # fmt: skip
-    assert ". Linear_1" in ended.stdout
+    assert ". 2 (Linear)" in ended.stdout
     assert files[1].read_text().startswith("<!doctype html>")
     traces = [path.relative_to(tmp_path / "traces") for path in (tmp_path / "traces").rglob("*.gz")]
     assert traces == [Path("profile/steps-3-4/rank-0.pt.trace.json.gz")]

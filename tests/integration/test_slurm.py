@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,11 +23,12 @@ SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 
 class Met(NamedTuple):
     """A collector as Prometheus meets it: what the target file says, the runs it lists with the token and their steps,
-    and the status of the same request without one.
+    the kinds of its incidents, and the status of the same request without the token.
     """
 
     target: Mapping[str, object]
     runs: Mapping[str, int]
+    incidents: list[str]
     status_without_token: int
 
 
@@ -47,12 +48,13 @@ class Story(NamedTuple):
     rendezvous: set[str]
 
 
-def ask(address: str, token: str) -> Mapping[str, int]:
-    """The runs of a collector, each with the steps it has reported."""
+def ask(address: str, token: str, what: str) -> list[Mapping[str, Any]]:
+    """What a collector lists: its runs, or its incidents."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://{address}/api/v1/runs", headers=headers)
+    request = urllib.request.Request(f"http://{address}/api/v1/{what}", headers=headers)
     with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S) as answer:
-        return {run["run"]: run["steps"] or 0 for run in json.load(answer)["runs"]}
+        listed: list[Mapping[str, Any]] = json.load(answer)[what]
+        return listed
 
 
 def meet(target: Path, token: Path, run: str, steps: int) -> Met | None:
@@ -60,16 +62,17 @@ def meet(target: Path, token: Path, run: str, steps: int) -> Met | None:
     try:
         (known,) = json.loads(target.read_text())
         (address,) = known["targets"]
-        runs = ask(address, token.read_text())
+        runs = {one["run"]: one["steps"] or 0 for one in ask(address, token.read_text(), "runs")}
+        incidents = [one["kind"] for one in ask(address, token.read_text(), "incidents")]
     except (OSError, json.JSONDecodeError):  # the job is on its way, or the file is that of the life before
         return None
     if runs.get(run, 0) < steps:
         return None
     try:
-        ask(address, "")
+        ask(address, "", "runs")
     except urllib.error.HTTPError as error:
-        return Met(known, runs, error.code)
-    return Met(known, runs, 200)
+        return Met(known, runs, incidents, error.code)
+    return Met(known, runs, incidents, 200)
 
 
 def read_keys(folder: Path) -> Mapping[str, str]:
@@ -133,6 +136,10 @@ def test_job_that_was_queued_again_ends_well(story: Story) -> None:
 
 def test_job_that_shares_the_node_ends_well(story: Story) -> None:
     assert (story.other["JobState"], story.other["ExitCode"]) == ("COMPLETED", "0:0")
+
+
+def test_job_that_was_queued_again_has_not_failed(story: Story) -> None:
+    assert "run_failure" not in story.second_life.incidents
 
 
 def test_keys_of_the_first_life_are_used_in_the_second(story: Story) -> None:

@@ -15,6 +15,7 @@ from rankscope.collector.runs.run_flops import describe_rank_flops
 from rankscope.collector.runs.run_ratios import describe_basis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.collector.steps.rank_medians import describe_median_steps
 from rankscope.measure.records import DeviceSample
 from rankscope.measure.text import to_line
 
@@ -55,11 +56,14 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankList(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of a run's `ranks_known` ranks, in the order that was asked for."""
+    """Some of a run's `ranks_known` ranks, in the order that was asked for. `medians_said`: which steps their medians
+    are of; empty before there are any.
+    """
 
     run: str
     ranks_known: int
     ranks: tuple[ListedRank, ...]
+    medians_said: str = ""
 
 
 class PeerMedians(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +139,9 @@ def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int, *, is_reve
     """Return `limit` ranks from `offset` on, in one of the ORDERS of rank_orders.py."""
     ranks = sort_ranks(run.ranks, order, offset + limit, is_reversed=is_reversed)
     lines = tuple(_to_line(rank) for rank in ranks[offset:])
-    return RankList(run=run.run, ranks_known=len(run.ranks), ranks=lines)
+    return RankList(
+        run=run.run, ranks_known=len(run.ranks), ranks=lines, medians_said=describe_median_steps(run.medians_of)
+    )
 
 
 def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) -> RankAnswer | None:

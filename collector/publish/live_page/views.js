@@ -175,10 +175,11 @@ const stateOf = (rank) => {
 };
 
 /** Show ranks as a table; `current` is the selected one, `onPick(rank)` is called when another is selected. */
-export const showRanks = ({ ranks, ranks_known: known }, current, onPick) => {
+export const showRanks = ({ ranks, ranks_known: known, medians_said: said }, current, onPick) => {
   // Keep the table while a button in it has the focus, so that it stays the button of the same rank.
   if (at("ranks").tBodies[0].contains(document.activeElement)) return;
-  say(at("ranks-said"), ranks.length < known ? `of ${number(known)} ranks` : `${plural(known, "rank")}, all of them`);
+  const shown = ranks.length < known ? `of ${number(known)} ranks` : `${plural(known, "rank")}, all of them`;
+  say(at("ranks-said"), said ? `${shown}; ${said}` : shown);
   fill(
     at("ranks"),
     ranks.map((one) => ({

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
+from rankscope.collector.detect.finding_words import count_ranks_wasted
 from rankscope.collector.publish.metrics.measures import (
     CAUSE,
     FINDING,
@@ -193,6 +194,14 @@ def find_slowdowns(snapshot: Snapshot) -> Iterator[Value]:
     return ((labels, finding.slowdown_ratio) for labels, finding in _open_findings(snapshot))
 
 
+def find_wasted(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield how many ranks each open finding wastes, where its cost is known: as its text says it."""
+    worlds = {run.run: run.world_size for run in snapshot.runs}
+    for labels, finding in _open_findings(snapshot):
+        if finding.run_slowdown_ratio is not None:
+            yield labels, count_ranks_wasted(finding.run_slowdown_ratio, worlds[labels[0]])
+
+
 def _missing(run: RunSnapshot) -> Iterator[Missing]:
     """Yield the missing ranks; none of a run without a reporting rank, which is over or cut off from the collector."""
     states = {rank.identity.rank: find_state(rank) for rank in run.ranks}
@@ -276,6 +285,13 @@ RUNS: Final[tuple[Measure, ...]] = (
         OfSnapshot(find_slowdowns),
     ),
     Measure(
+        "rankscope_finding_wasted_ranks", "gauge", "", FINDING,
+        "Ranks whose time the open finding wastes, as its text says: so many GPU-hours per hour. Absent while its cost "
+        "is not known.",
+        "world size * (1 - ideal step / step)", _DETECTION, NOT_NEGATIVE,
+        OfSnapshot(find_wasted),
+    ),
+    Measure(
         "rankscope_straggler", "gauge", "", CAUSE,
         "1 while an open finding names the rank as a straggler with this cause; absent otherwise.",
         "1 per open finding", _DETECTION, ONE,
@@ -283,7 +299,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_rank_slowdown_ratio", "gauge", "ratio", RANK,
-        "Compute time of the rank excluding waits over that of its peer ranks; 1 is equal, above is slower.",
+        "Own time of the rank, its step without waits for others, over that of its peers; 1 is equal, above is slower.",
         "median(self) / median over the peers of median(self)", _DETECTION, NOT_NEGATIVE,
         per_rank(lambda rank: rank.slowdown_ratio),
     ),

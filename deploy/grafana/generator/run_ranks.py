@@ -54,6 +54,7 @@ def verdicts() -> list[Placed]:
                 "slower": Column(
                     "Slower", series("finding_slowdown_ratio", OF_RUN), TIMES, SLOWDOWN_COLOURS, decimals=3
                 ),
+                "wasted": Column("Ranks wasted", series("finding_wasted_ranks", OF_RUN), NUMBER, decimals=1),
             },
             keys=FINDING,
             first="slower",

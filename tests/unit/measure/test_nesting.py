@@ -84,3 +84,11 @@ def test_time_of_its_own_is_less_what_is_directly_inside() -> None:
 def test_a_sum_takes_in_all_levels() -> None:
     found = nest_ranges((1, 0, 10), (1, 1, 6), (1, 2, 3), (1, 7, 9))
     assert found.sum_up(np.array([1, 10, 100, 1_000])).tolist() == [1_111, 110, 100, 1_000]
+
+
+def test_a_hundred_thousand_levels_are_no_more_work_than_as_many_siblings() -> None:
+    levels = 100_000  # a pass over all ranges for each level would take minutes
+    start_ns = np.arange(levels)
+    found = nest(np.zeros(levels, np.int32), start_ns, 2 * levels - start_ns)
+    assert found.depth.tolist() == list(range(levels))
+    assert found.sum_up(np.ones(levels, np.int64))[[0, levels - 1]].tolist() == [levels, 1]

@@ -19,6 +19,7 @@ from rankscope.agent.captures.marked_ranges import (
     MarkedRanges,
     count_parameters,
     find_modules_obstacle,
+    name_modules,
     record_range,
 )
 from rankscope.agent.captures.trace_recording import PART
@@ -268,12 +269,33 @@ def test_head_says_how_many_parameters_each_module_has(rank: Rank) -> None:
         model(torch.ones(2, dtype=torch.int64))
     rank.ranges.end()
     counts = {"Tied_0": 10 * 4 + 10 + 3 * 3 + 3 + 1, "Embedding_0": 40, "Linear_0": 50}
-    assert session.head == {MODULES_KEY: {"version": 1, "parameters": counts}}
+    (notes,) = session.head.values()
+    assert isinstance(notes, dict)
+    assert notes["parameters"] == counts
     assert rank.ranges.session is None
     rank.ranges.session = later = Session()
     rank.ranges.begin(MODULES)
     rank.ranges.end()
     assert later.head == {}
+
+
+def test_head_says_where_each_module_is_in_the_code(rank: Rank) -> None:
+    rank.ranges.session = session = Session()
+    rank.ranges.begin(MODULES)
+    inner, outer = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2)
+    nn.Sequential(inner, inner)(torch.ones(2))
+    outer(torch.ones(2))
+    rank.ranges.end()
+    paths = {"Sequential_0": "", "Sequential_1": "0", "Linear_0": "0.0", "ReLU_0": "0.1", "Linear_1": ""}
+    assert session.head[MODULES_KEY] == {"version": 1, "parameters": COUNTED, "paths": paths}
+
+
+COUNTED = {"Sequential_0": 6, "Sequential_1": 6, "Linear_0": 6, "ReLU_0": 0, "Linear_1": 6}
+
+
+def test_attributes_of_wrappers_are_in_no_path() -> None:
+    model = nn.ModuleDict({"_orig_mod": nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})})
+    assert [path for path, _ in name_modules(model)] == ["", "", "layers", "layers.0"]
 
 
 def test_divided_parameters_count_as_a_whole_and_lazy_ones_are_not_known() -> None:

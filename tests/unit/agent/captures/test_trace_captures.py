@@ -1,7 +1,9 @@
 """What a rank says of its captures, when it leaves one out for its price, and which step records it marks."""
 
 import gzip
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +106,18 @@ def test_capture_that_costs_too_much_is_left_out_and_that_is_said_once(
         "capture_pause_s_max is 0.5 s. Training is not affected\n"
     )
     assert find_files(tmp_path) == []
+
+
+@pytest.mark.parametrize(("options", "is_taken"), [("modules", False), ("modules, stacks", True)])
+def test_compiled_code_leaves_modules_to_the_stacks(
+    options: str, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = SimpleNamespace(counters={"frames": {"ok": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", compiled)
+    captures = make(tmp_path, capture_options=options)
+    run(captures, 0, 8)
+    captures.write()
+    assert len(find_files(tmp_path)) == is_taken
 
 
 def test_price_of_the_next_capture_is_what_the_last_one_has_cost(tmp_path: Path) -> None:

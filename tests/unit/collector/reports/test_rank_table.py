@@ -7,6 +7,7 @@ from rankscope.collector.reports.rank_table import HEAD, render_rank
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.least_waiting import LeastWaiting
+from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.measure.records import Totals, WindowBreakdown
 from tests.unit.collector.reports.whole_run import render_run
 from tests.unit.collector.runs.run_snapshots import rank_of
@@ -42,13 +43,19 @@ def run_of(**known: object) -> RunSnapshot:
 GOLDEN = """\
 run bert: no rank is slower than the others
   2 of 2 ranks: 2 up
- rank  steps  step ms     data  forward backward optimize    other  self ms slowdown compute   comm overlap exposed   idle  state      node
+ rank  steps  step ms     data  forward backward optimize    other   own ms slowdown compute   comm overlap exposed   idle  state      node
     0   1234    156.2      0.0     40.0    101.0     15.0      0.2     96.0    1.00x     60%    30%     33%     20%    15%  up         n0
     1      2        -        -        -        -        -        -        -        -       -      -       -       -      -  up         n0"""  # noqa: E501 - a table for a terminal of 140 columns
 
 
 def test_unknown_values_of_the_table_are_dashes() -> None:
     assert render_run(run_of()) == GOLDEN
+
+
+def test_table_says_which_steps_its_medians_are_of() -> None:
+    table = render_run(run_of(medians_of=MedianSteps(32, 159, 12, 40, 150))).splitlines()
+    said = "  ms: medians of each rank's last 32 steps, to step 159; own time of 12 measured steps, 40-150"
+    assert table.index(said) == table.index(HEAD) - 1
 
 
 def test_columns_are_aligned_with_their_heads() -> None:

@@ -187,6 +187,13 @@ def test_finding_repeated_by_advice_is_listed_once_and_first() -> None:
     assert [(row[0], row[3]) for row in rows] == [("warning", "Rank 7 is slow."), ("warning", "Else.")]
 
 
+def test_several_findings_that_one_advice_repeats_are_listed_once() -> None:
+    other = msgspec.structs.replace(SLOW, rank=5, sentence="Rank 5 took twice as long as its peers.")
+    advice = [advice_of("Else."), advice_of(f"{SLOW.sentence} {other.sentence}")]
+    rows = shown(section("verdict", report_of(rank_of(7), cross_rank=across(findings=[SLOW, other]), advice=advice)))
+    assert [row[3] for row in rows] == [f"{SLOW.sentence} {other.sentence}", "Else."]
+
+
 def test_findings_are_never_cut_off() -> None:
     report = report_of(rank_of(0), cross_rank=across(findings=[SLOW, SLOW, SLOW]))
     assert (len(section("verdict", report, top=1).rows), section("verdict", report, top=1).left_out) == (3, 0)

@@ -48,6 +48,7 @@ class Story:
         """By rank; of others it is node-a."""
         self.faults: dict[int, str] = {}
         """What ranks do to themselves on purpose, by rank."""
+        self.slurm_job_id = ""
         self.wants_summaries = False
         """Whether rank 0 asks for summaries of the run."""
         self.begun_wall_ns = 0
@@ -72,6 +73,7 @@ class Story:
                     restart_count=self.restart_count,
                     boot_id=boot_of(rank, self.life),
                     pid=1_000 + rank,
+                    slurm_job_id=self.slurm_job_id,
                 ),
                 first_sequence=self.sequence[rank] + 1,
                 host_ns=0,

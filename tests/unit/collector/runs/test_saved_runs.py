@@ -153,6 +153,46 @@ def test_how_ranks_ended_is_known_again() -> None:
     assert story.now_ns - ended_ns == pytest.approx((AWAY_S + 6) * S, abs=1_000_000)
 
 
+def find_gone(story: Story) -> None:
+    """The processes of all ranks are found gone, and nobody says how they ended."""
+    for _ in range(2):
+        for rank in range(story.ranks):
+            story.run.apply(ProcessGone(boot_of(rank), story.now_ns))
+        story.tick(3.0)
+
+
+def test_run_that_ended_with_its_collector_may_start_again_for_a_while() -> None:
+    # A scheduler ends a job with the collector in it, and queues it again.
+    story = kill(Story(2).join().train(20))
+    assert not story.run.may_start_again(story.now_ns)
+    find_gone(story)
+    assert story.run.ending.end is not None
+    assert story.run.ending.end.reason == "exit_unknown"
+    assert story.run.may_start_again(story.now_ns)
+    assert not story.run.may_start_again(story.now_ns + 900 * S)
+
+
+def test_run_that_a_collector_saw_end_has_failed_at_once() -> None:
+    story = Story(2).join().train(20)
+    find_gone(story)
+    assert not story.run.may_start_again(story.now_ns)
+    assert not kill(story).run.may_start_again(story.now_ns)
+
+
+def test_slurm_job_that_is_gone_with_its_sidecars_may_start_again() -> None:
+    story = Story(2)
+    story.slurm_job_id = "4711"
+    find_gone(story.join().train(20))
+    assert story.run.may_start_again(story.now_ns)
+    assert not story.restart(counted=False).run.may_start_again(story.now_ns)
+
+
+def test_run_with_a_known_failure_has_failed_at_once() -> None:
+    story = kill(Story(2).join().train(20).say_goodbye(0, "failed"))
+    find_gone(story)
+    assert not story.run.may_start_again(story.now_ns)
+
+
 def test_what_was_lost_is_not_forgotten_and_findings_number_on() -> None:
     story = Story(4).join().train(40).train(60, forward={2: 30.0})
     (before,) = story.snapshot().lost

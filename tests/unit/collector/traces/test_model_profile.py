@@ -440,6 +440,19 @@ def test_parameters_are_those_that_a_capture_has_counted(tmp_path: Path) -> None
     assert [row[-1].text for row in tables["flops_modules"].rows] == ["90", "40"]
 
 
+def test_modules_are_named_by_their_attributes_where_a_capture_says_them(tmp_path: Path) -> None:
+    spans = (*SPANS, ("nn.Module: Linear_1", 20, 60))
+    notes = {"paths": {"Net_0": "", "Linear_0": "layers.1", "Linear_1": "layers.1.mlp.0"}}
+    path = record_modules(tmp_path / "trace.json", notes, spans)
+    tables = {one.key: one for one in build_sections(analyze(str(path), flops=True), 10)}
+    tree = [row[0].text for row in tables["flops_modules"].rows]
+    assert tree == ["model (Net)", ". layers.1 (Linear)", ". . mlp.0 (Linear)"]
+    assert [row[1].text for row in tables["flops_depths"].rows][-1] == "layers.1.mlp.0 (Linear)"
+    partly = record_modules(tmp_path / "partly.json", {"paths": {"Linear_1": "layers.1.mlp.0"}}, spans)
+    names = {row.name: row.attributes for row in profile_of(partly).modules}
+    assert names == {"Net_0": None, "Linear_0": None, "Linear_1": "layers.1.mlp.0"}
+
+
 @pytest.mark.parametrize("notes", [{}, {"parameters": {"Net_0": "many"}}, [], None])
 def test_without_counts_there_is_no_column_of_parameters(notes: Any, tmp_path: Path) -> None:
     path = record_modules(tmp_path / "trace.json", notes)

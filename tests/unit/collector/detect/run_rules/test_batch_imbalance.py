@@ -149,7 +149,7 @@ def test_waits_for_cores_explain_it_where_they_are_half_of_the_gap() -> None:
     assert only(held_up(gap_ms / 2 - 0.1)).cause == "data_imbalance"
     finding = only(held_up(gap_ms / 2 + 0.1))
     assert (finding.cause, finding.severity) == ("cpu_pressure", "info")
-    assert finding.suggestion.startswith("Find what else runs on the machine")
+    assert finding.suggestion.startswith("See what else runs on the machine")
 
 
 def test_waits_for_cores_are_told_with_their_length() -> None:
