@@ -58,7 +58,13 @@ _LEFT_EARLY: Final = (
     "last checkpoint."
 )
 
+RECOMPILED: Final = (
+    "Let what changes not be compiled in: torch.compile(dynamic=True) or torch._dynamo.mark_dynamic for a size, a "
+    "tensor for a number, batches padded to few sizes. TORCH_LOGS=recompiles lists every guard that fails."
+)
+
 _SLOW_RANK: Final = {
+    "recompilation": RECOMPILED,
     "data_loading": (
         "Check the disk and the network storage of its node, and the CPUs that its loader's workers get. See "
         "whether its "
@@ -126,6 +132,7 @@ _SLOW_RANK: Final = {
     ),
 }
 _SLOWER_THAN_BEFORE: Final = {
+    "recompilation": RECOMPILED,
     "data_loading": (
         "Check the storage that these ranks share, and what changed in the data at that step (another shard, longer "
         "samples). Then give the loaders more num_workers or a larger prefetch_factor."

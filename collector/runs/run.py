@@ -336,6 +336,7 @@ class RunState:
             not_judged=dict(findings.abstained),
             injected_faults=describe_faults(attempt.faults),
             checkpoints=attempt.checkpoints.seen,
+            compilations=attempt.compilations,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

@@ -8,6 +8,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
+from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.nccl_bandwidths import NOT_READ, NcclBandwidths
@@ -22,6 +23,7 @@ from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
+    Compilations,
     DeviceSample,
     HostSample,
     Losses,
@@ -91,6 +93,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     node: NodeSample | None = None
     flops: StepFlops = NO_FLOPS
     nccl: NcclBandwidths = NOT_READ
+    compilations: Compilations | None = None
 
 
 SUMMARY_FIELDS: Final = frozenset(
@@ -120,7 +123,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `wait_untraced_ns`: the waiting in a step that no rank is charged, in operations with a root and point to point.
     `least_waiting`: the rank that nearly always waits least, where some ranks have no peers; None: there is none,
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
-    empty: nothing. `checkpoints` are those that the ranks have marked.
+    empty: nothing. `checkpoints` are those that the ranks have marked; `compilations` is what torch.compile has done in
+    this attempt.
     """
 
     run: str
@@ -141,6 +145,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wait_untraced_ns: float | None = None
     injected_faults: str = ""
     checkpoints: Checkpoints = NO_CHECKPOINTS
+    compilations: RunCompilations = NOTHING_COMPILED
 
     def __post_init__(self) -> None:
         if not self.run_id:
