@@ -17,6 +17,7 @@ from rankscope.collector.runs.snapshot import (
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
+from rankscope.collector.steps.step_histogram import BOUNDS_S, StepDurations
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.model_flops import FlopSum, StepFlops
@@ -240,6 +241,7 @@ def full_snapshot() -> Snapshot:
             count=4, duration_ns=9_200 * MS,
             latest=(Checkpoint(attempt=1, step=90, wall_s=1_799_999_940.5, duration_ns=2_300 * MS, rank=0),),
         ),
+        step_durations=StepDurations(tuple(40 * (bound >= 0.2) for bound in BOUNDS_S), 42, 12.5),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},
         goodput=GoodputSnapshot(
             wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,

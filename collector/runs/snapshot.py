@@ -17,6 +17,7 @@ from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
+from rankscope.collector.steps.step_histogram import StepDurations
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
@@ -124,7 +125,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `least_waiting`: the rank that nearly always waits least, where some ranks have no peers; None: there is none,
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
     empty: nothing. `checkpoints` are those that the ranks have marked; `compilations` is what torch.compile has done in
-    this attempt.
+    this attempt. `step_durations`: how many steps of this attempt lasted how long, None where that is not wanted.
     """
 
     run: str
@@ -146,6 +147,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     injected_faults: str = ""
     checkpoints: Checkpoints = NO_CHECKPOINTS
     compilations: RunCompilations = NOTHING_COMPILED
+    step_durations: StepDurations | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:

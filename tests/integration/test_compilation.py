@@ -44,6 +44,11 @@ def test_frame_and_guard_of_a_rank_that_compiles_again_are_the_cause(tmp_path: P
         assert isinstance(seen, Compilations)
         assert (seen.compiled, seen.recompiled, seen.unseen) == (calls, calls - 1, 0)
         assert 0.5 * spent_s < seen.duration_ns / 1e9 < spent_s
+    made, lasted_s = re.findall(r"(\d+) steps in ([\d.]+) s", ended.stdout)[0]
+    durations = run.step_durations
+    assert durations is not None
+    assert int(made) - 8 <= durations.steps <= int(made) - 3
+    assert 0.3 * float(lasted_s) < durations.sum_s < float(lasted_s)
     first, again = describe_compilations(run.compilations)
     assert re.fullmatch(
         r"[\d.]+ m?s of the [\d.]+ s until the end of step \d+ on rank \d: 1 frame|.*: \d frames", first
