@@ -304,6 +304,7 @@ class AgentThread:
             flops=self._samples.step_flops.read(),
             flop_totals=self._samples.flops.totals,
             enqueues=next((window.enqueues for window in windows if window.enqueues is not None), None),
+            compilations=self._samples.collect_compilations(steps, last=last),
         )
         if self._groups_wanted:
             self._builder.resend_groups()

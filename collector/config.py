@@ -175,6 +175,13 @@ class CollectorConfig(Settings):
             largest=1_000_000,
         ),
     )
+    step_histogram: bool = setting(
+        True,
+        Setting(
+            "Export the distribution of the durations of steps, for quantiles: 53 series a run. False: only means and "
+            "medians."
+        ),
+    )
     series_max: int = setting(
         250_000,
         Setting(

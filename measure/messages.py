@@ -58,6 +58,7 @@ from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
     Collectives,
+    Compilations,
     DeviceSample,
     GroupInfo,
     HostSample,
@@ -137,6 +138,7 @@ class Report(Message, frozen=True):
     reports of one rank a node, and only where it is newer than that of the report before. `out_of_memory` has the
     errors of torch's allocator since the report before, which is made at once after one. `flops` are the FLOPs of the
     last steps beside the peak of the device. `enqueues` are times of collectives that torch does not time.
+    `compilations`: None where this torch does not tell of them.
     """
 
     KIND: ClassVar[int] = 3
@@ -163,6 +165,7 @@ class Report(Message, frozen=True):
     out_of_memory: Notices = ()
     flops: StepFlops = NO_FLOPS
     enqueues: Enqueues | None = None
+    compilations: Compilations | None = None
 
 
 class Ack(Message, frozen=True):

@@ -18,7 +18,9 @@ from rankscope.measure.bounds import (
     Ports,
     Reasons,
     ShortName,
+    Some,
 )
+from rankscope.measure.identity import Count
 from rankscope.measure.table import COLUMNS_MAX, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
@@ -504,3 +506,46 @@ class WindowFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     number_types: Mapping[str, tuple[float, float]] = {}
     is_upper_bound: bool = False
     reason: str | None = None
+
+
+class CompiledFrame(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What torch.compile compiled of a frame (`train.py:24 (forward)`, backward included) until the end of `step` (-1:
+    after the last) since the one before. `reason`: the guard that failed, in torch's words. `gives_up`: torch has
+    reached its limit of recompilations, and runs the frame uncompiled from now on.
+    """
+
+    step: int
+    frame: Name = ""
+    compiled: Count = 0
+    recompiled: Count = 0
+    duration_ns: Count = 0
+    reason: Name = ""
+    gives_up: bool = False
+
+
+class CompiledStart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The first steps up to `last_step`, the last that compilation has made longer, and `compile_ns` of their time."""
+
+    last_step: Count
+    elapsed_ns: Count
+    compile_ns: Count
+    frames: Count
+
+
+class Compilations(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What torch.compile has done in this process so far; `frames` are those since the report before. `cached` were
+    found in a cache of torch's, `uncached` looked for and not found. `unseen`: times that more was compiled between two
+    reports than torch remembers, so that the counts are too low.
+    """
+
+    compiled: Count = 0
+    recompiled: Count = 0
+    duration_ns: Count = 0
+    cached: Count = 0
+    uncached: Count = 0
+    unseen: Count = 0
+    start: CompiledStart | None = None
+    frames: Annotated[tuple[CompiledFrame, ...], Some] = ()
+
+
+NO_COMPILATIONS = Compilations()

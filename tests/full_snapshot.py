@@ -18,12 +18,14 @@ from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.rank_medians import MedianSteps
+from rankscope.collector.steps.step_histogram import BOUNDS_S, StepDurations
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
+    Compilations,
     DeviceSample,
     HostSample,
     InterfaceSample,
@@ -71,6 +73,7 @@ def full_rank(rank: int) -> RankSnapshot:
         ),
         collectives=collectives_of(times),
         nccl=nccl_of(rank),
+        compilations=Compilations(compiled=9, recompiled=2, duration_ns=38_000 * MS, cached=4, uncached=3),
         host=HostSample(
             host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS, run_queue_wait_ns=40 * MS
         ),
@@ -241,6 +244,7 @@ def full_snapshot() -> Snapshot:
             count=4, duration_ns=9_200 * MS,
             latest=(Checkpoint(attempt=1, step=90, wall_s=1_799_999_940.5, duration_ns=2_300 * MS, rank=0),),
         ),
+        step_durations=StepDurations(tuple(40 * (bound >= 0.2) for bound in BOUNDS_S), 42, 12.5),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},
         goodput=GoodputSnapshot(
             wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,

@@ -3,19 +3,19 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rankscope.collector.publish.metrics.catalog import CATALOG
-from rankscope.collector.publish.metrics.measures import Measure, OfOverview, OfPage, OfSnapshot, Value
+from rankscope.collector.publish.metrics.measures import Measure, OfHistogram, OfOverview, OfPage, OfSnapshot, Value
 from rankscope.collector.publish.metrics.overview import build_overview
 from rankscope.collector.publish.metrics.rank_columns import RankColumns
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
 
-Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 
 
 class SnapshotExporter(Collector):
@@ -33,6 +33,9 @@ class SnapshotExporter(Collector):
         """Yield the families, in the order of the catalogue."""
         snapshot = self._read_snapshot()
         for measure in CATALOG:
+            if isinstance(measure.read, OfHistogram):
+                yield from _build_histogram(measure, measure.read, snapshot)
+                continue
             values = _read(measure, snapshot, self._page)
             known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
             if known:
@@ -59,6 +62,18 @@ def _read(measure: Measure, snapshot: Snapshot, page: str) -> Iterable[Value]:
             return read(page, 0)
         case OfSnapshot(read):
             return read(snapshot)
+        case OfHistogram():
+            return ()
+
+
+def _build_histogram(measure: Measure, reader: OfHistogram, snapshot: Snapshot) -> Iterator[Family]:
+    found = list(reader.read(snapshot))
+    family = HistogramMetricFamily(measure.name, measure.help, labels=measure.labels, unit=measure.unit)
+    for labels, one in found:
+        bounds = [*(str(float(bound)) for bound in one.bounds), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, (*one.at_most, one.total), strict=True)), one.sum)
+    if found:
+        yield family
 
 
 def _read_ranks(measure: Measure, read_columns: RankColumns, snapshot: Snapshot) -> Iterator[Value]:

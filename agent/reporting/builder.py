@@ -20,6 +20,7 @@ from rankscope.measure.records import (
     AllocatorSample,
     CollectiveRecord,
     Collectives,
+    Compilations,
     DeviceSample,
     GroupInfo,
     HostSample,
@@ -73,6 +74,7 @@ class Interval(msgspec.Struct, kw_only=True):
     flops: StepFlops = NO_FLOPS
     flop_totals: FlopTotals = FlopTotals()
     enqueues: Enqueues | None = None
+    compilations: Compilations | None = None
 
 
 REPORTERS_MAX: Final = 8
@@ -144,6 +146,7 @@ class ReportBuilder:
             out_of_memory=interval.out_of_memory,
             flops=interval.flops,
             enqueues=interval.enqueues,
+            compilations=interval.compilations,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

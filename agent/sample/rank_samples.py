@@ -3,11 +3,12 @@
 What samples a GPU is imported on the agent's thread, once the script has initialised CUDA.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rankscope.agent.config import AgentConfig
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import Guard, is_debugging, log_line
 from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
@@ -16,11 +17,20 @@ from rankscope.agent.sample.torch_device import TrainingDevice, find_cuda, is_bu
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock
 from rankscope.measure.out_of_memory import OutOfMemory
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, NodeSample, StepRecord
+from rankscope.measure.records import (
+    NO_COMPILATIONS,
+    AllocatorSample,
+    Compilations,
+    DeviceSample,
+    HostSample,
+    NodeSample,
+    StepRecord,
+)
 from rankscope.measure.units import s_to_ns
 
 if TYPE_CHECKING:
     from rankscope.agent.sample.amd import AmdSampler
+    from rankscope.agent.sample.compilations import CompilationReader
     from rankscope.agent.sample.nvml import NvmlSampler
     from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch
     from rankscope.agent.sample.torch_memory import TorchMemorySampler
@@ -68,6 +78,7 @@ class RankSamples:
         """The FLOPs of the steps, which the training thread adds."""
         self.step_flops = StepFlopsReader(self.flops, device.seen, config.peak_tflops)
         self._node_reported: NodeSample | None = None
+        self._compilations: CompilationReader | None = None
         # A slow sampler is no news for the user: not logged.
         self.loop: SampleLoop[Any] = SampleLoop(
             samplers, clock, s_to_ns(config.sample_interval_s), guard.record, on_notice=lambda _text: None
@@ -132,6 +143,21 @@ class RankSamples:
     def collect_memory_errors(self, *, last: bool) -> tuple[OutOfMemory, ...]:
         """Return the errors of the GPU's allocator since the last call."""
         return () if self.out_of_memory is None else self.out_of_memory.collect(last=last)
+
+    def collect_compilations(self, steps: Sequence[StepRecord], *, last: bool) -> Compilations | None:
+        """Return what torch.compile has done so far, also in these steps; None where this torch does not tell."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        kept = () if dynamo is None else getattr(dynamo, "_compilation_metrics", None)
+        if self._compilations is None:
+            if kept is None and last and is_debugging():
+                log_line("this torch does not tell what torch.compile has compiled: it keeps no _compilation_metrics")
+            if not kept:
+                return None if kept is None else NO_COMPILATIONS
+            with LATE_IMPORTS:
+                from rankscope.agent.sample.compilations import CompilationReader  # noqa: PLC0415 - see above
+
+            self._compilations = CompilationReader(self._clock, self._guard)
+        return self._compilations.read(kept or (), steps, last=last)
 
     def pop_node(self) -> NodeSample | None:
         """Return the last sample of the machine once; None until there is a newer one, and in all other ranks."""

@@ -51,7 +51,13 @@ _LEFT_EARLY: Final = (
     "Join). Restart from the last checkpoint."
 )
 
+RECOMPILED: Final = (
+    "Keep what changes out of the compiled code: mark_dynamic or dynamic=True for sizes, tensors for numbers, batches "
+    "padded to few sizes. TORCH_LOGS=recompiles lists all guards that fail."
+)
+
 _SLOW_RANK: Final = {
+    "recompilation": RECOMPILED,
     "data_loading": (
         "Check the disk and network storage of its node, and the CPUs that its loader's workers get. See whether "
         "its samples are larger than those of its peers."
@@ -114,6 +120,7 @@ _SLOW_RANK: Final = {
     ),
 }
 _SLOWER_THAN_BEFORE: Final = {
+    "recompilation": RECOMPILED,
     "data_loading": (
         "Check the storage that these ranks share, and what changed in the data at that step (another shard, longer "
         "samples). Then give the loaders more num_workers."

@@ -21,6 +21,7 @@ from rankscope.measure.messages import InspectorRead, RasAnswered
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AllocatorSample,
+    CompiledFrame,
     DeviceSample,
     HostSample,
     WindowBreakdown,
@@ -78,7 +79,8 @@ class Samples(NamedTuple):
     thread was ready to run and had no CPU; `host_clock`: the time on the host's clock when these two were read.
     `memory_errors`: the first error of torch's allocator, and the last; `memory_levels`: the resident memory of the
     process, in blocks of time. `signs_by_step`: the signs of a fault that its GPU shows (`find_signs`), each with the
-    step by which it did.
+    step by which it did. `compiled`: what torch.compile compiled in it after the first steps, None where torch does not
+    tell.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -95,6 +97,7 @@ class Samples(NamedTuple):
     memory_errors: Mapping[int, Sequence[OutOfMemorySeen]] = {}
     memory_levels: Mapping[int, MemoryLevels] = {}
     signs_by_step: Mapping[int, Mapping[str, int]] = {}
+    compiled: Mapping[int, Sequence[CompiledFrame] | None] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
+from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.rank import SavedRank
@@ -53,7 +54,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
     last minute of their steps; None unless they are known of all. `hfu_is_upper_bound`: HFU was at most what it says.
     `injected_faults` as in RunSnapshot.
-    `origin` says whose run it was. `checkpoints` are those that its ranks have marked.
+    `origin` says whose run it was. `checkpoints` are those that its ranks have marked, `compilations` what was compiled
+    in the last attempt.
     """
 
     run: str
@@ -84,6 +86,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     injected_faults: str = ""
     origin: RunOrigin = UNKNOWN_ORIGIN
     checkpoints: Checkpoints = NO_CHECKPOINTS
+    compilations: RunCompilations = NOTHING_COMPILED
 
 
 def read_report(path: Path, run: str) -> RunReport:
@@ -132,6 +135,7 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         worst_ranks=tuple(_find_worst(processes, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
         end=run.end,
         checkpoints=saved.checkpoints,
+        compilations=saved.compilations,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
         hfu_is_upper_bound=any(

@@ -25,6 +25,7 @@ from rankscope.collector.reports.trace_cells import (
     text_cell,
 )
 from rankscope.collector.reports.trace_text import WIDTH, render_section
+from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import (
     describe_end,
@@ -66,6 +67,7 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
         _worst_ranks(report, top),
         _time(report),
         _curve(report, top),
+        *([_compiled(report, top)] if report.compilations.frames else []),
     ]
 
 
@@ -73,6 +75,7 @@ def _facts(report: RunReport) -> Section:
     section = Section("facts", "The run", "The run as of its last report.", columns_of("<what, <value"), "")
     ratio, origin = report.goodput.goodput_ratio, describe_origin(report.origin)
     checkpoints = describe_checkpoints(report.checkpoints)
+    compiled = describe_compilations(report.compilations)
     rows = {
         "id": report.run_id or report.run,
         **({"origin": origin} if origin else {}),
@@ -83,6 +86,7 @@ def _facts(report: RunReport) -> Section:
         "goodput": "-" if ratio is None else f"{ratio:.1%} of {format_duration(report.goodput.wall_ns)}",
         **_describe_flops(report),
         **({"checkpoints": checkpoints[0]} if checkpoints else {}),
+        **({"compilation": "; ".join(compiled)} if compiled else {}),
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),
@@ -141,6 +145,23 @@ def _lines(report: RunReport, top: int) -> Section:
         for found in report.findings
         if (lines := found.lines) is not None and lines.steps
         for one in lines.lines[:LINES_SHOWN_MAX]
+    ]  # fmt: skip
+    return section.of(rows, top)
+
+
+def _compiled(report: RunReport, top: int) -> Section:
+    section = Section(
+        "compilation", "Compilation",
+        "What torch.compile has compiled in the last attempt, on all ranks together, the longest first; beside it the "
+        "longest in one step.",
+        columns_of("<frame, times, again, time ms, longest ms, rank, step, <last guard that failed"), "",
+    )  # fmt: skip
+    rows = [
+        (text_cell(one.frame or "(not told)"), amount(one.compiled), amount(one.recompiled),
+         amount(one.duration_ns, NS_PER_MS, 1), amount(one.longest_ns, NS_PER_MS, 1), amount(one.longest_rank),
+         amount(None if one.longest_step < 0 else one.longest_step),
+         text_cell(f"{one.reason} (runs uncompiled now: torch's limit)" if one.gives_up else one.reason))
+        for one in report.compilations.frames
     ]  # fmt: skip
     return section.of(rows, top)
 

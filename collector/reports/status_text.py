@@ -16,6 +16,7 @@ from rankscope.collector.reports.summary import (
 )
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import find_failure
@@ -52,6 +53,8 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     else:
         lines += [INDENT + printable(text) for text in describe_ended_run(status.run)]
     lines += [f"{INDENT}checkpoints: {text}" for text in describe_checkpoints(status.run.checkpoints)]
+    compiled = describe_compilations(status.run.compilations)
+    lines += [f"{INDENT}compilation: {printable(text)}" for text in compiled]
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
     lines += [INDENT + printable(status.run.injected_faults)] if status.run.injected_faults else []

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from rankscope.collector.detect.finding import HANG, Finding, order_findings
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.runs.checkpoints import Checkpoints
+from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.run_end_words import (
     describe_end,
@@ -99,6 +100,7 @@ def summarise(run: RunSnapshot) -> str:
         *_describe_speed(run),
         *_describe_goodput(run.goodput),
         *(f"checkpoints: {text}" for text in describe_checkpoints(run.checkpoints)),
+        *(f"compilation: {text}" for text in describe_compilations(run.compilations)),
     ]
     costliest = find_costliest(run.findings)
     lines += [f"finding: {finding.sentence}" for finding in order_findings(run.findings) if finding is not costliest]

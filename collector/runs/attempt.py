@@ -8,6 +8,7 @@ import msgspec
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.checkpoints import RunCheckpoints
+from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.peer_search import PeerSearch
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.report_batcher import ReportBatcher
@@ -119,6 +120,8 @@ class Attempt:
     recorded_step: int = -1
     #: The checkpoints of the run so far.
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
+    #: What was compiled in the attempt.
+    compilations: RunCompilations = NOTHING_COMPILED
 
     def __post_init__(self) -> None:
         self.enqueues = EnqueueTimes(self.world_size, self.group_sizes)
@@ -184,6 +187,8 @@ class Attempt:
         for group in report.groups or ():
             self._record_group(group)
         self.checkpoints.record(rank, report, now_wall_s)
+        if report.compilations is not None:
+            self.compilations = self.compilations.add(rank, report.compilations)
         self.batcher.add(rank, report)
 
     def _record_group(self, group: GroupInfo) -> None:
@@ -276,6 +281,7 @@ class Attempt:
             require((rank.breakdown is None) == (rank.window_times is None), "windows without times, or times without")
         self.groups.validate()
         self.checkpoints.validate()
+        self.compilations.validate()
         self.batcher.validate()
         self.window.validate()
         self.collectives.validate()

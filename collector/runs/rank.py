@@ -375,6 +375,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             ended_collector_ns=None if ending is None else liveness.ended_collector_ns,
             awaited=self.is_awaited,
             nccl=liveness.nccl_bandwidths,
+            compilations=last.compilations,
             **medians.of(self.identity.rank),
         )
 

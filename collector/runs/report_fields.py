@@ -18,6 +18,7 @@ from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AllocatorSample,
     Collectives,
+    Compilations,
     GroupInfo,
     HostSample,
     NodeSample,
@@ -80,6 +81,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     node: NodeSample | None
     out_of_memory: tuple[OutOfMemory, ...]
     enqueues: Enqueues | None
+    compilations: Compilations | None
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
@@ -111,6 +113,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.node,
             report.out_of_memory,
             report.enqueues,
+            report.compilations,
             StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,

@@ -353,6 +353,8 @@ class RunState:
             injected_faults=describe_faults(attempt.faults),
             checkpoints=attempt.checkpoints.seen,
             medians_of=attempt.medians.of_steps,
+            compilations=attempt.compilations,
+            step_durations=self.speed.histogram.read() if self._config.step_histogram else None,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)
@@ -372,6 +374,7 @@ class RunState:
         self.line_search.validate()
         self.speed.levels.validate()
         self.speed.long_steps.validate()
+        self.speed.histogram.validate()
         self.processes.validate({} if attempt is None else attempt.ranks)
         if self.heat_map_steps is not None:
             require(self.heat_map_steps.attempt <= self.attempts, "a heat map of an attempt to come")

@@ -159,4 +159,5 @@ def read_samples(attempt: Attempt) -> Samples:
         host_clock=_PerRank(samples, lambda one: one.host_clock),
         memory_errors=_PerRank(ranks, lambda rank: rank.memory_errors),
         memory_levels=_PerRank(samples, lambda one: one.resident),
+        compiled=_PerRank(samples, lambda one: one.compiled),
     )

@@ -4,6 +4,7 @@
     32 CPU times, waits for a core, and the time at each    10 KB, here 1.8
     32 counts of torch's allocator           20 KB, here 4
     32 breakdowns of full windows            13 KB, here 3
+    256 frames compiled after the first steps    0.1 KB each with the guard that failed
     16 samples of the machine, one rank a node    with eight network ports 60 KB, here 10
 
 Python's garbage collector does not traverse packed samples.
@@ -23,7 +24,7 @@ from rankscope.collector.invariants import require
 from rankscope.collector.runs.level_ring import LevelRing
 from rankscope.collector.runs.report_fields import HostTimes, ReportFields
 from rankscope.measure.bounds import NUMBER_MAX
-from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import Compilations, CompiledFrame, WindowBreakdown, WindowSynchronisations
 
 T = TypeVar("T")
 
@@ -34,6 +35,9 @@ GC_PAUSES_KEPT: Final = 256
 ALLOCATOR_COUNTS_KEPT: Final = 32
 NODE_COUNTS_KEPT: Final = 16
 """Of the last 160 s: an agent samples its machine every 10 s."""
+COMPILED_KEPT: Final = 256
+COMPILED_FROM_STEP: Final = 3
+"""Detection reads no earlier step: what all runs compile there takes no room."""
 HOST_TIMES_KEPT: Final = 32
 """Of the last 64 s: an agent samples its process every 2 s."""
 LEFT_SHARE: Final = 0.25
@@ -180,6 +184,7 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
 _SYNCHRONISATIONS: Final = msgspec.msgpack.Decoder(WindowSynchronisations)
 _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
 _MACHINES: Final = msgspec.msgpack.Decoder(NodeCounts)
+_COMPILED: Final = msgspec.msgpack.Decoder(CompiledFrame)
 
 
 class SynchronisationRing(PackedRing[WindowSynchronisations]):
@@ -215,6 +220,9 @@ class RankSamples:
         self._host_sampled_ns: int | None = None
         #: Its resident memory since its begin.
         self.resident = LevelRing()
+        #: What torch.compile compiled from COMPILED_FROM_STEP on, at most COMPILED_KEPT, oldest first; None where torch
+        #: does not tell.
+        self.compiled: PackedRing[CompiledFrame] | None = None
         #: At most NODE_COUNTS_KEPT, oldest first; empty in all ranks of a node but one.
         self.machines = PackedRing(_MACHINES, NODE_COUNTS_KEPT)
 
@@ -234,8 +242,17 @@ class RankSamples:
             self.gc_pauses.append(report.step_totals.reported, report.gc_pause_ns)
         if report.host_times is not None:
             self._record_host(report.step_totals.reported, report.host_times)
+        if report.compilations is not None:
+            self._record_compiled(report.compilations)
         if report.node is not None:
             self.machines.append(NodeCounts(report.step_totals.reported, report.node))
+
+    def _record_compiled(self, seen: Compilations) -> None:
+        if self.compiled is None:
+            self.compiled = PackedRing(_COMPILED, COMPILED_KEPT)
+        for one in seen.frames:
+            if one.step >= COMPILED_FROM_STEP:
+                self.compiled.append(one)
 
     def _follows(self, window: WindowBreakdown) -> bool:
         """Return whether a breakdown is of the step after the last one. Any time may lie between two captures, of which
@@ -264,6 +281,6 @@ class RankSamples:
         self.resident.validate()
         kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
         kept = kept and len(self.synchronisations) <= SYNCHRONISATIONS_KEPT
-        kept = kept and len(self.machines) <= NODE_COUNTS_KEPT
+        kept = kept and len(self.machines) <= NODE_COUNTS_KEPT and len(self.compiled or ()) <= COMPILED_KEPT
         kept = kept and max(len(self.process_cpu), len(self.core_waits), len(self.host_clock)) <= HOST_TIMES_KEPT
         require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, "too many samples are kept")

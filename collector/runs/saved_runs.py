@@ -17,6 +17,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempts
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.rank import RankState, SavedRank
@@ -56,7 +57,8 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, where
-    the ranks of all earlier attempts ran, how long the first steps of this one took, and its checkpoints. `not_judged`
+    the ranks of all earlier attempts ran, how long the first steps of this one took, what was compiled in it, and the
+    checkpoints of the run. `not_judged`
     says why a run that has ended has no verdict, by kind of finding; `medians` are those of its ranks, empty while it
     goes on.
     """
@@ -66,6 +68,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     former_attempts: FormerAttempts = NO_ATTEMPTS
     start: RunStart | None = None
     checkpoints: Checkpoints = NO_CHECKPOINTS
+    compilations: RunCompilations = NOTHING_COMPILED
     not_judged: Mapping[str, str] = {}
     medians: RankMedians = NO_MEDIANS
 
@@ -131,6 +134,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         former_attempts=run.processes.former_attempts,
         start=run.speed.start,
         checkpoints=attempt.checkpoints.seen,
+        compilations=attempt.compilations,
         not_judged=dict(findings.abstained) if run.ending.end is not None else {},
         medians=attempt.medians if run.ending.end is not None else NO_MEDIANS,
     )
@@ -152,6 +156,7 @@ def restore_run(
     attempt = run.attempt = Attempt(saved.restart_count, saved.world_size, window)
     attempt.step_ns, attempt.recorded_step = saved.step_ns, saved.recorded_step
     attempt.checkpoints.restore(saved.attempt, story.checkpoints)
+    attempt.compilations = story.compilations
     run.processes.former_attempts, run.speed.start = story.former_attempts, story.start
     run.attempts, run.processes.former = saved.attempt, frozenset(story.former_boots)
     for one in ranks:

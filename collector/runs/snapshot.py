@@ -8,6 +8,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
+from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.nccl_bandwidths import NOT_READ, NcclBandwidths
@@ -17,12 +18,14 @@ from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.rank_medians import MedianSteps
+from rankscope.collector.steps.step_histogram import StepDurations
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
+    Compilations,
     DeviceSample,
     HostSample,
     Losses,
@@ -92,6 +95,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     node: NodeSample | None = None
     flops: StepFlops = NO_FLOPS
     nccl: NcclBandwidths = NOT_READ
+    compilations: Compilations | None = None
 
 
 SUMMARY_FIELDS: Final = frozenset(
@@ -122,7 +126,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `least_waiting`: the rank that nearly always waits least, where some ranks have no peers; None: there is none,
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
     empty: nothing. `checkpoints` are those that the ranks have marked. `medians_of` says which steps the medians of
-    the ranks are of; None: of none yet.
+    the ranks are of; None: of none yet. `compilations` is what torch.compile has done in this attempt.
+    `step_durations`: how many steps of this attempt lasted how long, None where that is not wanted.
     """
 
     run: str
@@ -144,6 +149,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     injected_faults: str = ""
     checkpoints: Checkpoints = NO_CHECKPOINTS
     medians_of: MedianSteps | None = None
+    compilations: RunCompilations = NOTHING_COMPILED
+    step_durations: StepDurations | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:

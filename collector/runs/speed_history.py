@@ -15,6 +15,8 @@ from rankscope.collector.runs.sign_history import SignHistory
 from rankscope.collector.steps.equal_work import Work
 from rankscope.collector.steps.long_steps import LongSteps
 from rankscope.collector.steps.run_start import EarlierRun, RunStart, find_start_rows, measure_start
+from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
+from rankscope.collector.steps.step_histogram import StepHistogram
 from rankscope.collector.steps.step_levels import StepLevels
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.messages import Hello
@@ -29,6 +31,8 @@ class SpeedHistory:
         self.levels = StepLevels()
         #: The same of the own times of its two ranks; empty in a run of more: there the others are what is usual.
         self.own_levels: tuple[StepLevels, ...] = ()
+        #: How many of its steps lasted how long.
+        self.histogram = StepHistogram()
         #: Its rare long steps.
         self.long_steps = LongSteps()
         #: By which step its GPUs have shown each sign of a fault.
@@ -61,6 +65,8 @@ class SpeedHistory:
     def keep(self, attempt: Attempt, view: RunView, held: Sequence[Finding]) -> None:
         """Keep what the steps of a detection pass say. `held`: the findings that are open."""
         keep_levels(self.levels, view)
+        ended = view.series.steps <= view.series.steps.max(initial=-1) - (0 if view.is_last else PATIENCE_STEPS)
+        self.histogram.add(view.series.steps[ended], view.longest_ns[ended])
         if view.world_size == len(view.series.ranks) == 2:  # noqa: PLR2004 - a pair
             self._keep_own(view.series)
         if self.start is None:

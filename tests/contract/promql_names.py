@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankscope.collector.publish.metrics.catalog import CATALOG
+from rankscope.collector.publish.metrics.measures import Measure, split_histogram
 from tests.contract.promql_syntax import (
     Aggregation,
     Binary,
@@ -44,8 +45,14 @@ WITHOUT_LABELS: Final = frozenset({"vector", "scalar", "time", "pi"})
 
 def find_catalog_labels() -> dict[str, Labels]:
     """Return the labels of every family of the catalogue and of Prometheus' own families of targets, by name."""
-    known = {measure.name: TARGET_LABELS.union(measure.labels) for measure in CATALOG}
+    series = [part for measure in CATALOG for part in find_series_of(measure)]
+    known = {measure.name: TARGET_LABELS.union(measure.labels) for measure in series}
     return known | dict.fromkeys(SCRAPE_FAMILIES, TARGET_LABELS)
+
+
+def find_series_of(measure: Measure) -> list[Measure]:
+    """Return the measure, or of a histogram its three series."""
+    return [part for part, _ in split_histogram(measure, ())] if measure.kind == "histogram" else [measure]
 
 
 def find_uses(expression: str) -> dict[str, Labels]:

@@ -58,6 +58,9 @@ from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
     Collectives,
+    Compilations,
+    CompiledFrame,
+    CompiledStart,
     DeviceSample,
     GroupInfo,
     HostSample,
@@ -219,6 +222,16 @@ FLOPS = StepFlops(
     executed_is_upper_bound=True,
 )  # fmt: skip
 ENQUEUES = pack_enqueues([Enqueue(42, "mesh_dp/0,2", 8, 1_450)], [(42, 43)], wall_error_ns=10_000)
+COMPILATIONS = Compilations(
+    compiled=3, recompiled=1, duration_ns=700, cached=1, uncached=2, unseen=1,
+    start=CompiledStart(last_step=3, elapsed_ns=900, compile_ns=600, frames=2),
+    frames=(
+        CompiledFrame(
+            step=42, frame="train.py:24 (forward)", compiled=1, recompiled=1, duration_ns=100, reason="k == 4",
+            gives_up=True,
+        ),
+    ),
+)  # fmt: skip
 FLOPS_WITHOUT_TYPES = msgspec.structs.replace(FLOPS, executed_peak_flops_per_s=None, executed_is_upper_bound=False)
 COMMUNICATOR = RasCommunicator(
     name="cf264af53edbe986", size=8, ranks_left_out=1,
@@ -261,7 +274,7 @@ STATED: dict[str, Message] = {
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
-        out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES,
+        out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES, compilations=COMPILATIONS,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -352,7 +365,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_PEAK_STEPS = msgspec.structs.replace(STATED["report"], allocator=ALLOCATOR_WITHOUT_STEPS)
+WITHOUT_COMPILATIONS = msgspec.structs.replace(STATED["report"], compilations=None)
+WITHOUT_PEAK_STEPS = msgspec.structs.replace(WITHOUT_COMPILATIONS, allocator=ALLOCATOR_WITHOUT_STEPS)
 WITHOUT_ENQUEUES = msgspec.structs.replace(WITHOUT_PEAK_STEPS, enqueues=None)
 WITHOUT_TIMING = msgspec.structs.replace(WITHOUT_ENQUEUES, cost=COST_WITHOUT_TIMING)
 WITHOUT_MODEL_BYTES = msgspec.structs.replace(
@@ -395,6 +409,9 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("flops", "model")),
     ("report", ("enqueues",)),
     ("report", ("enqueues", "table")),
+    ("report", ("compilations",)),
+    ("report", ("compilations", "start")),
+    ("report", ("compilations", "frames", 0)),
     ("report", ("out_of_memory", 0, "held", 0)),
     ("report", ("stall", "stacks", 0)),
     ("report", ("stall", "stacks", 0, "frames", 0)),
@@ -519,7 +536,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "host": EARLIER_HOST,
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None, "timed_steps": (),
-        "out_of_memory": (), "flops": StepFlops(), "enqueues": None,
+        "out_of_memory": (), "flops": StepFlops(), "enqueues": None, "compilations": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -620,6 +637,11 @@ def test_earlier_report_without_flops_decodes() -> None:
 def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_peak_steps.hex").read_text())
     assert decode(frame) == WITHOUT_PEAK_STEPS
+
+
+def test_earlier_report_without_compilations_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_compilations.hex").read_text())
+    assert decode(frame) == WITHOUT_COMPILATIONS
 
 
 def test_earlier_report_without_enqueues_decodes() -> None:

@@ -17,7 +17,7 @@ number, so what counts is whose the time of comparable stalls was:
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,9 +25,10 @@ import numpy as np
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import COST_RATIO_MIN, QUIET_GAPS, find_period, probability_of
+from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, describe_compilation, measure_compilation
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
-from rankscope.collector.detect.view import Candidate, RunView, SingleLosses, TimeCount
+from rankscope.collector.detect.view import Candidate, RunView, Samples, SingleLosses, TimeCount
 from rankscope.collector.steps.long_steps import EVERYBODY, LongStep, LongStepsSeen
 from rankscope.measure.units import format_duration, ns_to_s
 
@@ -134,13 +135,18 @@ class StallCause(NamedTuple):
     because: str
 
 
-def find_stall_cause(found: Recurring, gc_pauses: Mapping[int, Sequence[TimeCount]]) -> StallCause:
+def find_stall_cause(found: Recurring, samples: Samples) -> StallCause:
     """Return why a rank stops: what holds half of the time of its stalls."""
     if found.part == "data":
         return StallCause(
             "data_loading", f"{format_duration(found.usual_stall_ns)} each time waiting for its data loader"
         )
-    pause_ns = _find_pause(found, gc_pauses.get(found.rank, ()))
+    steps = {one.step for one in found.stalls}
+    compiled_ns = measure_compilation(samples.compiled, found.rank, steps)
+    if compiled_ns is not None and compiled_ns >= EXPLAINS * found.usual_stall_ns:
+        what = describe_compilation(compiled_ns, " each time", samples.compiled, [found.rank], steps)
+        return StallCause(RECOMPILATION, what)
+    pause_ns = _find_pause(found, samples.gc_pauses.get(found.rank, ()))
     if pause_ns is not None and pause_ns >= EXPLAINS * found.usual_stall_ns:
         return StallCause("garbage_collection", f"{format_duration(pause_ns)} each time in Python's garbage collector")
     if found.part == CHECKPOINT:
@@ -175,7 +181,7 @@ def _find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
 
 def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -> Candidate:
     """Build the finding about a rank that stops now and then. An open one keeps its begin."""
-    cause = find_stall_cause(found, view.samples.gc_pauses)
+    cause = find_stall_cause(found, view.samples)
     is_work = cause.name == PERIODIC_WORK
     ranks = len(view.series.ranks)
     ratio = found.since_ns / max(found.since_ns - found.lost_ns, 1.0)

@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.stragglers.host_times import NO_CLOCK, time_per_step
+from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, describe_compilation, measure_compilation
 from rankscope.collector.detect.stragglers.root_cause import (
     CLOCK_RATIO,
     CPU_PRESSURE,
@@ -42,6 +43,7 @@ THAN_BEFORE: Final = "than before"
 DECIDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "data_loading": ("data_added_ns",),
     "slow_link": ("transfer_added_ns",),
+    RECOMPILATION: ("recompilation_added_ns",),
     "garbage_collection": ("gc_added_ns",),
     "gpu_compute": (COMPUTE_ADDED,),
     "more_work": (COMPUTE_ADDED,),
@@ -76,7 +78,7 @@ class Compared(NamedTuple):
 def find_cause_of_change(view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float) -> Cause:
     """Return why these ranks take `added_ns` a step longer than before; `unattributed` when no test passes."""
     evidence: dict[str, float] = {}
-    for test in (_data, _cores, _transfer, _garbage, _throttle, _windows, _threads):
+    for test in (_data, _recompilation, _cores, _transfer, _garbage, _throttle, _windows, _threads):
         found = test(view, ranks, compared, max(1.0, added_ns), evidence)
         if found is not None:
             name, because = found
@@ -154,6 +156,27 @@ def _garbage(
     if longer_ns < EXPLAINS * added_ns:
         return None
     return "garbage_collection", f"{format_duration(longer_ns)} more per step in Python's garbage collector"
+
+
+def _recompilation(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
+    steps = [step for step in view.series.steps.tolist() if step >= compared.from_step]
+    after, before = (
+        {step for step in steps if (step >= compared.since_step) is is_after} for is_after in (True, False)
+    )
+    read, grown = spread(ranks, RANKS_READ_MAX), []
+    for rank in read:
+        times_ns = [measure_compilation(view.samples.compiled, rank, some) for some in (after, before)]
+        if times_ns[0] is not None:
+            grown.append(times_ns[0] - compared.more_work * (times_ns[1] or 0.0))
+    longer_ns = float(np.median(grown)) if grown else 0.0
+    if longer_ns <= 0.0:
+        return None
+    evidence["recompilation_added_ns"] = longer_ns
+    if longer_ns < EXPLAINS * added_ns:
+        return None
+    return RECOMPILATION, describe_compilation(longer_ns, " more per step", view.samples.compiled, read, after)
 
 
 def _growth_per_step(

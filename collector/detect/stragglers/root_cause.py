@@ -1,15 +1,16 @@
 """Find the cause of a straggler: the part of the step that holds its excess over its peers (docs/definitions.md section
 5).
 
-Each rule names its cause if its part explains at least half of the excess. Data, garbage collection and the device come
-first because they are the most specific, then memory, which makes a host wait for its GPU, then calls in which it waits
-by itself, then the host: it computes longer, waits for a CPU core, for other threads of its process, or for what is
-not seen. `unattributed` when no rule holds.
+Each rule names its cause if its part explains at least half of the excess. Data, compilation, garbage collection and
+the device come first because they are the most specific, then memory, which makes a host wait for its GPU, then calls
+in which it waits by itself, then the host: it computes longer, waits for a CPU core, for other threads of its process,
+or for what is not seen. `unattributed` when no rule holds.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from rankscope.collector.detect.stragglers.host_times import (
     share_of_slow_steps,
 )
 from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, compare_compilation, describe_compilation
 from rankscope.collector.detect.view import AllocatorCounts, Samples
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronisations
@@ -145,7 +147,7 @@ IDLE_EXCESS: Final = "idle_excess_ns"
 COMPUTE_EXCESS: Final = "compute_excess_ns"
 """Evidence key: how much longer its device computes in a step than its peers'."""
 CPU_PRESSURE: Final = "cpu_pressure"
-NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "other_threads"})
+NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "other_threads", RECOMPILATION})
 """Excesses that are not phases of the step."""
 
 
@@ -170,7 +172,8 @@ def find_cause(
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
     old = find_old_signs(slow, samples)
-    for rule in (_data, _garbage, _fault, _clock, _memory, _sync, _pcie, _window):
+    compiled_in = frozenset(series.steps[_judged_rows(slow, series)].tolist())
+    for rule in (_data, partial(_recompilation, compiled_in), _garbage, _fault, _clock, _memory, _sync, _pcie, _window):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
             break
@@ -252,6 +255,18 @@ def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _sample
     if data_ns < EXPLAINS * excess_ns:
         return None
     return "data_loading", f"{format_duration(data_ns)} more per step waiting for its data loader"
+
+
+def _recompilation(
+    steps: Collection[int], slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples
+) -> Verdict:
+    longer_ns = compare_compilation(samples.compiled, slow.rank, slow.peers.ranks, steps)
+    if not longer_ns:
+        return None
+    evidence[f"{RECOMPILATION}_excess_ns"] = longer_ns
+    if longer_ns < EXPLAINS * excess_ns:
+        return None
+    return RECOMPILATION, describe_compilation(longer_ns, " more per step", samples.compiled, [slow.rank], steps)
 
 
 def _garbage(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:

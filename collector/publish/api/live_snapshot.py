@@ -7,6 +7,7 @@ from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, 
 from rankscope.collector.publish.api.live_captures import LiveCapture, build_live_captures
 from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, RunSummary, summarise_run
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
+from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import find_failure, write_end
@@ -28,7 +29,8 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     `hfu_ratio` are means over the live ranks, in the last minute of their steps; `flops_said` is the same as text, or
     why there is no MFU, empty where no rank has FLOPs. `hfu_is_upper_bound`: HFU is at most what it says.
     `injected_faults` says what ranks do to themselves on purpose; empty: nothing. `checkpoints` are those that they
-    have marked. The other fields are as in RunSnapshot and RunSummary; None: not known.
+    have marked. `compilation_said` is what torch.compile has cost, as text; empty: nothing, or not known. The other
+    fields are as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -61,6 +63,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     flops_said: str = ""
     injected_faults: str = ""
     checkpoints: Checkpoints = NO_CHECKPOINTS
+    compilation_said: str = ""
     hfu_is_upper_bound: bool = False
 
 
@@ -150,4 +153,5 @@ def _build_run(
         flops_said=describe_run_flops(flops),
         injected_faults=run.injected_faults,
         checkpoints=run.checkpoints,
+        compilation_said="; ".join(describe_compilations(run.compilations)),
     )

@@ -122,6 +122,7 @@ export const showFigures = (run, nowS) => {
     ...(run.abstained === null || hasVerdict(run) ? [] : [["no straggler verdict", run.abstained]]),
     ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
     ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),
+    ...(run.compilation_said ? [["compilation", run.compilation_said]] : []),
     ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
     ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
     ...(run.window_effect === null ? [] : [["cost of full windows", run.window_effect]]),

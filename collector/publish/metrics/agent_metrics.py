@@ -4,7 +4,7 @@ docs/delivery.md explains the losses. Per rank, at any time, with the prefix `st
 acked_by_previous_collector + lost (all reasons) + buffered`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, RANK, RATIO, Measure
@@ -21,12 +21,14 @@ from rankscope.collector.publish.metrics.rank_columns import (
 )
 from rankscope.collector.runs.ratio_basis import read_change
 from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.measure.records import Compilations
 from rankscope.measure.units import ns_to_s
 
 _PROCESS: Final = "agent: the training process (HostSample)"
 _LOSSES: Final = "agent: own counters (Losses)"
 _COST: Final = "agent: its overhead meter (AgentCost)"
 _ADMISSION: Final = "collector: admission"
+_COMPILED: Final = "agent: torch's record of each compilation (Compilations)"
 _ACCOUNT: Final = "collector: step records of a rank process (StepAccounting)"
 
 
@@ -42,6 +44,16 @@ def _step_effects(rank: RankSnapshot) -> Mapping[str, Number]:
     cost = rank.cost
     ratios = {"attached": cost.attached_ratio, "detached": cost.detached_ratio, "timed": cost.timing_ratio}
     return {state: read_change(ratio) for state, ratio in ratios.items()}
+
+
+def _of_compilations(read: Callable[[Compilations], Number]) -> RankColumns:
+    """Return the reader of a number of a rank that has compiled anything."""
+
+    def read_rank(rank: RankSnapshot) -> Number:
+        seen = rank.compilations
+        return read(seen) if seen is not None and seen.duration_ns else None
+
+    return per_rank(read_rank)
 
 
 AGENT: Final[tuple[Measure, ...]] = (
@@ -65,6 +77,29 @@ AGENT: Final[tuple[Measure, ...]] = (
         "rankscope_gc_pause_seconds_total", "counter", "seconds", RANK,
         "Time the training process spent in Python's garbage collector.", "sum of pauses", _PROCESS, NOT_NEGATIVE,
         of_host(lambda host: to_seconds(host.gc_pause_ns)),
+    ),
+    Measure(
+        "rankscope_compile_seconds_total", "counter", "seconds", RANK,
+        "Time the training process spent in torch.compile, backward included.", "sum over compilations", _COMPILED,
+        NOT_NEGATIVE,
+        _of_compilations(lambda seen: ns_to_s(seen.duration_ns)),
+    ),
+    Measure(
+        "rankscope_compilations_total", "counter", "", RANK,
+        "Frames that torch.compile compiled in the training process, those compiled again included.",
+        "count", _COMPILED, NOT_NEGATIVE,
+        _of_compilations(lambda seen: seen.compiled),
+    ),
+    Measure(
+        "rankscope_recompilations_total", "counter", "", RANK,
+        "Frames that torch.compile compiled again, as a guard had failed.", "count", _COMPILED, NOT_NEGATIVE,
+        _of_compilations(lambda seen: seen.recompiled),
+    ),
+    Measure(
+        "rankscope_compile_cache_hits_total", "counter", "", RANK,
+        "Compilations that torch found in one of its caches; absent where none was looked up.", "count", _COMPILED,
+        NOT_NEGATIVE,
+        _of_compilations(lambda seen: seen.cached if seen.cached + seen.uncached else None),
     ),
     Measure(
         "rankscope_agent_overhead_ratio", "gauge", "ratio", RANK,

@@ -4,7 +4,7 @@ Each metric is one row of a table beside its readers: `rank_metrics.py`, `run_me
 `device_metrics.py`, `fabric_metrics.py`, `agent_metrics.py` and `collector_metrics.py`. `catalog.py` joins the tables.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from rankscope.collector.publish.metrics.rank_columns import Labels, Number, Ran
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.records import CALLS_MAX
 
-Kind = Literal["counter", "gauge", "info"]
+Kind = Literal["counter", "gauge", "histogram", "info"]
 
 Range = tuple[float | None, float | None]
 """Smallest and largest valid value; None: no limit."""
@@ -41,7 +41,24 @@ class OfPage(NamedTuple):
     read: Callable[[str, int], Iterable[Value]]
 
 
-Reader = RankColumns | OfSnapshot | OfOverview | OfPage
+class Buckets(NamedTuple):
+    """A histogram: the largest value of each class but the last, in its unit, how many values were at most that, how
+    many there were, and their sum.
+    """
+
+    bounds: Sequence[float]
+    at_most: Sequence[int]
+    total: int
+    sum: float
+
+
+class OfHistogram(NamedTuple):
+    """A reader of the histograms of runs: by the values of their labels."""
+
+    read: Callable[[Snapshot], Iterable[tuple[Labels, Buckets]]]
+
+
+Reader = RankColumns | OfSnapshot | OfHistogram | OfOverview | OfPage
 """A reader of a metric; RankColumns for one of which every rank has series."""
 
 
@@ -77,6 +94,26 @@ class Measure(msgspec.Struct, frozen=True):
     def is_per_rank(self) -> bool:
         """Return whether every rank has series of it. Metrics of findings and of the worst ranks are not per rank."""
         return self.series_per_rank_max > 0
+
+
+def split_histogram(
+    measure: Measure, histograms: Iterable[tuple[Labels, Buckets]]
+) -> tuple[tuple[Measure, Sequence[Value]], ...]:
+    """Return the series of a histogram as Prometheus has them: three of them, which count up; that of the classes
+    has the label `le`.
+    """
+    found = list(histograms)
+    classes = [
+        ((*labels, le), at_most)
+        for labels, one in found
+        for le, at_most in zip((*map(str, map(float, one.bounds)), "+Inf"), (*one.at_most, one.total), strict=True)
+    ]
+    replace, name = msgspec.structs.replace, measure.name
+    return (
+        (replace(measure, name=f"{name}_bucket", unit="", labels=(*measure.labels, "le")), classes),
+        (replace(measure, name=f"{name}_sum"), [(labels, one.sum) for labels, one in found]),
+        (replace(measure, name=f"{name}_count", unit=""), [(labels, one.total) for labels, one in found]),
+    )
 
 
 NOT_NEGATIVE: Final[Range] = (0, None)

@@ -20,7 +20,16 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from rankscope.collector.publish.metrics.catalog import CATALOG
-from rankscope.collector.publish.metrics.measures import RANK, Measure, OfOverview, OfPage, OfSnapshot, Value
+from rankscope.collector.publish.metrics.measures import (
+    RANK,
+    Measure,
+    OfHistogram,
+    OfOverview,
+    OfPage,
+    OfSnapshot,
+    Value,
+    split_histogram,
+)
 from rankscope.collector.publish.metrics.overview import build_overview
 from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, Rows
 from rankscope.collector.publish.metrics.text_format import (
@@ -232,6 +241,10 @@ class MetricPages:
                     family = _render_values(measure, read(overview))
                 case OfSnapshot(read) if is_summary:
                     family = _render_values(measure, read(shown))
+                case OfHistogram(read) if is_summary:
+                    parts = [_render_values(*part) for part in split_histogram(measure, read(shown))]
+                    texts = [text for part in parts for text in part.texts]
+                    family = _Family(texts, sum(part.series for part in parts))
             left_out += family.left_out
             if family.series > room and not isinstance(measure.read, OfPage):
                 left_out += family.series

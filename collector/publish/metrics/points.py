@@ -10,7 +10,15 @@ from itertools import repeat
 from typing import Final, NamedTuple
 
 from rankscope.collector.publish.metrics.catalog import CATALOG
-from rankscope.collector.publish.metrics.measures import Measure, OfOverview, OfPage, OfSnapshot, Value
+from rankscope.collector.publish.metrics.measures import (
+    Measure,
+    OfHistogram,
+    OfOverview,
+    OfPage,
+    OfSnapshot,
+    Value,
+    split_histogram,
+)
 from rankscope.collector.publish.metrics.overview import build_overview
 from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, Rows, RowSet
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
@@ -71,6 +79,8 @@ def _read_summary(snapshot: Snapshot) -> Iterator[Points]:
                 yield _keep_known(measure, read(overview))
             case OfSnapshot(read):
                 yield _keep_known(measure, read(snapshot))
+            case OfHistogram(read):
+                yield from (_keep_known(*part) for part in split_histogram(measure, read(snapshot)))
 
 
 def _keep_known(measure: Measure, values: Iterable[Value]) -> Points:

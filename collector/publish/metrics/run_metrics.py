@@ -18,7 +18,9 @@ from rankscope.collector.publish.metrics.measures import (
     RANK,
     RATIO,
     RUN,
+    Buckets,
     Measure,
+    OfHistogram,
     OfSnapshot,
     Value,
 )
@@ -26,6 +28,7 @@ from rankscope.collector.publish.metrics.rank_columns import is_live, per_rank, 
 from rankscope.collector.runs.liveness import ENDED_WELL
 from rankscope.collector.runs.run_end import NOT_HEARD as RUN_NOT_HEARD
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.step_histogram import BOUNDS_S
 from rankscope.measure.units import ns_to_s
 
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
@@ -106,6 +109,13 @@ def _count_checkpoints(snapshot: Snapshot) -> Iterator[Value]:
 def _checkpoint_seconds(snapshot: Snapshot) -> Iterator[Value]:
     marked = (run for run in _live_runs(snapshot) if run.checkpoints.count)
     return (((run.run,), ns_to_s(run.checkpoints.duration_ns)) for run in marked)
+
+
+def _step_durations(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Buckets]]:
+    for run in _live_runs(snapshot):
+        seen = run.step_durations
+        if seen is not None and seen.steps:
+            yield (run.run,), Buckets(BOUNDS_S, seen.at_most, seen.steps, seen.sum_s)
 
 
 def _last_checkpoint(snapshot: Snapshot) -> Iterator[Value]:
@@ -341,6 +351,12 @@ RUNS: Final[tuple[Measure, ...]] = (
         "Time of the run by kind: steps, startup, between_steps, stalled, restart.",
         "time between the ends of reported steps, by what the run did", _GOODPUT, NOT_NEGATIVE,
         OfSnapshot(_run_seconds),
+    ),
+    Measure(
+        "rankscope_run_step_duration_seconds", "histogram", "seconds", RUN,
+        "Durations of the steps of the run, each that of its slowest rank; without the first three of an attempt.",
+        "count of steps by class, 10 classes a decade", "collector: step table", NOT_NEGATIVE,
+        OfHistogram(_step_durations),
     ),
     Measure(
         "rankscope_checkpoints_total", "counter", "", RUN,

@@ -50,7 +50,7 @@ def render_head(measure: Measure, text_format: TextFormat) -> bytes:
     text = measure.help.replace("\\", r"\\").replace("\n", r"\n")
     if text_format is TextFormat.CLASSIC:
         return f"# HELP {name} {text}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n".encode()
-    name = name.removesuffix({"counter": "_total", "info": "_info", "gauge": ""}[kind])
+    name = name.removesuffix({"counter": "_total", "info": "_info"}.get(kind, ""))
     unit = f"# UNIT {name} {measure.unit}\n" if measure.unit else ""
     return f"# HELP {name} {text.replace(chr(34), chr(92) + chr(34))}\n# TYPE {name} {kind}\n{unit}".encode()
 

@@ -378,6 +378,18 @@ def _process() -> list[Placed]:
         rate_beside_median(
             "Garbage collection", "Share of the time in Python's garbage collector.", RATIO, "gc_pause_seconds_total"
         ),
+        rate_beside_median(
+            "Compilation", "Share of the time in torch.compile; docs/compilation.md.", RATIO, "compile_seconds_total"
+        ),
+        lines(
+            "Compilations",
+            "Frames compiled so far, those of them that were compiled again, and what came from caches.",
+            NUMBER,
+            Query(series("compilations_total", OF_RANK), "compiled"),
+            Query(series("recompilations_total", OF_RANK), "compiled again"),
+            Query(series("compile_cache_hits_total", OF_RANK), "from a cache"),
+            width=THIRD,
+        ),
         *_agent(),
         *_windows(),
     ]

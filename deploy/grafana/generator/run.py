@@ -160,6 +160,19 @@ def _steps() -> list[Placed]:
             Query(f"max({series('step_median_seconds', OF_RUN)})", "longest"),
             Query(f"min({series('step_median_seconds', OF_RUN)})", "shortest"),
         ),
+        lines(
+            "Distribution of steps",
+            "Quantiles of the duration of the run's steps: median, nine of ten, 99 of 100. Absent where the setting "
+            "`step_histogram` is off.",
+            SECONDS,
+            *(
+                Query(
+                    f"histogram_quantile({quantile}, sum by (le) ({rate('run_step_duration_seconds_bucket', OF_RUN)}))",
+                    name,
+                )
+                for quantile, name in ((0.99, "p99"), (0.9, "p90"), (0.5, "median"))
+            ),
+        ),
         areas(
             "Phases of a step",
             "Mean of all ranks, by the host's clock; the phases sum to the step.",

@@ -31,11 +31,16 @@ CLOCK_SLOWER: Final = 0.1
 RETRIES: Final = 3
 MFU_FELL: Final = 0.8
 """Of MFU in the hour before: a fifth less."""
+STEP_TAIL: Final = 3
+"""Of the 99th percentile over the median of steps."""
+STEPS_OF_TAIL: Final = 500
+"""1 % of them are five."""
 EQUAL_WORK: Final = 0.05
 """Difference of the FLOPs of a step that counts as none."""
 
 OF_ALERTS: Final[Mapping[str, tuple[float, ...]]] = {
     "RankscopeGoodputLow": (GOODPUT_LOW,),
+    "RankscopeStepTail": (STEP_TAIL, STEPS_OF_TAIL),
     "RankscopeLowGpuUtilisation": (1 - IDLE, UTILIZATION_LOW),
     "RankscopeGpuMemoryNearlyFull": (MEMORY_NEARLY_FULL,),
     "RankscopeAgentOverhead": (OVERHEAD,),

@@ -16,6 +16,7 @@ from rankscope.collector.publish.otlp_metrics import READINGS_KEPT, REQUEST_BYTE
 from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import LABEL_LENGTH_MAX
 from rankscope.measure.units import NS_PER_S
+from tests.contract.promql_names import find_series_of
 from tests.full_snapshot import full_rank, full_snapshot, with_runs
 from tests.otlp_receivers import find_prometheus_name, find_series, list_metrics, read_attributes, read_page
 
@@ -88,9 +89,8 @@ def test_types_are_those_of_the_catalogue() -> None:
 
 def test_every_metric_of_the_catalogue_is_pushed() -> None:
     page = b"".join(MetricPages().render(full_snapshot(), Page(METRICS_PATH), TextFormat.CLASSIC)).decode()
-    assert {measure.name for measure in CATALOG if f"\n# TYPE {measure.name} " in f"\n{page}"} == set(
-        metrics_of(full_snapshot())
-    )
+    shown = [measure for measure in CATALOG if f"\n# TYPE {measure.name} " in f"\n{page}"]
+    assert {part.name for measure in shown for part in find_series_of(measure)} == set(metrics_of(full_snapshot()))
 
 
 def test_resource_is_that_of_each_request() -> None:

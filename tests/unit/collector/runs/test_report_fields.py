@@ -61,7 +61,7 @@ def test_fields_of_both_structs_are_equal() -> None:
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
         "stalled_since_host_ns", "stall", "synchronisations", "node", "timed_steps", "out_of_memory",
-        "enqueues",
+        "enqueues", "compilations",
     }  # fmt: skip
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
 

@@ -13,8 +13,9 @@ from rankscope.collector.detect.stragglers.recurring_stalls import (
     find_recurring,
     find_stall_cause,
 )
-from rankscope.collector.detect.view import SingleLosses, TimeCount
+from rankscope.collector.detect.view import Samples, SingleLosses, TimeCount
 from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
+from rankscope.measure.records import CompiledFrame
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 USUAL_MS, STALL_MS = 20.0, 400.0
@@ -132,14 +133,28 @@ def recurring(
     ],
 )
 def test_cause_is_what_holds_half_of_the_stalls(found: Recurring, cause: str) -> None:
-    assert find_stall_cause(found, {}).name == cause
+    assert find_stall_cause(found, Samples({}, {}, {})).name == cause
+
+
+def test_compilation_is_the_cause_where_it_is_as_long() -> None:
+    found = recurring()
+    frames = [CompiledFrame(step=one.step, frame="train.py:24 (scale)", duration_ns=300 * MS) for one in found.stalls]
+    cause = find_stall_cause(found, Samples({}, {}, {}, compiled={found.rank: frames}))
+    assert cause == ("recompilation", "300.0 ms each time in torch.compile, all of it for train.py:24 (scale)")
+    few = Samples({}, {}, {}, compiled={found.rank: frames[:1]})
+    assert find_stall_cause(found, few).name == "unattributed"
 
 
 def test_pauses_of_the_garbage_collector_are_the_cause_where_they_are_as_long() -> None:
     counts = [TimeCount(150, 0), TimeCount(550, round(4 * 300 * MS))]  # 4 stalls between
-    assert find_stall_cause(recurring(), {1: counts}).name == "garbage_collection"
-    assert find_stall_cause(recurring(), {1: [counts[0], TimeCount(550, round(700 * MS))]}).name == "unattributed"
-    assert find_stall_cause(recurring(), {1: [TimeCount(10, 0), TimeCount(20, 0)]}).name == "unattributed"
+    assert find_stall_cause(recurring(), Samples({}, {1: counts}, {})).name == "garbage_collection"
+    assert (
+        find_stall_cause(recurring(), Samples({}, {1: [counts[0], TimeCount(550, round(700 * MS))]}, {})).name
+        == "unattributed"
+    )
+    assert (
+        find_stall_cause(recurring(), Samples({}, {1: [TimeCount(10, 0), TimeCount(20, 0)]}, {})).name == "unattributed"
+    )
 
 
 def describe(found: Recurring, known: Finding | None = None, first_step: int = 0) -> tuple[Finding, SingleLosses]:

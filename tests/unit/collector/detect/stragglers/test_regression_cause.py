@@ -11,7 +11,7 @@ from rankscope.collector.detect.stragglers.regression_cause import Compared, fin
 from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.view import Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
-from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.measure.records import CompiledFrame, DeviceSample, WindowBreakdown
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, view_of
 
 SINCE, STEPS, RANKS = 10, 20, 4
@@ -90,6 +90,18 @@ def test_transfer_of_their_groups_that_has_grown_is_a_slow_link() -> None:
     assert (found.name, found.evidence) == ("slow_link", {"transfer_added_ns": 20.0 * MS})
     assert cause(transfer_ms=[5.0] * SINCE + [15.0] * SINCE).name == "unattributed"
     assert cause(transfer_ms=[5.0] * SINCE + [25.0] * SINCE, ranks=(1,)).evidence == {}
+
+
+@pytest.mark.parametrize(("compile_ms", "name"), [(16, "recompilation"), (14, "unattributed")])
+def test_ranks_that_compile_longer_are_named_with_frame_and_guard(compile_ms: int, name: str) -> None:
+    frames = [
+        CompiledFrame(step=step, frame="train.py:24 (scale)", duration_ns=compile_ms * MS, reason=f"k == {step}")
+        for step in range(SINCE, STEPS)
+    ]
+    found = cause(samples=Samples({}, {}, {}, compiled={0: frames, 1: frames}))
+    assert found.name == name
+    assert found.evidence == {"recompilation_added_ns": compile_ms * MS}
+    assert found.because.endswith(f"(scale): the guard k == {STEPS - 1} failed") is (name == "recompilation")
 
 
 @pytest.mark.parametrize(("pause_ms", "name"), [(16, "garbage_collection"), (14, "unattributed")])

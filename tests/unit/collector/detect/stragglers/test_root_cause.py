@@ -15,6 +15,7 @@ from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.view import AllocatorCounts, Samples, TimeCount
 from rankscope.measure.records import (
     AllocatorSample,
+    CompiledFrame,
     DeviceSample,
     Synchronisation,
     WindowBreakdown,
@@ -45,13 +46,14 @@ def cause_of(
     devices: Devices | None = None,
     synchronisations: Mapping[int, Sequence[WindowSynchronisations]] | None = None,
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
+    compiled: Mapping[int, Sequence[CompiledFrame] | None] | None = None,
     level_from_step: int = 0,
     self_ms: float = 150.0,
 ) -> Cause:
     series = series_of(alike(self_ms, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
     slow = slow_of(SLOW, PEERS, self_ms=self_ms, peers_ms=100.0, level_from_step=level_from_step)
     samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronisations=synchronisations or {})
-    return find_cause(slow, series, samples._replace(allocators=allocators or {}))
+    return find_cause(slow, series, samples._replace(allocators=allocators or {}, compiled=compiled or {}))
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -101,6 +103,38 @@ def test_slow_host_is_not_named_where_only_the_devices_own_times_are_known() -> 
     assert find_cause(slow, by_host, Samples({}, {}, {})).name == "host_cpu"
     by_device = dataclasses.replace(by_host, is_by_device=True)
     assert find_cause(slow, by_device, Samples({}, {}, {}))[:2] == NO_CAUSE
+
+
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+
+def compiling(ms: float) -> list[CompiledFrame]:
+    return [
+        CompiledFrame(step=step, frame="train.py:24 (scale)", duration_ns=round(ms * MS), reason=f"k == {step}")
+        for step in range(10)
+    ]
+
+
+def test_longer_compilation_is_the_cause_with_frame_and_guard() -> None:
+    cause = cause_of(compiled={SLOW: compiling(45.0), 0: compiling(5.0), 1: compiling(5.0), 2: None})
+    assert cause.name == "recompilation"
+    assert (
+        cause.because
+        == "40.0 ms more per step in torch.compile, all of it for train.py:24 (scale): the guard k == 9 failed"
+    )
+    assert cause.evidence == {"recompilation_excess_ns": 40 * MS}
+
+
+@pytest.mark.parametrize(("slow_ms", "name"), [(25.0, "recompilation"), (24.0, "unattributed")])
+def test_compilation_is_the_cause_from_half_of_the_excess_on(slow_ms: float, name: str) -> None:
+    assert cause_of(compiled={SLOW: compiling(slow_ms)} | dict.fromkeys(PEERS, ())).name == name
+
+
+@pytest.mark.parametrize("compiled", [{SLOW: compiling(45.0)}, {SLOW: None, 0: ()}], ids=["no peer", "not of it"])
+def test_compilation_that_cannot_be_compared_is_no_evidence(
+    compiled: Mapping[int, Sequence[CompiledFrame] | None],
+) -> None:
+    assert cause_of(compiled=compiled) == Cause(*NO_CAUSE, {})
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,57 @@
+"""A real job in which torch compiles a frame of one rank again and again: frame, guard and time are said."""
+
+import re
+from pathlib import Path
+
+from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.runs.compilations import describe_compilations
+from rankscope.collector.service import Service
+from rankscope.measure.records import Compilations
+from tests.integration.ordering_collectors import running
+from tests.integration.serving import wait_for
+from tests.integration.torchrun import AGENT, OFTEN, forked_ranks, line_of, started
+
+SCRIPT = "recompiling.py"
+FRAME = f"{SCRIPT}:{line_of(SCRIPT, '# the compiled frame')} (scale)"
+
+
+def wait_for_recompilation(service: Service) -> Finding:
+    def look() -> Finding | None:
+        findings = [one for run in service.snapshot.runs for one in run.open_findings]
+        return next((one for one in findings if one.kind == STRAGGLER and one.cause == "recompilation"), None)
+
+    return wait_for(look, lambda: str([run.open_findings for run in service.snapshot.runs]))
+
+
+def test_frame_and_guard_of_a_rank_that_compiles_again_are_the_cause(tmp_path: Path) -> None:
+    wish = tmp_path / "wish"
+    wish.write_text("", encoding="utf-8")
+    with running(tmp_path) as service:
+        environment = {**OFTEN, "RANKSCOPE_COLLECTOR": service.endpoint}
+        with started(forked_ranks(2, *AGENT, SCRIPT, str(wish)), environment) as training:
+            finding = wait_for_recompilation(service)
+            wish.write_text("stop", encoding="utf-8")
+            ended = training.wait()
+        assert finding.ranks == (1,)
+        assert re.search(rf"torch.compile, all of it for {re.escape(FRAME)}: the guard k == \d+ failed", finding.why)
+        (run,) = service.snapshot.runs
+    truth = {
+        int(rank): (int(calls), float(spent_s))
+        for rank, calls, spent_s in re.findall(r"rank (\d): (\d+) compiling calls, ([\d.]+) s", ended.stdout)
+    }
+    for number, (calls, spent_s) in truth.items():
+        seen = run.ranks[number].compilations
+        assert isinstance(seen, Compilations)
+        assert (seen.compiled, seen.recompiled, seen.unseen) == (calls, calls - 1, 0)
+        assert 0.5 * spent_s < seen.duration_ns / 1e9 < spent_s
+    made, lasted_s = re.findall(r"(\d+) steps in ([\d.]+) s", ended.stdout)[0]
+    durations = run.step_durations
+    assert durations is not None
+    assert int(made) - 8 <= durations.steps <= int(made) - 3
+    assert 0.3 * float(lasted_s) < durations.sum_s < float(lasted_s)
+    first, again = describe_compilations(run.compilations)
+    assert re.fullmatch(
+        r"[\d.]+ m?s of the [\d.]+ s until the end of step \d+ on rank \d: 1 frame|.*: \d frames", first
+    )
+    assert again.startswith(f"again {truth[1][0] - 1} times on all ranks together, ")
+    assert f": most for {FRAME}, the guard k == " in again
