@@ -42,9 +42,10 @@ class MadeUp(BaseDataLoader):  # type: ignore[misc]  # mypy does not look into t
         self._seeded = torch.Generator().manual_seed(dp_rank)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        places = torch.arange(LENGTH).expand(ROWS, LENGTH)
         while True:
             words = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=self._seeded)
-            yield {"input": words[:, :-1]}, words[:, 1:]
+            yield {"input": words[:, :-1], "positions": places}, words[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing is kept."""
@@ -64,6 +65,7 @@ with tempfile.TemporaryDirectory() as folder:
     config.training.local_batch_size, config.training.seq_len, config.training.steps = ROWS, LENGTH, STEPS
     config.training.disable_cuda_graphs = True
     config.training.mixed_precision_param = "float32"
+    config.parallelism.spmd_backend = "partial_dtensor"  # the default wants a later torch than that here
     trainer = config.build()
     trainer.model_parts[0].register_forward_pre_hook(Work().pause)
     losses: list[float] = []
