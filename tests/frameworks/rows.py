@@ -31,13 +31,6 @@ class Row:
     unseen: str = ""
 
 
-SPLIT_BACKWARD: Final = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-NO_BACKWARD: Final = (
-    "it takes the gradients of inputs and of weights apart, by `torch.autograd.grad`, which is not hooked: a rank "
-    "without the last stage has no backward, and so no steps, until the script says them by `rankscope.step()`"
-)
-
-
 def of_torch(name: str, what: str, script: str, *arguments: str, ranks: int = 2, unseen: str = "") -> Row:
     """Return a row of PyTorch itself."""
     return Row(
@@ -50,7 +43,7 @@ def of_pipeline(name: str, what: str, schedule: str) -> Row:
     """Return a row of a schedule: four forwards of each stage in a step."""
     return Row(
         name=name, framework="PyTorch", package="torch", what=f"`pipelining`, {what}", script="pipelining",
-        arguments=(schedule,), slow_after=60 * 4, slow_ms=6, unseen=NO_BACKWARD if schedule in SPLIT_BACKWARD else "",
+        arguments=(schedule,), slow_after=60 * 4, slow_ms=6,
     )  # fmt: skip
 
 
