@@ -68,6 +68,8 @@ CPU_FOR_CUDA: Final = (
     "its code asks `torch.cuda` for the device; in this job the CPU stands in for it (`cpu_for_cuda.py`), so what it "
     "does with streams is not run"
 )
+RAY: Final = {"RAY_raylet_start_wait_time_s": "300", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Its processes need more than the 30 s that they are given where others use the cores, too."""
 DEEPSPEED: Final = {"DS_ACCELERATOR": "cpu"}
 ROWS: Final[tuple[Row, ...]] = (
     of_torch("ddp-fp16-hook", "DDP, `fp16_compress_hook`", "ddp", "fp16_hook"),
@@ -138,5 +140,6 @@ ROWS: Final[tuple[Row, ...]] = (
         what="`TorchTrainer`, two workers",
         script="ray_train",
         launcher=PLAIN,
+        variables=RAY,
     ),
 )
