@@ -55,8 +55,8 @@ def _wrap_engine(engine: Any, wrap: Wrap) -> Any:
     run_backward = wrap(engine.run_backward)
     hide_from_compiler(run_backward)
     kind = type(engine)
-    watched = type(kind.__name__, (kind,), {"run_backward": staticmethod(run_backward)})
-    replacement = kind.__new__(watched)
+    watched: Any = type(kind.__name__, (kind,), {"run_backward": staticmethod(run_backward)})
+    replacement = watched.__new__(watched)
     vars(replacement).update(getattr(engine, "__dict__", {}))
     return replacement
 

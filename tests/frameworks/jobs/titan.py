@@ -27,7 +27,7 @@ for name, stands_in in {
 }.items():
     setattr(torch.cpu, name, stands_in)
 # It is written for a later torch, which has this by another name.
-torch.distributed.set_timeout = distributed_c10d._set_pg_timeout
+torch.distributed.set_timeout = distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]  # of that later torch
 
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402 - it looks for its device when it is imported
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402 - as above
