@@ -125,13 +125,13 @@ class HookSwitch:
     @staticmethod
     def _read() -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
         before, after = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
-        return loader._BaseDataLoaderIter.__next__, torch.autograd.backward, dict(before), dict(after)
+        return loader._BaseDataLoaderIter.__next__, torch.autograd.Variable._execution_engine, dict(before), dict(after)
 
     def put(self, *, hooked: bool) -> None:
         """From here on with hooks, or without."""
-        fetch, backward, before, after = self._hooked if hooked else self._plain
+        fetch, engine, before, after = self._hooked if hooked else self._plain
         loader._BaseDataLoaderIter.__next__ = fetch  # type: ignore[method-assign]
-        torch.autograd.backward = backward
+        torch.autograd.Variable._execution_engine = engine
         for registered, wanted in (
             (optimizers._global_optimizer_pre_hooks, before),
             (optimizers._global_optimizer_post_hooks, after),

@@ -4,7 +4,7 @@ The boundaries of steps are the agent's own: the fault begins and ends with the 
 found by a further hook around a function that the agent hooks anyway, outside of it where the time belongs to the phase
 before, inside of it where it belongs to the phase itself:
 
-    data        inside of the loader's __next__        forward     outside of torch.autograd.backward
+    data        inside of the loader's __next__        forward     outside of autograd's engine
     backward    inside of it                            optimizer   after the agent's hook before an optimizer's step
 """
 
@@ -17,7 +17,8 @@ from rankscope.agent.fault_spec import FaultSpec, parse_fault
 from rankscope.agent.faults.actions import Actions
 from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.steps.patches import Patch
+from rankscope.agent.steps.autograd_callbacks import accumulates_gradients, keeps_graph
+from rankscope.agent.steps.patches import Patch, patch_engine
 
 PART: Final = "fault"
 NEVER: Final = 1 << 62
@@ -69,21 +70,18 @@ class InjectedFault:
 
     def install_inside(self, find_thread: Callable[[], int | None]) -> None:
         """Install the hook that must be inside of the agent's own: call it before those are installed."""
-        import torch  # noqa: PLC0415 - the user's torch, imported by now
-        import torch.utils.data.dataloader as loader  # noqa: PLC0415
+        import torch.utils.data.dataloader as loader  # noqa: PLC0415 - the user's torch, imported by now
 
         self._find_thread = find_thread
         if self.spec.phase == "data":
-            self._patch(loader._BaseDataLoaderIter, "__next__")  # noqa: SLF001 - as the agent's hook, torch_hooks.py
+            self._apply(Patch(loader._BaseDataLoaderIter, "__next__", self._wrap))  # noqa: SLF001 - as torch_hooks.py
         elif self.spec.phase == "backward":
-            self._patch(torch.autograd, "backward")
+            self._apply(patch_engine(self._wrap_engine))
 
     def install_outside(self) -> None:
         """Install the hook that must be outside of the agent's own: call it after those are installed."""
-        import torch  # noqa: PLC0415
-
         if self.spec.phase == "forward":
-            self._patch(torch.autograd, "backward")
+            self._apply(patch_engine(self._wrap_engine))
         elif self.spec.phase == "optimizer":
             from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
@@ -104,8 +102,7 @@ class InjectedFault:
         if undo is not None:
             undo()
 
-    def _patch(self, owner: Any, name: str) -> None:
-        patch = Patch(owner, name, self._wrap)
+    def _apply(self, patch: Patch) -> None:
         patch.apply()
         self._undo = patch.revert
 
@@ -118,6 +115,16 @@ class InjectedFault:
             return original(*arguments, **named)
 
         return wrapped
+
+    def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Act where a backward passes, not where a penalty on gradients is made, which a backward follows."""
+        acting = self._wrap(original)
+
+        def run_backward(*arguments: Any, **named: Any) -> Any:
+            is_last = accumulates_gradients(arguments, named) or not keeps_graph(arguments, named)
+            return (acting if is_last else original)(*arguments, **named)
+
+        return run_backward
 
     def _act(self) -> None:
         if not self._is_on or get_ident() != self._find_thread() or self._guard.is_off(PART):

@@ -1,7 +1,7 @@
-"""Name the process groups whose maker has not described them after the dimension of parallelism that they are for.
+"""Name process groups after the dimension of parallelism that they are for, whoever has made them.
 
-DeviceMesh and Megatron-core describe theirs (`mesh_dp`, `TENSOR_MODEL_PARALLEL_GROUP`); DeepSpeed describes none and
-keeps them in variables of one module. A group is in its variable before the first collective in it.
+DeviceMesh describes them by it (`mesh_dp`), Megatron-core at length (`TENSOR_MODEL_PARALLEL_GROUP`); DeepSpeed has no
+descriptions and keeps groups in variables of one module. A group is in its variable before the first collective in it.
 """
 
 import sys
@@ -21,6 +21,44 @@ DIMENSIONS: Final[Mapping[str, str]] = {
 """DeepSpeed's variables, the narrower meaning first. Its clone of the world is there when all ranks are one data
 parallel group; groups of experts are in a dict by the size of the group.
 """
+
+MEGATRON: Final[Mapping[str, str]] = {
+    "DATA_PARALLEL_GROUP": "dp",
+    "DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp_cp_part",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "MODEL_PARALLEL_GROUP": "tp_pp",
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "TENSOR_AND_DATA_PARALLEL_GROUP": "tp_dp",
+    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp_cp",
+    "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp_cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "etp_ep",
+    "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "etp_ep_pp",
+    "EXPERT_DATA_PARALLEL_GROUP": "edp",
+    "EMBEDDING_GROUP": "embedding",
+    "POSITION_EMBEDDING_GROUP": "position_embedding",
+}
+"""Megatron-core's descriptions (parallel_state.py), without what follows where it makes a second group of them."""
+SECOND: Final[Mapping[str, str]] = {"_GLOO": "_gloo", "_AG": "_ag"}
+"""Ends of the descriptions of second groups: one over gloo, one for all-gathers."""
+
+
+def shorten_description(description: str) -> str:
+    """Return the dimensions of a group that Megatron-core has described; any other description as it is.
+
+    >>> shorten_description("TENSOR_MODEL_PARALLEL_GROUP"), shorten_description("DATA_PARALLEL_GROUP_WITH_CP_GLOO")
+    ('tp', 'dp_cp_gloo')
+    >>> shorten_description("mesh_dp")
+    'mesh_dp'
+    """
+    for end, short_end in SECOND.items():
+        first = MEGATRON.get(description.removesuffix(end))
+        if first is not None:
+            return first + short_end * description.endswith(end)
+    return description
 
 
 def find_dimension(group: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rankscope.agent.profiler.group_names import find_dimension
+from rankscope.agent.profiler.group_names import find_dimension, shorten_description
 from rankscope.agent.profiler.nccl_timing import is_timing, may_read
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.communication import is_on_host
@@ -223,7 +223,7 @@ class ProcessGroups:
         ranks = tuple(sorted(int(rank) for rank in c10d.get_process_group_ranks(group)))
         description = str(getattr(group, "group_desc", ""))[:DESCRIPTION_LENGTH_MAX] or "group"
         name = find_dimension(group) if description == UNDEFINED else ""
-        label = group_label(name or description, ranks, self._world_size)
+        label = group_label(name or shorten_description(description), ranks, self._world_size)
         return GroupInfo(label=label, description=description, ranks=ranks, backend=_find_backend(group, world))
 
 

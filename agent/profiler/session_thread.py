@@ -18,7 +18,7 @@ from collections.abc import Callable
 from threading import get_ident, main_thread
 from typing import Any
 
-from rankscope.agent.steps.patches import Patch
+from rankscope.agent.steps.patches import Patch, patch_engine
 
 
 class ThreadEnds:
@@ -57,11 +57,9 @@ class NextCall:
 
     def install(self) -> None:
         """Begin to wait for the call. Raises the error of a torch that lacks one of these functions."""
-        import torch  # noqa: PLC0415 - the user's torch
-        import torch.utils.data.dataloader as loader  # noqa: PLC0415
+        import torch.utils.data.dataloader as loader  # noqa: PLC0415 - the user's torch
 
-        for owner, name in ((torch.autograd, "backward"), (loader._BaseDataLoaderIter, "__next__")):
-            patch = Patch(owner, name, self._wrap)
+        for patch in (patch_engine(self._wrap), Patch(loader._BaseDataLoaderIter, "__next__", self._wrap)):
             patch.apply()
             self._undo.append(patch.revert)
 

@@ -50,10 +50,38 @@ class AutogradCallbacks:
         return NO_NODE if node is None else None
 
 
-def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-    """Return the autograd node of the first tensor that has one, given the arguments of torch.autograd.backward; None
-    if none has.
+ENGINE_ARGUMENTS: Final = (
+    "tensors", "grad_tensors", "keep_graph", "create_graph", "inputs", "allow_unreachable", "accumulate_grad",
+)  # fmt: skip
+"""Of the engine's `run_backward`, by their places."""
+
+
+def accumulates_gradients(arguments: Sequence[Any], keywords: dict[str, Any]) -> bool:
+    """Return whether a call of the engine with these arguments adds to the gradients of parameters, as a backward does;
+    torch.autograd.grad returns them instead.
+
+    >>> accumulates_gradients((), {"accumulate_grad": True}), accumulates_gradients((1, 2, 3, 4, 5, 6, False), {})
+    (True, False)
     """
+    return bool(_find_argument("accumulate_grad", arguments, keywords))
+
+
+def keeps_graph(arguments: Sequence[Any], keywords: dict[str, Any]) -> bool:
+    """Return whether gradients of the gradients can be taken after a call of the engine with these arguments.
+
+    >>> keeps_graph((), {"create_graph": True}), keeps_graph((1, 2, True, False), {})
+    (True, False)
+    """
+    return bool(_find_argument("create_graph", arguments, keywords))
+
+
+def _find_argument(name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    place = ENGINE_ARGUMENTS.index(name)
+    return arguments[place] if place < len(arguments) else keywords.get(name)
+
+
+def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """Return the autograd node of the first tensor that has one, given the arguments of the engine; None: none has."""
     tensors = arguments[0] if arguments else keywords.get("tensors")
     for tensor in tensors if isinstance(tensors, Sequence) else (tensors,):
         node = getattr(tensor, "grad_fn", None)

@@ -68,7 +68,7 @@ class BackwardEnds:
             return False
 
     def begin(self, arguments: Sequence[Any], keywords: dict[str, Any]) -> WatchedBackward:
-        """Watch the backward that is about to be called with these arguments, as torch.autograd.backward has them."""
+        """Watch the backward that is about to be called with these arguments of the engine."""
         begin_ns = self._read_clock_ns()
         watched = WatchedBackward()
         try:

@@ -118,7 +118,7 @@ class BackwardTails:
     # -- around one backward ------------------------------------------------------------------------------------------
 
     def begin(self, arguments: Sequence[Any], keywords: dict[str, Any]) -> Tail:
-        """Watch the backward that is about to be called with these arguments, as torch.autograd.backward has them."""
+        """Watch the backward that is about to be called with these arguments of the engine."""
         begin_ns = self._read_clock_ns()
         tail = Tail()
         self._tails.append(tail)

@@ -12,6 +12,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
 
+from rankscope.agent.steps.autograd_callbacks import accumulates_gradients, keeps_graph
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.step_timer import StepTimer
@@ -132,16 +133,22 @@ class EarlyEvents:
         return batch
 
     def run_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a backward, and keep its begin and its end. While it lasts, hooks that step optimizers are noted."""
+        """Run a backward, given the engine's arguments, and keep its begin and its end. While it lasts, hooks that step
+        optimizers are noted.
+        """
         thread, is_inside = get_ident(), self.is_inside
-        self._keep(self._timer.backward_begin)
+        accumulates = accumulates_gradients(args, kwargs)
+        if accumulates:
+            self._keep(self._timer.backward_begin)
+        else:
+            self._keep(self._timer.gradients_begin, self._timer.counts_gradients(keeps_graph(args, kwargs)))
         self.threads_inside.add(thread)
         try:
             return original(*args, **kwargs)
         finally:
             if not is_inside:
                 self.threads_inside.discard(thread)
-            self._keep(self._timer.backward_end)
+            self._keep(self._timer.backward_end if accumulates else self._timer.gradients_end)
 
     @property
     def is_inside(self) -> bool:

@@ -1,4 +1,4 @@
-"""Wrap a function of torch's for a time, and restore it without removing wrappers of others."""
+"""Wrap a function or the autograd engine of torch's for a time, and restore it without removing wrappers of others."""
 
 import contextlib
 from collections.abc import Callable
@@ -36,6 +36,29 @@ class Patch:
         if self._is_on and getattr(self._owner, self._name) is self._replacement:
             setattr(self._owner, self._name, self._original)
             self._is_on = False
+
+
+def patch_engine(wrap: Wrap) -> Patch:
+    """Return a patch of what every backward and `torch.autograd.grad` goes through, and what frameworks call without
+    these: `run_backward` of autograd's engine. The wrapper takes the engine's arguments (`EngineCall`).
+
+    The engine has no attributes of its own, so the patch puts another one in its place. Raises AttributeError in a
+    torch without it.
+    """
+    import torch  # noqa: PLC0415 - the user's torch, imported by now
+
+    return Patch(torch.autograd.Variable, "_execution_engine", lambda engine: _wrap_engine(engine, wrap))
+
+
+def _wrap_engine(engine: Any, wrap: Wrap) -> Any:
+    """Return an engine of the same type, for which torch.compile looks, whose `run_backward` is wrapped."""
+    run_backward = wrap(engine.run_backward)
+    hide_from_compiler(run_backward)
+    kind = type(engine)
+    watched: Any = type(kind.__name__, (kind,), {"run_backward": staticmethod(run_backward)})
+    replacement = watched.__new__(watched)
+    vars(replacement).update(getattr(engine, "__dict__", {}))
+    return replacement
 
 
 def hide_from_compiler(function: Any, *, callees_too: bool = False) -> None:

@@ -23,13 +23,19 @@ many (NAME_LENGTH_MAX)."""
 
 @dataclass(slots=True, repr=False)
 class OpenStep:
-    """A step in progress. `stepped_cpu_ns` is the CPU clock at its last optimizer step, None where it was not read."""
+    """A step in progress. `stepped_cpu_ns` is the CPU clock at its last optimizer step, None where it was not read.
+
+    `has_accumulated` says whether a backward has added to the gradients of parameters, `takes_gradients` whether
+    gradients were returned to the script (torch.autograd.grad).
+    """
 
     start_ns: int
     start_cpu_ns: int | None
     phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     batches: int = 0
     backwards: int = 0
+    has_accumulated: bool = False
+    takes_gradients: bool = False
     optimizers: set[int] = field(default_factory=set)
     has_stepped: bool = False
     stepped_cpu_ns: int | None = None
@@ -42,8 +48,8 @@ class OpenStep:
 
     @property
     def has_work(self) -> bool:
-        """Whether it has a batch or a backward."""
-        return bool(self.batches or self.backwards)
+        """Whether it has a batch, a backward or gradients."""
+        return bool(self.batches or self.backwards or self.takes_gradients)
 
     def find_cpu_ns(self, end_cpu_ns: int | None) -> int | None:
         """Return its CPU time (ns), given the CPU clock at its end; None: not known."""
@@ -62,6 +68,8 @@ class OpenStep:
             self.phases_ns[name] = self.phases_ns.get(name, 0) + duration_ns
         self.batches += later.batches
         self.backwards += later.backwards
+        self.has_accumulated |= later.has_accumulated
+        self.takes_gradients |= later.takes_gradients
         self.optimizers |= later.optimizers
         self.has_stepped, self.stepped_cpu_ns = later.has_stepped, later.stepped_cpu_ns
         self.add_backward_cpu(later.backward_cpu_ns)

@@ -21,6 +21,14 @@ joins the two halves. Optimizer steps without a batch or a backward between them
 burst. Optimizers that hooks step inside a backward are written as one optimizer step of no duration right after it:
 their time is part of that backward.
 
+Where the script takes gradients
+--------------------------------
+torch.autograd.grad returns gradients and leaves those of the parameters. In a loop that has backwards it is a part of
+the loss (a gradient penalty), of an attack on the inputs, or of an evaluation, and ends no step. Where optimizers step
+with no backward since the step before, gradients are this loop's backward: zero-bubble pipelines take those of inputs
+and of weights apart, scripts assign them to the parameters. The time is that of a backward, except where torch keeps
+the graph of it in a loop that has backwards: then a backward comes, and the time is part of its forward.
+
 A batch fetched while gradients are off belongs to an evaluation: it ends the step, and the time until training resumes
 belongs to no step. Evaluations that switch gradients off around the model only (Transformers' Trainer) are detected
 when the next batch is requested: one loader was read to its end without a backward. Without an optimizer step there is
@@ -83,6 +91,9 @@ class StepTimer:
         self._optimizer = 0
         self._fetches_training = True
         self._backwards = 0
+        self._is_charged = False
+        self.trains_by_gradients = False
+        """Whether the last optimizer step came without a backward, after gradients were taken."""
 
     @property
     def backwards_without_end(self) -> int:
@@ -209,11 +220,48 @@ class StepTimer:
         step = self.recorder.open
         if self._backward_depth or step is None:
             return
+        step.has_accumulated = True
+        self._end_backward(step, now_ns, cpu_ns)
+
+    def _end_backward(self, step: OpenStep, now_ns: int, cpu_ns: int | None) -> None:
         self.recorder.charge(now_ns, BACKWARD, inside=True)
         step.backwards += 1
         begin_cpu_ns = self._backward_begin_cpu_ns
         step.add_backward_cpu(None if cpu_ns is None or begin_cpu_ns is None else cpu_ns - begin_cpu_ns)
         self._backwards += 1
+
+    def counts_gradients(self, keeps_graph: bool) -> bool:  # noqa: FBT001 - as data_begin
+        """Return whether the time in which gradients are taken is that of a backward."""
+        return self.trains_by_gradients or not keeps_graph
+
+    def gradients_begin(self, now_ns: int, is_backward: bool, cpu_ns: int | None = None) -> None:  # noqa: FBT001 - as data_begin
+        """Handle the begin of torch.autograd.grad; `is_backward` says whether its time is that of a backward, `cpu_ns`
+        is as at the begin of one.
+        """
+        if self.trains_by_gradients and not self._backward_depth:
+            self._is_charged = is_backward
+            self.backward_begin(now_ns, cpu_ns)
+            return
+        self._backward_depth += 1
+        steps = self.recorder
+        if self._backward_depth > 1:
+            return
+        self._is_charged = is_backward and not steps.evaluating
+        self._backward_begin_cpu_ns = cpu_ns
+        if not (steps.evaluating or steps.is_explicit):
+            steps.ensure_open(now_ns)
+        if self._is_charged:
+            steps.charge(now_ns, OTHER if steps.may_end else FORWARD)
+
+    def gradients_end(self, now_ns: int, cpu_ns: int | None = None) -> None:
+        """Handle its end, by a return or an error; `cpu_ns` as at its begin."""
+        self._backward_depth = max(0, self._backward_depth - 1)
+        step = self.recorder.open
+        if self._backward_depth or step is None:
+            return
+        step.takes_gradients = True
+        if self._is_charged:
+            self._end_backward(step, now_ns, cpu_ns)
 
     def optimizer_begin(self, now_ns: int, optimizer: int) -> None:
         """Handle the begin of optimizer.step(); `optimizer` identifies the optimizer."""
@@ -238,6 +286,7 @@ class StepTimer:
             return  # a later optimizer of the burst that ended the step before
         step.optimizers.add(self._optimizer)
         step.has_stepped = steps.has_ends = True
+        self.trains_by_gradients = step.takes_gradients and not step.has_accumulated
         ends_here = step.batches == 0 and steps.cycle_is_complete and not steps.is_explicit
         step.stepped_cpu_ns = steps.read_cpu_ns() if ends_here or not self._ends_at_batch else None
         if ends_here:
@@ -269,7 +318,8 @@ class StepTimer:
         return (
             step is not None
             and step.loader_exhausted
-            and not (step.backwards or step.has_stepped or self.recorder.is_explicit)
+            and not (step.has_accumulated or step.has_stepped or self.recorder.is_explicit)
+            and not (step.takes_gradients and self.trains_by_gradients)
             and not (self._backward_depth or self._optimizer_depth)
         )
 

@@ -14,6 +14,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.steps.autograd_callbacks import accumulates_gradients, keeps_graph
 from rankscope.agent.steps.backward_clock import BackwardClock
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.early_events import EarlyEvents
@@ -21,7 +22,7 @@ from rankscope.agent.steps.event_buffer import BUFFERED_EVENTS_MAX, FIELDS, PART
 from rankscope.agent.steps.executed_code import keep_executed_code
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
-from rankscope.agent.steps.patches import Patch, hide_from_compiler
+from rankscope.agent.steps.patches import Patch, hide_from_compiler, patch_engine
 from rankscope.agent.steps.step_timer import StepTimer
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class TorchHooks:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
                 HookEventBuffer.on_loader_exhausted, BatchReader.read, TorchHooks._claim,
-                EarlyEvents.confirm, EarlyEvents._keep, *(() if self._watch is None else self._watch.list_entrances()),
+                EarlyEvents.confirm, EarlyEvents._keep, accumulates_gradients, keeps_graph,
+                StepTimer.counts_gradients, *(() if self._watch is None else self._watch.list_entrances()),
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             for around in (
@@ -133,7 +135,7 @@ class TorchHooks:
             ):  # what they call is torch's
                 hide_from_compiler(around)
             self._hook_optimizers()
-            self._replace(torch.autograd, "backward", self._wrap_backward)
+            self._apply(patch_engine(self._wrap_backward))
             self._replace(loader._BaseDataLoaderIter, "__next__", self._wrap_next)
             scaler = getattr(torch.amp, "GradScaler", None)
             if scaler is not None:
@@ -221,13 +223,16 @@ class TorchHooks:
         buffer, read_event_ns, clock, watch = self.buffer, self._read_event_ns, self._backward_clock, self._watch
         entries, write = buffer.entries, buffer.entries.extend
         backward_begin, backward_end = self._timer.backward_begin, self._timer.backward_end
+        take_gradients = self._wrap_gradients(original)
 
         @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != buffer.thread:
                 return (
                     original(*args, **kwargs) if buffer.thread_is_confirmed else self._run_early(original, args, kwargs)
                 )
+            if not (kwargs.get("accumulate_grad") or accumulates_gradients(args, kwargs)):
+                return take_gradients(args, kwargs)
             read_cpu_ns = clock.read_ns
             write((backward_begin, read_event_ns(), NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
             if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
@@ -247,7 +252,34 @@ class TorchHooks:
                 if buffer.stepped_in_backward and not is_inside:
                     self._end_step_of_backward(now_ns)
 
-        return backward
+        return run_backward
+
+    def _wrap_gradients(self, original: Hook) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """Return the engine's call of torch.autograd.grad, which returns gradients in place of adding them."""
+        buffer, read_event_ns, clock, watch = self.buffer, self._read_event_ns, self._backward_clock, self._watch
+        timer, entries, write = self._timer, buffer.entries, buffer.entries.extend
+        gradients_begin, gradients_end = timer.gradients_begin, timer.gradients_end
+
+        def take_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if buffer.in_backward:
+                return original(*args, **kwargs)
+            is_backward = timer.counts_gradients(keeps_graph(args, kwargs))
+            read_cpu_ns = clock.read_ns if is_backward else None
+            read = NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)
+            write((gradients_begin, read_event_ns(), (is_backward, *read)))
+            if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
+                buffer.flush_inline()
+            watched = watch.begin(args, kwargs) if watch is not None and is_backward and watch.is_due else None
+            try:
+                return original(*args, **kwargs)
+            finally:
+                now_ns = read_event_ns()
+                if watched is not None and watch is not None:
+                    watch.end(watched, now_ns)
+                write((gradients_end, now_ns, NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
+
+        hide_from_compiler(take_gradients)
+        return take_gradients
 
     def _run_early(self, original: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a backward on a thread that may turn out to train: it does where hooks inside step an optimizer."""
@@ -373,7 +405,9 @@ class TorchHooks:
                 self._replace(graph, "capture_end", self._captures.wrap_end)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
-        patch = Patch(owner, name, wrap)
+        self._apply(Patch(owner, name, wrap))
+
+    def _apply(self, patch: Patch) -> None:
         patch.apply()
         self._undo.append(patch.revert)
 

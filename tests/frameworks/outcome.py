@@ -12,6 +12,8 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 
 TOLD: Final = re.compile(r"told rank=(\d+) steps=(\d+) losses=(.*)")
 OF_AGENT: Final = "rankscope: "
+OF_TRITON: Final = re.compile(r"(nanobind: |- leaked |- \.\.\. skipped |See https://nanobind)")
+"""Lines of what triton leaves behind at the end, in an order by address."""
 HELD_UP_MAX: Final = 1.2
 """A machine whose cores others use too holds up a rank by some per cent, for a dozen steps."""
 
@@ -89,6 +91,7 @@ def _read_lines(output: str) -> dict[str, str]:
     """Return the lines by their shape, which has a # for each number, path of a temporary file or address."""
     lines = (line.strip() for line in re.split(r"[\r\n]+", output))
     kept = [line for line in lines if line and not line.startswith(OF_AGENT) and "told rank=" not in line]
+    kept = [line for line in kept if not OF_TRITON.match(line)]
     return {_find_shape(line): line for line in kept}
 
 

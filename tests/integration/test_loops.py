@@ -60,6 +60,8 @@ LOOPS = (
     Loop(script="iterable_workers", steps=2 * 2 * 5, samples=2),
     # No data loader, so no batch is seen.
     Loop(script="bare_gpt", ranks=2, steps=12, batches=(0,), backwards=(2,), samples=None, says="step 8: held out"),
+    Loop(script="gradients", steps=12, batches=(0,), samples=None),
+    Loop(script="gradient_penalty", steps=2 * 24 // 4),
     Loop(script="forks", steps=40 // 4),
     Loop(script="own_profiler", steps=48 // 4, says="recorded 2 2"),
     Loop(script="lightning_trainer", steps=2 * 24 // 4, says="global step 12"),

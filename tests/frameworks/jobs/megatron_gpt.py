@@ -41,6 +41,7 @@ config = TransformerConfig(
     tensor_model_parallel_size=parts["tp"],
     pipeline_model_parallel_size=parts["pp"],
     pipeline_dtype=torch.float32,
+    deallocate_pipeline_outputs=True,  # as its own training has it: then it calls autograd's engine itself
     hidden_dropout=0.0,
     attention_dropout=0.0,
     gradient_accumulation_fusion=False,

@@ -1,6 +1,5 @@
 """Ray Train's TorchTrainer: two workers of a cluster of one machine, the model prepared by Ray."""
 
-import os
 import tempfile
 from typing import Any
 
@@ -10,6 +9,8 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 from tests.frameworks.jobs.told import STEPS, build_model, draw_batch, tell
+
+OBJECT_STORE_BYTES = 100_000_000
 
 
 def train(_: dict[str, Any]) -> None:
@@ -26,9 +27,12 @@ def train(_: dict[str, Any]) -> None:
     tell(STEPS, losses)
 
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
-with tempfile.TemporaryDirectory() as folder:
+# Its sockets are in its folder, and their paths may not be long.
+with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=True, _node_ip_address="127.0.0.1", _temp_dir=folder,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )  # fmt: skip
     TorchTrainer(
         train,
         train_loop_config={},
@@ -36,4 +40,4 @@ with tempfile.TemporaryDirectory() as folder:
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
         run_config=RunConfig(storage_path=folder),
     ).fit()
-ray.shutdown()
+    ray.shutdown()

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import FSDPModule
 
 from tests.frameworks.jobs.told import STEPS, Work, tell
 
 # It takes a machine without an accelerator for one with CUDA, and asks its device for its memory.
 torch._utils._get_available_device_type = lambda: "cpu"
 for name, stands_in in {
+    "current_device": lambda: 0,
     "get_device_name": lambda _: "CPU",
     "get_device_properties": lambda _: SimpleNamespace(total_memory=1 << 30),
     "reset_peak_memory_stats": lambda: None,
@@ -23,8 +26,11 @@ for name, stands_in in {
     "memory_stats": lambda _: {},
 }.items():
     setattr(torch.cpu, name, stands_in)
+# It is written for a later torch, which has this by another name.
+torch.distributed.set_timeout = distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]  # of that later torch
 
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402 - it looks for its device when it is imported
+from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402 - as above
 from torchtitan.models.llama3 import model_registry  # noqa: E402 - as above
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402 - as above
 
@@ -42,9 +48,10 @@ class MadeUp(BaseDataLoader):  # type: ignore[misc]  # mypy does not look into t
         self._seeded = torch.Generator().manual_seed(dp_rank)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        places = torch.arange(LENGTH).expand(ROWS, LENGTH)
         while True:
             words = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=self._seeded)
-            yield {"input": words[:, :-1]}, words[:, 1:]
+            yield {"input": words[:, :-1], "positions": places}, words[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing is kept."""
@@ -59,12 +66,19 @@ with tempfile.TemporaryDirectory() as folder:
     Tokenizer(WordLevel(vocabulary)).save(str(Path(folder, "tokenizer.json")))
     config = llama3_debugmodel()
     config.model_spec = model_registry("debugmodel", attn_backend="flex")
+    for layer in config.model_spec.model.layers:
+        # FlexAttention has no backward on a CPU.
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
     config.hf_assets_path = config.dump_folder = folder
     config.dataloader = MadeUp.Config()
     config.training.local_batch_size, config.training.seq_len, config.training.steps = ROWS, LENGTH, STEPS
     config.training.disable_cuda_graphs = True
     config.training.mixed_precision_param = "float32"
+    config.parallelism.spmd_backend = "partial_dtensor"  # the default wants a later torch than that here
     trainer = config.build()
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(enable=True)  # gloo knows no other
     trainer.model_parts[0].register_forward_pre_hook(Work().pause)
     losses: list[float] = []
     log = trainer.metrics_processor.log

@@ -89,7 +89,7 @@ def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:
 def test_session_of_the_thread_before_is_discarded_at_once_and_they_come_again(*, returns: bool) -> None:
     rank = Rank(RANKSCOPE_COLLECTIVE_WINDOWS="1", RANKSCOPE_WARMUP_STEPS="1")
     rank.training.start()
-    original, scheduler = torch.autograd.backward, rank.training.windows.scheduler
+    original, scheduler = torch.autograd.Variable._execution_engine, rank.training.windows.scheduler
     assert scheduler is not None
     with ThreadPoolExecutor(1) as second:
         with ThreadPoolExecutor(1) as first:
@@ -97,12 +97,12 @@ def test_session_of_the_thread_before_is_discarded_at_once_and_they_come_again(*
                 first.submit(rank.train, 1).result()
             second.submit(rank.train, 1).result()
             assert (scheduler.skipped, scheduler.thread is None) == ({ANOTHER_THREAD: 1}, False)
-            assert torch.autograd.backward is not original  # it asks the first thread
+            assert torch.autograd.Variable._execution_engine is not original  # it asks the first thread
             if returns:
                 first.submit(rank.train, 1).result()
                 assert scheduler.thread is None
         assert scheduler.thread is None
-        assert torch.autograd.backward is original
+        assert torch.autograd.Variable._execution_engine is original
         settled_from = rank.training.timer.step + SETTLED_STEPS - 1
         while scheduler.thread is None:
             second.submit(rank.train, 1).result()

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rankscope.agent.profiler.group_names import DIMENSIONS, KEEPER, find_dimension
+from rankscope.agent.profiler.group_names import DIMENSIONS, KEEPER, MEGATRON, find_dimension, shorten_description
 from rankscope.agent.profiler.process_groups import ProcessGroups
 
 
@@ -40,6 +40,27 @@ def test_group_of_experts_is_found_in_its_dict(keeper: ModuleType) -> None:
     experts = object()
     keeper._EXPERT_PARALLEL_GROUP = {"ep_size_4": object(), "ep_size_2": experts}  # type: ignore[attr-defined]
     assert find_dimension(experts) == "ep"
+
+
+def test_groups_of_megatron_are_named_by_their_dimension() -> None:
+    assert shorten_description("TENSOR_MODEL_PARALLEL_GROUP") == "tp"
+    assert shorten_description("EXPERT_DATA_PARALLEL_GROUP_GLOO") == "edp_gloo"
+    assert shorten_description("DATA_PARALLEL_GROUP_WITH_CP_AG") == "dp_cp_ag"
+    assert shorten_description("HYBRID_DP_CP_GROUP_4") == "HYBRID_DP_CP_GROUP_4"
+
+
+def test_no_two_groups_of_megatron_have_one_name() -> None:
+    assert len(set(MEGATRON.values())) == len(MEGATRON)
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_label_of_a_group_has_the_short_name_and_its_members() -> None:
+    dist.new_group([0, 2], group_desc="TENSOR_MODEL_PARALLEL_GROUP")
+    groups = ProcessGroups(4).read().values()
+    assert [(one.label, one.description) for one in groups] == [
+        ("default_pg", "default_pg"),
+        ("tp/0,2", "TENSOR_MODEL_PARALLEL_GROUP"),
+    ]
 
 
 def test_without_deepspeed_no_group_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

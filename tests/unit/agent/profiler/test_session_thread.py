@@ -112,7 +112,7 @@ def test_question_changes_no_hooks_of_optimizers_through_which_torch_may_be_goin
 
 @pytest.mark.parametrize("call", [backward, fetch])
 def test_next_call_on_that_thread_runs_the_action_once(call: Callable[[], object]) -> None:
-    originals = torch.autograd.backward, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    originals = torch.autograd.Variable._execution_engine, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     called: list[int] = []
     asks, is_asked = threading.Event(), threading.Event()
 
@@ -132,4 +132,7 @@ def test_next_call_on_that_thread_runs_the_action_once(call: Callable[[], object
     is_asked.set()
     thread.join(DEADLINE_S)
     assert called == [thread.ident]
-    assert originals == (torch.autograd.backward, torch.utils.data.dataloader._BaseDataLoaderIter.__next__)
+    assert originals == (
+        torch.autograd.Variable._execution_engine,
+        torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
+    )

@@ -98,7 +98,7 @@ def test_torch_that_takes_no_callback_is_left_alone(loop: Loop, monkeypatch: pyt
     class Refusing:
         """An engine that takes no callbacks, from us or anyone."""
 
-        run_backward = engine.run_backward
+        run_backward = staticmethod(engine.run_backward)
 
         def queue_callback(self, _callback: object) -> None:
             raise RuntimeError("not during backward")

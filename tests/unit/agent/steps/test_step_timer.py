@@ -43,6 +43,13 @@ class Loop:
         self.timer.backward_end(self.now_ns, None if cpu_ns is None else 70 + cpu_ns)
         return self
 
+    def gradients(self, ticks: int = 200, *, keeps_graph: bool = False) -> "Loop":
+        """Take gradients, as torch.autograd.grad does."""
+        self.timer.gradients_begin(self.now_ns, self.timer.counts_gradients(keeps_graph))
+        self.now_ns += ticks
+        self.timer.gradients_end(self.now_ns)
+        return self
+
     def optimizer(self, ticks: int = 30, name: int = 1) -> "Loop":
         self.timer.optimizer_begin(self.now_ns, name)
         self.now_ns += ticks
@@ -300,6 +307,105 @@ def test_nested_backward_of_a_checkpoint_is_counted_once() -> None:
         loop.optimizer(30)
     records = loop.finish()
     assert [(r.backwards, r.phases_ns["backward"]) for r in records] == [(1, 200), (1, 200)]
+
+
+# -- gradients that the script takes itself ---------------------------------------------------------------------------
+
+
+def find_phases(record: StepRecord, *names: str) -> tuple[int, ...]:
+    return tuple(record.phases_ns[name] for name in names)
+
+
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_gradients_are_the_backward_of_a_loop_that_has_none(*, keeps_graph: bool) -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.wait(100).gradients(200, keeps_graph=keeps_graph).wait(5).optimizer(30)
+    records = loop.finish()
+    assert [find_phases(one, "forward", "backward", "optimizer", "other") for one in records[1:]] == [
+        (100, 200, 30, 5)
+    ] * 3
+    assert [one.backwards for one in records[1:]] == [1] * 3
+
+
+def test_gradients_of_inputs_and_of_weights_are_both_backward() -> None:
+    loop = Loop()
+    for _ in range(3):
+        for _ in range(2):
+            loop.wait(100).gradients(120).gradients(80)
+        loop.optimizer(30)
+    last = loop.finish()[-1]
+    assert (*find_phases(last, "forward", "backward"), last.backwards) == (200, 400, 4)
+
+
+def test_stage_with_both_kinds_of_backward_has_one_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.wait(100).backward(200).wait(50).gradients(80).optimizer(30)
+    records = loop.finish()
+    assert [(one.backwards, *find_phases(one, "backward")) for one in records] == [(2, 280)] * 3
+
+
+def test_gradient_penalty_before_a_backward_is_forward() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.data(10).wait(100).gradients(40, keeps_graph=True).wait(10).backward(200).optimizer(30)
+    records = loop.finish()
+    assert [(one.backwards, *find_phases(one, "forward", "backward")) for one in records] == [(1, 150, 200)] * 3
+
+
+def test_gradients_after_the_optimizer_end_no_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.data(10).wait(100).backward(200).optimizer(30).wait(5).gradients(40).wait(5)
+    records = loop.finish()
+    assert [record.batches for record in records] == [1] * 3
+    assert [*map(sum, [find_phases(one, "forward", "other") for one in records[:-1]])] == [110, 110]
+
+
+def test_evaluation_that_takes_gradients_belongs_to_no_step() -> None:
+    loop = Loop()
+    for _ in range(2):
+        simple_step(loop)
+        for _ in range(3):
+            loop.data(10, loader=2).wait(100).gradients(50)
+        loop.data(1, got_batch=False, loader=2).wait(9)
+    simple_step(loop)
+    records = loop.finish()
+    assert [(one.batches, one.backwards) for one in records] == [(1, 1)] * 3
+
+
+def test_evaluation_without_gradients_on_lasts_over_those_taken() -> None:
+    loop = Loop()
+    for _ in range(2):
+        simple_step(loop)
+        loop.data(10, training=False).gradients(50).data(10, training=False).gradients(50)
+    simple_step(loop)
+    assert [one.duration_ns for one in loop.finish()][1:] == [352, 345]
+
+
+def test_epoch_trained_by_gradients_is_no_evaluation() -> None:
+    loop = Loop()
+    for _ in range(3):
+        for _ in range(2):
+            loop.data(10).wait(100).gradients(200)
+        loop.data(1, got_batch=False).optimizer(30)
+    assert [one.batches for one in loop.finish()] == [2] * 3
+
+
+def test_gradients_of_an_attack_are_backwards_of_the_same_step() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.data(10).wait(100).gradients(50).wait(100).backward(200).optimizer(30)
+    records = loop.finish()
+    assert [(one.backwards, *find_phases(one, "forward", "backward")) for one in records] == [(2, 200, 250)] * 2
+
+
+def test_gradients_without_a_step_are_backwards_without_end() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.gradients()
+    assert loop.timer.backwards_without_end == 3
 
 
 def test_users_own_phase_takes_its_time_from_the_gaps_only() -> None:

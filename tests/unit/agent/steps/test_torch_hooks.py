@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -536,14 +537,109 @@ def test_error_in_the_callback_does_not_reach_the_users_profiler() -> None:
     assert guard.errors == {PART: 2}
 
 
+# -- gradients that the script takes itself ---------------------------------------------------------------------------
+
+
+def take_gradients(loop: Loop, loss: Tensor) -> None:
+    """Train by torch.autograd.grad."""
+    weights = list(loop.model.parameters())
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        weight.grad = gradient
+    loop.optimizer.step()
+
+
+def take_functional_gradients(loop: Loop, loss: Tensor) -> None:
+    """Train by torch.func, which keeps the graph of each gradient."""
+    weights: dict[str, Tensor] = dict(loop.model.named_parameters())
+
+    def find_loss(weights: dict[str, Tensor]) -> Tensor:
+        output: Tensor = torch.func.functional_call(loop.model, weights, (torch.ones(2, 4),))
+        return output.square().mean() + 0 * loss.detach()
+
+    for name, gradient in torch.func.grad(find_loss)(weights).items():
+        weights[name].grad = gradient.detach()
+    loop.optimizer.step()
+
+
+def call_engine(loop: Loop, loss: Tensor) -> None:
+    """Train by autograd's engine, as Megatron's pipelines do."""
+    variable: Any = torch.autograd.Variable
+    variable._execution_engine.run_backward(
+        tensors=(loss,), grad_tensors=(torch.ones_like(loss),), keep_graph=False, create_graph=False, inputs=(),
+        allow_unreachable=True, accumulate_grad=True,
+    )  # fmt: skip
+    loop.optimizer.step()
+
+
+@pytest.mark.parametrize("train", [take_gradients, take_functional_gradients, call_engine])
+def test_steps_without_loss_backward_are_counted(watched: Watched, train: Callable[[Loop, Tensor], None]) -> None:
+    loop = Loop()
+    for _ in range(BATCHES):  # no loader: only the gradients show that a step was trained
+        train(loop, loop.loss(torch.ones(2, 4)))
+    records = watched.finish()
+    assert len(records) == BATCHES
+    assert [(one.backwards, one.phases_ns["backward"] > 0) for one in records[1:]] == [(1, True)] * (BATCHES - 1)
+
+
+def test_gradient_penalty_is_part_of_the_forward(watched: Watched) -> None:
+    loop = Loop()
+    for (batch,) in loop.batches:
+        batch.requires_grad_()
+        (gradient,) = torch.autograd.grad(loop.model(batch).sum(), batch, create_graph=True)
+        (loop.loss(batch) + gradient.square().mean()).backward()
+        loop.optimizer.step()
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+
+
+def test_gradients_inside_a_backward_write_nothing(watched: Watched) -> None:
+    loop = Loop()
+    weight = torch.ones(3, requires_grad=True)
+
+    class Own(torch.autograd.Function):
+        """Takes gradients in its backward, with gradients on."""
+
+        @staticmethod
+        def forward(_: Any, features: Tensor) -> Tensor:
+            return features.clone()
+
+        @staticmethod
+        def backward(_: Any, gradient: Tensor) -> Tensor:
+            with torch.enable_grad():
+                torch.autograd.grad(weight.square().sum(), weight)
+            return gradient
+
+    for (batch,) in loop.batches:
+        applied: Tensor = Own.apply(loop.loss(batch))  # type: ignore[no-untyped-call]  # of torch
+        applied.backward()
+        loop.optimizer.step()
+    assert watched.hooks.event_count == BATCHES * EVENTS_PER_STEP + 2
+    assert [record.backwards for record in watched.finish()] == [1] * BATCHES
+
+
+def test_gradients_are_the_same_and_errors_are_torchs(watched: Watched) -> None:
+    weight = torch.full((3,), 2.0, requires_grad=True)
+    assert torch.equal(torch.autograd.grad(weight.square().sum(), weight)[0], torch.full((3,), 4.0))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.autograd.grad(torch.ones(1), weight)
+    assert watched.guard.errors == {}
+
+
+def test_engine_of_torch_stays_one_for_the_compiler(watched: Watched) -> None:
+    variable: Any = torch.autograd.Variable
+    assert isinstance(variable._execution_engine, torch._C._ImperativeEngine)
+    assert variable._execution_engine.is_checkpoint_valid()
+    assert watched.hooks.event_count == 0
+
+
 # -- gone without a trace ---------------------------------------------------------------------------------------------
 
 
 def state_of_torch() -> list[Any]:
     """Return everything that the hooks patch, as it is now."""
     profile = torch.autograd.profiler.profile
+    variable: Any = torch.autograd.Variable
     return [
-        torch.autograd.backward,
+        variable._execution_engine,
         loader_module._BaseDataLoaderIter.__dict__["__next__"],
         torch.amp.GradScaler.__dict__["step"],
         profile.__dict__["_prepare_trace"],
@@ -601,22 +697,19 @@ def test_incomplete_torch_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hook_wrapped_by_another_tool_stays_and_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = torch.autograd.backward
+    variable: Any = torch.autograd.Variable
+    original = variable._execution_engine
     watched = Watched()
     watched.hooks.install()
-    ours = torch.autograd.backward
-
-    def theirs(*args: Any, **kwargs: Any) -> Any:
-        return ours(*args, **kwargs)
-
-    torch.autograd.backward = theirs
+    theirs = SimpleNamespace(run_backward=variable._execution_engine.run_backward)
+    variable._execution_engine = theirs
     try:
         watched.hooks.remove()
-        assert torch.autograd.backward is theirs
+        assert variable._execution_engine is theirs
         Loop().train()
     finally:
         monkeypatch.undo()
-        torch.autograd.backward = original
+        variable._execution_engine = original
     assert (watched.hooks.event_count, watched.finish()) == (0, [])
 
 
