@@ -96,7 +96,7 @@ def _describe_late_reports(view: RunView) -> str:
     steps, late_ns = view.series.steps[late], float(np.nansum(view.longest_ns[late]))
     if not len(complete) or len(steps) < view.steps_min or late_ns < LATE_S * NS_PER_S:
         return ""
-    silent = [rank for rank, is_missing in zip(view.series.ranks, missing[late].all(axis=0), strict=True) if is_missing]
+    silent = [rank for column, rank in enumerate(view.series.ranks) if missing[late, column].all()]
     whose = name_ranks(silent) if silent else "all ranks"
     return f"steps {steps[0]}-{steps[-1]} ({late_ns / NS_PER_S:.0f} s) are not reported by {whose}"
 
