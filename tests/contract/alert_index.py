@@ -13,10 +13,17 @@ INTRODUCTION = """\
 # Runbooks
 
 A page for each alert of `deploy/prometheus/rules/alerts.yml`: what it means, how to check, what to do. In the pages
-RUN, NODE and COLLECTOR stand for what the alert's message names. Findings without an alert are in
-[findings](findings.md).
+RUN and NODE stand for what the alert's message names, COLLECTOR for the machine of your collector: with
+`export RANKSCOPE_URL=http://COLLECTOR:18491 RANKSCOPE_TOKEN_FILE=...` the commands need no `--url`. Findings without an
+alert are in [findings](findings.md).
 
-`role`: symptoms are silenced while a cause in the same run is firing (`deploy/alertmanager/alertmanager.yml`).
+- **Urgent?** `critical`: act now. `warning`: in working hours. `info`: no action needed. Severities of incidents are their
+  own ([incidents.md](../incidents.md#severity)): those rise with time and cost. A failed run is a warning, since nothing is
+  lost by waiting; a collector that is down is critical, since nothing else is found meanwhile.
+- **Over?** Alertmanager sends `[resolved]`, and `rankscope incidents RUN --open` is empty.
+- **To hand over**: the output of `rankscope incidents RUN --json`.
+- **Silenced**: a slow or missing rank or node silences the symptoms of its run, a stalled run all other symptoms, a node its
+  ranks, and slow data loading idle GPUs (`deploy/alertmanager/alertmanager.yml`).
 
 | alert | severity | about | role | after | summary |
 |---|---|---|---|---|---|

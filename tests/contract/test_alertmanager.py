@@ -176,7 +176,8 @@ def test_no_two_alerts_silence_each_other() -> None:
 
 def alert_of(name: str, status: str, **labels: str) -> dict[str, object]:
     annotations = {"summary": f"{name} is so", "description": "It is. Cause: c. Cost: 3.", "runbook_url": f"at/{name}"}
-    return {"status": status, "labels": {"alertname": name, **labels}, "annotations": annotations}
+    labels = {"alertname": name, **labels}
+    return {"status": status, "labels": labels, "annotations": annotations, "startsAt": "2026-03-14T09:26:53Z"}
 
 
 def render(template: str, tmp_path: Path, run: str | None, *alerts: dict[str, object], **common: str) -> str:
@@ -210,7 +211,7 @@ def test_the_title_of_a_collector_says_its_address(tmp_path: Path) -> None:
 def test_the_text_has_a_paragraph_for_each_alert_and_its_runbook(tmp_path: Path) -> None:
     alerts = [alert_of("RankscopeXid", "firing", severity="critical"), alert_of("RankscopeDataBound", "resolved")]
     assert render("rankscope.text", tmp_path, "bert", *alerts).splitlines() == [
-        "[critical] RankscopeXid is so",
+        "[critical] RankscopeXid is so, since 2026-03-14 09:26 UTC",
         "It is. Cause: c. Cost: 3.",
         "What to do: at/RankscopeXid",
         "",

@@ -318,14 +318,14 @@ def test_the_messages_say_rank_node_cause_and_cost(seen: Seen) -> None:
     straggler = told(seen, "RankscopeStragglerRank")["annotations"]["description"]
     assert re.fullmatch(
         rf"Rank {SLOW_RANK} on node {SICK}-node-1 is \d\.\d\d?x slower than its peers\. "
-        r"Cause: \w+\. Cost: (\d+\.\d GPU-hours an hour|not yet known)\. "
-        r"Captures of it, where there are any: rankscope incidents --open\.",
+        rf"Cause: \w+\. Cost: (\d+\.\d of {RANKS} ranks wasted|not known)\. "
+        rf"Evidence and what to do: rankscope incidents {SICK} --open\.",
         straggler,
     ), straggler
     missing = told(seen, "RankscopeRankMissing")["annotations"]["description"]
     assert missing == (
         f"Rank {DEAD_RANK} on node {SICK}-node-0 does not report, and others of its run do. Cause: exit_unknown. "
-        f"Cost: if the run waits for it, all its {RANKS} GPUs, as many GPU-hours an hour."
+        f"Cost: if the run waits for it, all {RANKS} GPUs of the run."
     )
 
 
