@@ -75,6 +75,15 @@ def keeps_graph(arguments: Sequence[Any], keywords: dict[str, Any]) -> bool:
     return bool(_find_argument("create_graph", arguments, keywords))
 
 
+def find_tracing() -> Callable[[], object]:
+    """Return what returns an object while torch.compile traces on this thread, which takes gradients of tensors without
+    data; None else, and in a torch without it.
+    """
+    context = getattr(sys.modules.get("torch._guards"), "TracingContext", None)
+    found: Callable[[], object] | None = getattr(context, "try_get", None)
+    return found or (lambda: None)
+
+
 def _find_argument(name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
     place = ENGINE_ARGUMENTS.index(name)
     return arguments[place] if place < len(arguments) else keywords.get(name)

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.autograd_callbacks import accumulates_gradients, keeps_graph
+from rankscope.agent.steps.autograd_callbacks import accumulates_gradients, find_tracing, keeps_graph
 from rankscope.agent.steps.backward_clock import BackwardClock
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.early_events import EarlyEvents
@@ -259,9 +259,10 @@ class TorchHooks:
         buffer, read_event_ns, clock, watch = self.buffer, self._read_event_ns, self._backward_clock, self._watch
         timer, entries, write = self._timer, buffer.entries, buffer.entries.extend
         gradients_begin, gradients_end = timer.gradients_begin, timer.gradients_end
+        find_trace = find_tracing()
 
         def take_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if buffer.in_backward:
+            if buffer.in_backward or find_trace() is not None:
                 return original(*args, **kwargs)
             is_backward = timer.counts_gradients(keeps_graph(args, kwargs))
             read_cpu_ns = clock.read_ns if is_backward else None

@@ -26,6 +26,7 @@ from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
+    Compilations,
     DeviceSample,
     HostSample,
     InterfaceSample,
@@ -151,7 +152,7 @@ def _collector_counts(frames: int) -> CollectorCounts:
 
 def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnapshot:
     """The rank with all that the simulation does not measure."""
-    number = rank.identity.rank
+    number, seconds = rank.identity.rank, int(ns_to_s(now_ns))
     if is_last and number == CRASHED_RANK:
         return replace(rank, up=False, ended="crashed", stalled=None)
     return replace(
@@ -173,6 +174,10 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         ),
         node=_add_to_machine(rank.node, now_ns),
         nccl=NcclBandwidths((NcclBandwidth("dp", "AllReduce", 40, 2e11),), ""),
+        compilations=Compilations(
+            compiled=9 + seconds // 60, recompiled=seconds // 60, duration_ns=(38 + seconds // 30) * NS_PER_S, cached=4,
+            uncached=3,
+        ),
         overhead_ratio=0.002,
         flops=StepFlops(
             model=FlopSum(STEP_FLOPS * 100, 100, 100 * 200 * NS_PER_MS),
