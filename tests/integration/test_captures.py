@@ -77,7 +77,7 @@ def test_all_ranks_capture_the_same_steps_and_training_is_the_same_to_the_last_b
     assert find_losses(captured.ended) == find_losses(plain)
     for steps in STEPS:
         traces = read(captured.folder, steps)
-        assert sorted(traces) == list(range(RANKS))
+        assert sorted(traces) == list(range(RANKS)), captured.ended.stderr
         assert {rank: find_steps(trace) for rank, trace in traces.items()} == {
             rank: list(range(steps[0], steps[1] + 1)) for rank in range(RANKS)
         }
