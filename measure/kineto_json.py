@@ -582,7 +582,7 @@ class TraceBlocks:
                 what = "the trace is cut off behind its events"
             self._fail_at_tail(what, self._consumed + len(self._buffer))
             found = _decode_whole(self._head + b'"traceEvents":[]}')
-        del found["traceEvents"]
+        found.pop("traceEvents", None)  # it may be the end of another key
         self._fields = found
 
     def _fail_at_tail(self, reason: str, byte: int) -> None:
