@@ -16,7 +16,7 @@ SLOW_RANK: Final = 2
 @contextlib.contextmanager
 def running_demo() -> Iterator[str]:
     """Start it, with one slow rank; gives the HTTP address of its collector."""
-    command = [sys.executable, "-m", "rankscope.collector", "demo", "--ranks", "4", "--fault", "host"]
+    command = [sys.executable, "-m", "rankscope.collector", "demo", "--ranks", "4"]
     demo = subprocess.Popen(
         [*command, "--steps", str(STEPS), "--slow-rank", str(SLOW_RANK)],
         stdout=subprocess.PIPE,
