@@ -17,13 +17,13 @@ RUN and NODE stand for what the alert's message names, COLLECTOR for the machine
 `export RANKSCOPE_URL=http://COLLECTOR:18491 RANKSCOPE_TOKEN_FILE=...` the commands need no `--url`. Findings without an
 alert are in [findings](findings.md).
 
-- **Urgent?** `critical`: act now. `warning`: in working hours. `info`: no action needed. Severities of incidents are their
-  own ([incidents.md](../incidents.md#severity)): those rise with time and cost. A failed run is a warning, since nothing is
-  lost by waiting; a collector that is down is critical, since nothing else is found meanwhile.
+- **Urgent?** `critical`: act now. `warning`: in working hours. `info`: no action needed. Severities of incidents are
+  their own ([incidents.md](../incidents.md#severity)): those rise with time and cost. A failed run is a warning, since
+  nothing is lost by waiting; a collector that is down is critical, since nothing else is found meanwhile.
 - **Over?** Alertmanager sends `[resolved]`, and `rankscope incidents RUN --open` is empty.
 - **To hand over**: the output of `rankscope incidents RUN --json`.
-- **Silenced**: a slow or missing rank or node silences the symptoms of its run, a stalled run all other symptoms, a node its
-  ranks, and slow data loading idle GPUs (`deploy/alertmanager/alertmanager.yml`).
+- **Silenced**: a slow or missing rank or node silences the symptoms of its run, a stalled run all other symptoms, a node
+  its ranks, and slow data loading idle GPUs (`deploy/alertmanager/alertmanager.yml`).
 
 | alert | severity | about | role | after | summary |
 |---|---|---|---|---|---|
