@@ -22,8 +22,8 @@ alert are in [findings](findings.md).
   nothing is lost by waiting; a collector that is down is critical, since nothing else is found meanwhile.
 - **Over?** Alertmanager sends `[resolved]`, and `rankscope incidents RUN --open` is empty.
 - **To hand over**: the output of `rankscope incidents RUN --json`.
-- **Silenced**: a slow or missing rank or node silences the symptoms of its run, a stalled run all other symptoms, a node
-  its ranks, and slow data loading idle GPUs (`deploy/alertmanager/alertmanager.yml`).
+- **Silenced**: a slow or missing rank or node silences the symptoms of its run, a stalled run all other symptoms, a
+  node its ranks, and slow data loading idle GPUs (`deploy/alertmanager/alertmanager.yml`).
 
 | alert | severity | about | role | after | summary |
 |---|---|---|---|---|---|
