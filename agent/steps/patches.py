@@ -40,7 +40,7 @@ class Patch:
 
 def patch_engine(wrap: Wrap) -> Patch:
     """Return a patch of what every backward and `torch.autograd.grad` goes through, and what frameworks call without
-    these: `run_backward` of autograd's engine. The wrapper takes the engine's arguments (`EngineCall`).
+    these: `run_backward` of autograd's engine. The wrapper takes the engine's arguments (`ENGINE_ARGUMENTS`).
 
     The engine has no attributes of its own, so the patch puts another one in its place. Raises AttributeError in a
     torch without it.

@@ -223,15 +223,18 @@ class TorchHooks:
         buffer, read_event_ns, clock, watch = self.buffer, self._read_event_ns, self._backward_clock, self._watch
         entries, write = buffer.entries, buffer.entries.extend
         backward_begin, backward_end = self._timer.backward_begin, self._timer.backward_end
-        take_gradients = self._wrap_gradients(original)
+        take_gradients, find_trace = self._wrap_gradients(original), find_tracing()
 
         @functools.wraps(original)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
+            accumulates = kwargs.get("accumulate_grad") or accumulates_gradients(args, kwargs)
+            if not accumulates and find_trace() is not None:
+                return original(*args, **kwargs)
             if get_ident() != buffer.thread:
                 return (
                     original(*args, **kwargs) if buffer.thread_is_confirmed else self._run_early(original, args, kwargs)
                 )
-            if not (kwargs.get("accumulate_grad") or accumulates_gradients(args, kwargs)):
+            if not accumulates:
                 return take_gradients(args, kwargs)
             read_cpu_ns = clock.read_ns
             write((backward_begin, read_event_ns(), NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
@@ -259,10 +262,9 @@ class TorchHooks:
         buffer, read_event_ns, clock, watch = self.buffer, self._read_event_ns, self._backward_clock, self._watch
         timer, entries, write = self._timer, buffer.entries, buffer.entries.extend
         gradients_begin, gradients_end = timer.gradients_begin, timer.gradients_end
-        find_trace = find_tracing()
 
         def take_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if buffer.in_backward or find_trace() is not None:
+            if buffer.in_backward:
                 return original(*args, **kwargs)
             is_backward = timer.counts_gradients(keeps_graph(args, kwargs))
             read_cpu_ns = clock.read_ns if is_backward else None

@@ -181,7 +181,6 @@ def _judge(
         robust_z=-math.log10(max(min(by_count, by_sum), 1e-300)),
         persistence=share,
         self_ns=float(np.median(self_ns)),
-        peers_self_ns=float(np.median(self_ns)) / math.exp(level),
         steps_judged=len(steps) - began,
         peers=view.peer_groups.of(rank).peers_of(rank),
         pattern="intermittent",

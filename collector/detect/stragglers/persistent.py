@@ -111,7 +111,6 @@ class SlowRank(NamedTuple):
     robust_z: float
     persistence: float
     self_ns: float
-    peers_self_ns: float
     steps_judged: int
     peers: Peers
     pattern: str
@@ -125,6 +124,11 @@ class SlowRank(NamedTuple):
     def change_is_seen(self) -> bool:
         """Return whether it is known when the slowness began."""
         return self.before_step is not None
+
+    @property
+    def peers_self_ns(self) -> float:
+        """Return the self time of its peers, in ns: what its own is `slowdown_ratio` times as long as."""
+        return self.self_ns / self.slowdown_ratio
 
     @property
     def tests(self) -> dict[str, float]:
@@ -267,7 +271,6 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
         robust_z=robust_z,
         persistence=persistence,
         self_ns=float(np.median(self_ns)),
-        peers_self_ns=float(np.median(self_ns)) / math.exp(level),
         steps_judged=len(rows),
         peers=peers,
         pattern=DRIFTING if ramp is not None and ramp.is_gradual else "steady",

@@ -71,16 +71,19 @@ export const element = (tag, attributes = {}, ...children) => {
   return made;
 };
 
-/** Return a sentence as nodes: what is between backticks is code. */
-export const withCode = (text) =>
-  text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : document.createTextNode(part)));
-
 /** Return the element with this id, which exists. */
 export const at = (id) => document.getElementById(id);
 
 /** Set a text only when it changes, so that screen readers do not repeat it. */
 export const say = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
+};
+
+/** Set a sentence, only when it changes; what is between backticks is code. */
+export const sayWithCode = (node, text) => {
+  const parts = text.split("`");
+  if (node.textContent !== parts.join(""))
+    node.replaceChildren(...parts.map((part, place) => (place % 2 ? element("code", {}, part) : part)));
 };
 
 /** Fill the body of a table with rows of cells. A cell is text or an element; the first one is the row's header. */

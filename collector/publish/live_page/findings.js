@@ -1,6 +1,6 @@
 // List of findings: headline, facts, what to do and evidence. A finding that changes keeps its place and stays open.
 
-import { at, element, number, say, span, withCode } from "./dom.js";
+import { at, element, number, say, sayWithCode, span } from "./dom.js";
 import { linksOf } from "./links.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
@@ -79,7 +79,6 @@ const build = (finding, onCapture) => {
   suggestion.className = "do";
   const todo = element("span");
   suggestion.append(element("strong", {}, "What to do:"), " ", todo);
-  let told = "";
   links.className = "links";
   const rows = FACTS.map((name) => element("div", {}, element("dt", {}, name), element("dd")));
   const facts = element("dl", { class: "facts" }, ...rows);
@@ -97,8 +96,7 @@ const build = (finding, onCapture) => {
     });
     say(line, `line: ${now.lines?.sentence}`);
     line.hidden = !now.lines;
-    if (told !== now.suggestion) todo.replaceChildren(...withCode(now.suggestion));
-    told = now.suggestion;
+    sayWithCode(todo, now.suggestion);
     suggestion.hidden = !now.suggestion;
     const aims = JSON.stringify([now.ranks, now.nodes, now.incident, now.captures, now.runbook]);
     if (aims !== aimed) links.replaceChildren(...linksOf(now)); // else one of them may have the focus

@@ -1,7 +1,7 @@
 // Text and tables: runs, figures, ranks, time shares.
 
 import { PART_NAMES, PHASES, addUp } from "./charts.js";
-import { at, duration, element, fill, ms, number, percent, say, times } from "./dom.js";
+import { at, duration, element, fill, ms, number, percent, say, sayWithCode, times } from "./dom.js";
 import { hideEmpty } from "./machines.js";
 
 const RECENT = 5; // slices of /history in the column "recent"
@@ -100,7 +100,7 @@ const lastCheckpoint = ({ count, latest }, nowS) => {
 export const showFigures = (run, nowS) => {
   say(at("run-end"), run.end_in_words);
   at("run-end").hidden = run.end === null;
-  say(at("run-end-do"), `What to do: ${run.end_suggestion.replaceAll("`", "")}`);
+  sayWithCode(at("run-end-do"), `What to do: ${run.end_suggestion}`);
   at("run-end-do").hidden = !run.end_suggestion;
   const speed = [
     ["steps a second", number(run.steps_per_s, 2)],

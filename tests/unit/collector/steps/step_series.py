@@ -94,7 +94,6 @@ def slow_of(
         robust_z=20.0,
         persistence=1.0,
         self_ns=self_ms * MS,
-        peers_self_ns=peers_ms * MS,
         steps_judged=32,
         peers=Peers(peers, len(peers), do_same_work),
         pattern="steady",
