@@ -255,6 +255,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.005)
+    del model, optimizer  # first: docs/torch.md
     dist.destroy_process_group()
 
 

@@ -17,6 +17,9 @@ from rankscope.agent import launch
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from tests.fake_gpu import ALL_OPERATORS, FakeGpu
 
+STEPS_MAX = 2_000
+"""Until CUPTI is detached: as many as a machine may need that others keep busy."""
+
 parser = argparse.ArgumentParser()
 parser.add_argument("library")
 parser.add_argument("work", type=Path)
@@ -24,6 +27,7 @@ parser.add_argument("--kernel-ns", type=int, required=True)
 parser.add_argument("--attached-s", type=float, default=0.0, help="what each step takes longer while CUPTI is attached")
 parser.add_argument("--host-s", type=float, default=0.0, help="what each step takes the host beside its launches")
 parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--after-detached", type=int, help="go on until CUPTI is detached, and so many steps")
 parser.add_argument("--how", choices=("waits", "ahead"), required=True)
 parser.add_argument("--impatient", action="store_true", help="the agent's windows do not wait for the device")
 parser.add_argument("--has-graph", action="store_true", help="CUPTI may not be detached")
@@ -64,7 +68,12 @@ def capture_graph() -> None:
 model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 batch = torch.ones(4, 16)
-for step in range(options.steps):
+step, steps, is_awaited = -1, options.steps, options.after_detached is not None
+while (step := step + 1) < steps:
+    if is_awaited and gpu.counts.detached:
+        steps, is_awaited = step + options.after_detached, False
+    elif is_awaited:
+        steps = min(step + 2, STEPS_MAX)
     if step == options.graph_at:
         print(json.dumps(gpu.counts), flush=True)
         capture_graph()

@@ -55,6 +55,7 @@ def main() -> None:
     print(
         f"rank {rank}: {calls} compiling calls, {spent_s:.3f} s, {step} steps in {time.perf_counter() - first_s:.3f} s"
     )
+    del model, optimizer  # first: docs/torch.md
     dist.destroy_process_group()
 
 
