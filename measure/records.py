@@ -163,6 +163,8 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
     `gc_pause_ns` (time spent in Python's garbage collector) and `gc_collections` count from the start of the agent.
     `run_queue_wait_ns` is for how long the main thread, which trains, was ready to run and had no CPU.
+    `throttled_ratio` is, since the previous sample, the share of the periods of its cgroup's CPU limit in which the
+    limit stopped it.
     """
 
     host_ns: int
@@ -174,6 +176,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     gc_pause_ns: int | None = None
     gc_collections: int | None = None
     run_queue_wait_ns: int | None = None
+    throttled_ratio: float | None = None
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

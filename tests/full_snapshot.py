@@ -75,7 +75,8 @@ def full_rank(rank: int) -> RankSnapshot:
         nccl=nccl_of(rank),
         compilations=Compilations(compiled=9, recompiled=2, duration_ns=38_000 * MS, cached=4, uncached=3),
         host=HostSample(
-            host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS, run_queue_wait_ns=40 * MS
+            host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS, run_queue_wait_ns=40 * MS,
+            throttled_ratio=0.25,
         ),
         devices=(device_of(rank),),
         allocator=AllocatorSample(

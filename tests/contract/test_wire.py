@@ -123,7 +123,8 @@ EARLIER_HOST = HostSample(
     host_ns=1_600, cpu_ns=5_000, resident_bytes=1 << 30, voluntary_switches=3, involuntary_switches=2,
     major_faults=0, gc_pause_ns=70, gc_collections=4,
 )  # fmt: skip
-HOST = msgspec.structs.replace(EARLIER_HOST, run_queue_wait_ns=80)
+HOST_WITHOUT_THROTTLED = msgspec.structs.replace(EARLIER_HOST, run_queue_wait_ns=80)
+HOST = msgspec.structs.replace(HOST_WITHOUT_THROTTLED, throttled_ratio=0.5)
 NARROW_DEVICE = DeviceSample(
     host_ns=1_601, uuid="GPU-0", model="H", utilization_ratio=0.5, memory_used_bytes=1, memory_total_bytes=2,
     power_watts=250.5, temperature_celsius=61.0, sm_clock_hertz=1_980_000_000, throttle_reasons=("power_cap",),
@@ -365,7 +366,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_COMPILATIONS = msgspec.structs.replace(STATED["report"], compilations=None)
+WITHOUT_THROTTLED = msgspec.structs.replace(STATED["report"], host=HOST_WITHOUT_THROTTLED)
+WITHOUT_COMPILATIONS = msgspec.structs.replace(WITHOUT_THROTTLED, compilations=None)
 WITHOUT_PEAK_STEPS = msgspec.structs.replace(WITHOUT_COMPILATIONS, allocator=ALLOCATOR_WITHOUT_STEPS)
 WITHOUT_ENQUEUES = msgspec.structs.replace(WITHOUT_PEAK_STEPS, enqueues=None)
 WITHOUT_TIMING = msgspec.structs.replace(WITHOUT_ENQUEUES, cost=COST_WITHOUT_TIMING)
@@ -637,6 +639,11 @@ def test_earlier_report_without_flops_decodes() -> None:
 def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_peak_steps.hex").read_text())
     assert decode(frame) == WITHOUT_PEAK_STEPS
+
+
+def test_earlier_report_without_the_share_of_a_cpu_limit_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_throttled.hex").read_text())
+    assert decode(frame) == WITHOUT_THROTTLED
 
 
 def test_earlier_report_without_compilations_decodes() -> None:

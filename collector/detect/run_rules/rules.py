@@ -42,6 +42,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     QUEUE_RATIO_MIN,
     percent,
 )
+from rankscope.collector.detect.stragglers.host_times import describe_limit
 from rankscope.collector.detect.suggestions import SYNCHRONISES, UNSEEN, suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.units import format_duration
@@ -160,7 +161,8 @@ def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
         return ratio
     return Judged(
         ratio,
-        f"training threads of most ranks waiting for a CPU core {percent(ratio)} of the time or more,",
+        f"training threads of most ranks waiting for a CPU core {percent(ratio)} of the time or more"
+        f"{describe_limit(signals.throttled, 'their')},",
         f"{format_duration(ratio * signals.step_ns)} of each step",
         {"core_wait_ratio": signals.queueing, "core_wait_ratio_min": QUEUE_RATIO_MIN},
         signals.machine,

@@ -50,8 +50,9 @@ class RunSignals(NamedTuple):
     over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why GPUs' windows do not
     count, None where those of enough ranks do; `since_step` is the first step used.
     `computing` is the CPU time of the process, all threads together, over the time: of one core, so it may be more than
-    1; more than half of the ranks do not exceed it. `queueing` is the wait of the training thread for a CPU core, and
-    `machine` the name of the machine where the run has one only. `has_gpus`: whether any rank has one.
+    1; more than half of the ranks do not exceed it. `queueing` is the wait of the training thread for a CPU core,
+    `throttled` the share of its periods in which a CPU limit stops a rank, and `machine` the name of the machine where
+    the run has one only. `has_gpus`: whether any rank has one.
     `pausing` are the pauses of Python's garbage collector in all ranks together over the step, so it may be more than
     1, and `beyond` the share of the steps' time that is beyond steps of the median.
     `synchronising` is the part of `idle` around calls in which the host waits for its GPU, at most, and
@@ -74,6 +75,7 @@ class RunSignals(NamedTuple):
     synchronises_in: str = ""
     computing: float | None = None
     queueing: float | None = None
+    throttled: float | None = None
     machine: str | None = None
     has_gpus: bool = True
     pausing: float | None = None
@@ -114,6 +116,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         absent=_find_absence_of_most(view, sampled),
         computing=_at_most(_host_shares(view, view.samples.process_cpu, usual_ns, steps), len(sampled)),
         queueing=_of_most(_host_shares(view, view.samples.core_waits, usual_ns, steps), len(sampled)),
+        throttled=_of_most((_find_throttled(view, rank) for rank in sampled), len(sampled)),
         machine=_find_only_machine(view),
         has_gpus=_has_gpus(view, sampled),
         pausing=_find_pausing(view, sampled, steps),
@@ -208,6 +211,11 @@ def _find_beyond(longest_ns: Floats) -> float:
     """Return the share of the time that steps take beyond their median, of the steps that are kept."""
     known = longest_ns[~np.isnan(longest_ns)]
     return max(0.0, 1.0 - float(np.median(known)) / max(1.0, float(np.mean(known)))) if len(known) else 0.0
+
+
+def _find_throttled(view: RunView, rank: int) -> float | None:
+    host = view.samples.hosts.get(rank)
+    return None if host is None else host.throttled_ratio
 
 
 def _find_only_machine(view: RunView) -> str | None:

@@ -33,6 +33,10 @@ CORE_WAIT: Final = "core_wait_ns_per_step"
 PEERS_CORE_WAIT: Final = "peers_core_wait_ns_per_step"
 CORE_WAIT_EXCESS: Final = "core_wait_excess_ns"
 OTHER_THREADS_EXCESS: Final = "other_threads_excess_ns"
+THROTTLED: Final = "throttled_ratio"
+"""Evidence key: the share of the periods of its CPU limit in which the limit stopped the rank, in its last sample."""
+THROTTLED_MIN: Final = 0.05
+"""From where on a CPU limit is told beside a wait for a core."""
 
 STEPS_BETWEEN_MIN: Final = 8
 """Steps between the first and the last sample of a time: of fewer, what a process does once, as at its end, would be
@@ -191,10 +195,25 @@ def find_core_wait(slow: SlowRank, explained_ns_min: float, evidence: dict[str, 
     evidence[CORE_WAIT_EXCESS] = excess_ns = (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)
     if excess_ns - _waits_with_work(waits, evidence) < explained_ns_min:
         return None
+    host = samples.hosts.get(slow.rank)
+    throttled = None if host is None else host.throttled_ratio
+    if throttled is not None:
+        evidence[THROTTLED] = throttled
     return (
         f"its training thread waiting {format_duration(excess_ns)} more per step for a CPU core "
-        f"({format_duration(waits.mine_ns)}, its peers' {format_duration(waits.peers_ns)})"
+        f"({format_duration(waits.mine_ns)}, its peers' {format_duration(waits.peers_ns)}){describe_limit(throttled)}"
     )
+
+
+def describe_limit(throttled: float | None, whose: str = "its") -> str:
+    """Return how often a CPU limit stops processes, as the end of a clause; empty where it hardly does.
+
+    >>> describe_limit(0.625), describe_limit(0.01), describe_limit(None)
+    (', stopped by its CPU limit in 62 % of its periods', '', '')
+    """
+    if throttled is None or throttled < THROTTLED_MIN:
+        return ""
+    return f", stopped by {whose} CPU limit in {100 * throttled:.0f} % of its periods"
 
 
 def is_held_up_alike(evidence: Mapping[str, float]) -> bool:

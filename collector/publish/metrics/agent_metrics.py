@@ -69,6 +69,12 @@ AGENT: Final[tuple[Measure, ...]] = (
         of_host(lambda host: to_seconds(host.run_queue_wait_ns)),
     ),
     Measure(
+        "rankscope_process_throttled_ratio", "gauge", "", RANK,
+        "Share of the periods of its container's CPU limit in which the limit stopped the training process.",
+        "nr_throttled / nr_periods of cpu.stat since the previous sample; absent without a limit", _PROCESS, RATIO,
+        of_host(lambda host: host.throttled_ratio),
+    ),
+    Measure(
         "rankscope_process_resident_memory_bytes", "gauge", "bytes", RANK,
         "Resident memory of the training process.", "RSS", _PROCESS, NOT_NEGATIVE,
         of_host(lambda host: host.resident_bytes),

@@ -373,6 +373,12 @@ def _process() -> list[Placed]:
             "process_core_wait_seconds_total",
         ),
         beside_median(
+            "Stopped by the CPU limit",
+            "Share of the periods of its container's CPU limit in which the limit stopped the training process.",
+            RATIO,
+            "process_throttled_ratio",
+        ),
+        beside_median(
             "Resident memory", "Resident memory of the training process.", BYTES, "process_resident_memory_bytes"
         ),
         rate_beside_median(

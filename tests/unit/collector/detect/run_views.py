@@ -9,7 +9,7 @@ from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.view import AllocatorCounts, RunView, Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.step_series import Floats
-from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS = 32
@@ -50,10 +50,12 @@ def job_of(
     phases: bool = True,
     core_wait_ms: Sequence[float] = (),
     process_ms: Sequence[float] = (),
+    throttled: Sequence[float | None] = (),
     nodes: Mapping[int, str] | None = None,
 ) -> RunView:
     """Build a run. `moved_ms` is the transfer of its one group a step, `gpus` how many ranks have a GPU;
-    `core_wait_ms` and `process_ms` are each rank's wait for a CPU core and CPU time a step, not known where empty.
+    `core_wait_ms` and `process_ms` are each rank's wait for a CPU core and CPU time a step, `throttled`
+    how often a CPU limit stops it; not known where empty.
     """
     count = len(ranks)
     rows = min(made, 64)
@@ -78,6 +80,7 @@ def job_of(
             allocators=allocators or {},
             core_waits=_count(core_wait_ms),
             process_cpu=_count(process_ms),
+            hosts={rank: HostSample(host_ns=0, throttled_ratio=ratio) for rank, ratio in enumerate(throttled)},
             host_clock=_count([STEP_MS] * count),
         ),
     )

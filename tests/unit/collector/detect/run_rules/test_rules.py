@@ -122,6 +122,15 @@ def test_training_threads_that_wait_for_cores_are_cpu_pressure(wait_ms: float, k
     assert kinds_in(job_of({"compute": 20}, {"compute": 20}, gpus=0, core_wait_ms=(wait_ms, 90.0))) == kinds
 
 
+@pytest.mark.parametrize(("throttled", "told"), [((0.9, 0.4), "40 %"), ((0.9, 0.0), ""), ((0.9, None), "")])
+def test_limit_that_stops_most_ranks_is_told(throttled: tuple[float | None, ...], told: str) -> None:
+    view = job_of({}, {}, gpus=0, core_wait_ms=(20.0, 20.0), throttled=throttled)
+    (finding,) = findings_in(view)
+    assert (f", stopped by their CPU limit in {told} of its periods" in finding.headline) == bool(told), (
+        finding.headline
+    )
+
+
 def test_busy_machine_is_named_and_no_rank_of_it() -> None:
     view = job_of({}, {}, gpus=0, core_wait_ms=(20.0, 20.0), nodes={0: "host7", 1: "host7"})
     (finding,) = findings_in(view)

@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.detect.stragglers.host_times import find_longer_work, time_per_step
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.view import Samples, TimeCount
-from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.measure.records import DeviceSample, HostSample, WindowBreakdown
 from tests.unit.collector.steps.step_series import MS, series_of, slow_of
 
 SLOW, PEERS = 3, (0, 1, 2)
@@ -26,6 +26,9 @@ def counts_of(slow_ms: float, *peers_ms: float) -> Counts:
     return {SLOW: counts(slow_ms)} | {peer: counts(ms) for peer, ms in enumerate(peers_ms)}
 
 
+NO_HOSTS: Mapping[int, HostSample] = {}
+
+
 def cause_of(
     cpu_ms: tuple[float, float] | None = (90.0, 90.0),
     *,
@@ -34,6 +37,7 @@ def cause_of(
     process_cpu: Counts | None = None,
     pattern: str = "steady",
     idle_ms: float | None = None,
+    hosts: Mapping[int, HostSample] = NO_HOSTS,
 ) -> Cause:
     """`cpu_ms` is the CPU time of the training thread on the slow rank and its peers; `idle_ms` how much longer the
     slow rank's GPU is idle (None: there is no GPU).
@@ -46,8 +50,9 @@ def cause_of(
     devices = {} if idle_ms is None else {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in (SLOW, *PEERS)}
     windows = {} if idle_ms is None else {SLOW: [window(10 + idle_ms)]} | {peer: [window(10.0)] for peer in PEERS}
     samples = Samples(
-        windows, {}, devices, core_waits=core_waits or {}, process_cpu=process_cpu or {}, host_clock=clock or {}
-    )
+        windows, {}, devices, core_waits=core_waits or {}, process_cpu=process_cpu or {}, host_clock=clock or {},
+        hosts=hosts,
+    )  # fmt: skip
     return find_cause(slow, series, samples)
 
 
@@ -165,6 +170,13 @@ def test_idle_gpu_waits_for_what_its_host_computes_longer_on_busy_cores(cpu_ms: 
 def test_wait_for_a_core_counts_without_cpu_times_of_steps() -> None:
     assert cause_of(None, core_waits=counts_of(45.0, 10.0)).name == "cpu_pressure"
     assert cause_of(None, core_waits=counts_of(11.0, 10.0)).name == "unattributed"
+
+
+@pytest.mark.parametrize(("ratio", "is_told"), [(0.05, True), (0.04, False), (None, False)])
+def test_limit_that_stops_the_rank_is_told_beside_its_wait(ratio: float | None, *, is_told: bool) -> None:
+    cause = cause_of(core_waits=counts_of(45.0, 10.0), hosts={SLOW: HostSample(host_ns=0, throttled_ratio=ratio)})
+    assert ("stopped by its CPU limit in 5 % of its periods" in cause.because) == is_told
+    assert cause.evidence.get("throttled_ratio") == ratio
 
 
 @pytest.mark.parametrize("waits", [{}, {SLOW: counts(45.0)}, {0: counts(10.0)}, {SLOW: (), 0: counts(10.0)}])
