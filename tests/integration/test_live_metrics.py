@@ -60,8 +60,8 @@ OF_SOME_MACHINES = {
     "rankscope_node_runs_held_up", "rankscope_node_runs", "rankscope_node_held_up_low_ratio",
     "rankscope_process_throttled_ratio",
 }  # fmt: skip
-"""A container need not have a network, a CPU limit, nor a kernel that counts pressure. That the straggler's node has held up a run
-is read from the store once a minute, before or after its incident."""
+"""A container need not have a network, a CPU limit, nor a kernel that counts pressure. That the straggler's node has
+held up a run is read from the store once a minute, before or after its incident."""
 ONLY_AFTER_THE_END = {"rankscope_rank_end_info"}
 OF_A_COLLECTOR_THAT_PUSHES = {"rankscope_otlp_pushes_total", "rankscope_otlp_push_success_timestamp_seconds"}
 OF_A_JOB_WITH_TOKENS = {"rankscope_tokens_total"}
