@@ -189,6 +189,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     rows of memory that were permanently replaced; a pending remapping needs a reset of the GPU, a failed one a new GPU.
     The activity ratios and bytes per second are means since the previous sample. The PCIe link has a width in lanes and
     a generation, both now (a GPU lowers the generation while it is idle) and at most, with this board in this slot.
+    `energy_joules` is what the board has used since the agent first read it; a slice has none of its own.
     """
 
     host_ns: int
@@ -228,6 +229,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     pcie_link_width_max: int | None = None
     pcie_link_generation: int | None = None
     pcie_link_generation_max: int | None = None
+    energy_joules: float | None = None
 
 
 class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

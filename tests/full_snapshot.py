@@ -172,6 +172,7 @@ def device_of(rank: int) -> DeviceSample:
         sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
         xgmi_tx_bytes=2**35, xgmi_rx_bytes=2**36, nvlink_tx_bytes_per_s=2.0**30, nvlink_rx_bytes_per_s=2.0**31,
         pcie_link_width=8, pcie_link_width_max=16, pcie_link_generation=5, pcie_link_generation_max=5,
+        energy_joules=1_250_000.5,
     )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def receiving_grpc(port: int = 0, credentials: Any = None) -> Iterator[Receiver]
 # -- back to Prometheus -----------------------------------------------------------------------------------------------
 
 WORDS = {
-    "s": "seconds", "By": "bytes", "1": "ratio", "W": "watts", "Hz": "hertz", "Cel": "celsius", "": "",
+    "s": "seconds", "By": "bytes", "1": "ratio", "W": "watts", "J": "joules", "Hz": "hertz", "Cel": "celsius", "": "",
 }  # fmt: skip
 """Words of Prometheus for units of UCUM."""
 SINGULAR = {"s": "second"}

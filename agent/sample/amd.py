@@ -35,6 +35,7 @@ from rankscope.measure.units import NS_PER_S
 RETRY_NS_FIRST = 10 * NS_PER_S
 RETRY_NS_MAX = 600 * NS_PER_S
 MICROWATTS_PER_WATT = 1_000_000
+MICROJOULES_PER_JOULE = 1_000_000
 
 THROTTLE_COUNTERS: Final[Mapping[str, str]] = {
     "prochot_residency_acc": "processor_hot_thermal",
@@ -98,7 +99,9 @@ class _Readings:
             Reading(("memory_clock_hertz",), lambda: self._read_clock("MEM")),
             Reading(("ecc_corrected", "ecc_uncorrected"), self._read_ecc),
             Reading(METRICS_FIELDS, self._read_metrics),
+            Reading(("energy_joules",), self._read_energy),
         )
+        self._energy_first: float | None = None
 
     def read(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the values by field, and the reasons of missing ones."""
@@ -141,6 +144,15 @@ class _Readings:
         microwatts = _number(self._module.amdsmi_get_power_cap_info(self._handle)["power_cap"])
         return (microwatts if isinstance(microwatts, Absent) else microwatts / MICROWATTS_PER_WATT,)
 
+    def _read_energy(self) -> tuple[float]:
+        """Return what the GPU has used since the first reading, from a counter and its resolution in uJ."""
+        count = self._module.amdsmi_get_energy_count(self._handle)
+        total = count["energy_accumulator"] if "energy_accumulator" in count else count["power"]  # before ROCm 6.2
+        now = float(total) * float(count["counter_resolution"]) / MICROJOULES_PER_JOULE
+        if self._energy_first is None:
+            self._energy_first = now
+        return (max(0.0, now - self._energy_first),)
+
     def _read_temperature(self) -> tuple[float]:
         """Return the hotspot temperature, which limits the clocks and is the only one of newer GPUs."""
         module = self._module
@@ -178,6 +190,7 @@ class _Readings:
 FIELDS = (
     "utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts",
     "temperature_celsius", "sm_clock_hertz", "memory_clock_hertz", "ecc_corrected", "ecc_uncorrected", *METRICS_FIELDS,
+    "energy_joules",
 )  # fmt: skip
 """The fields of DeviceSample that amdsmi fills."""
 

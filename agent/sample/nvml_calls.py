@@ -20,6 +20,7 @@ LOST_REASONS = frozenset({"gpu_is_lost", "gpu_not_found", "reset_required", "uni
 
 HERTZ_PER_MEGAHERTZ = 1_000_000
 MILLIWATTS_PER_WATT = 1_000
+MILLIJOULES_PER_JOULE = 1_000
 PERCENT = 100
 BYTES_PER_KIB = 1024
 BYTES_PER_MIB = 1024 * 1024

@@ -1,6 +1,6 @@
 """Reads the values of one GPU from NVML: state, traffic, PCIe link, memory errors and Xids, activity of its units.
 
-State: utilization, memory, power, temperature, clocks, and what throttles the clocks.
+State: utilization, memory, power and energy, temperature, clocks, and what throttles the clocks.
 
 Traffic: bytes over NVLink and PCIe so far, from counters of the board, in one call. nvmlDeviceGetPcieThroughput is not
 used, since it waits 20 ms for each direction.
@@ -24,6 +24,7 @@ from rankscope.agent.sample.nvml_calls import (
     BYTES_PER_KIB,
     BYTES_PER_MIB,
     HERTZ_PER_MEGAHERTZ,
+    MILLIJOULES_PER_JOULE,
     MILLIWATTS_PER_WATT,
     PERCENT,
     Absent,
@@ -43,6 +44,7 @@ STATE_FIELDS = (
     "throttle_reasons",
     "memory_clock_hertz",
     "power_limit_watts",
+    "energy_joules",
 )
 
 THROTTLE_REASONS = {
@@ -74,6 +76,10 @@ def name_throttle_reasons(mask: int) -> tuple[str, ...]:
     return tuple(THROTTLE_REASONS.get(1 << bit, f"bit_{bit}") for bit in bits)
 
 
+OF_THE_BOARD = Absent("counted_for_the_whole_board")
+"""Slices of one board would each have the energy of all."""
+
+
 class StateReadings:
     """The state of one GPU, each value read separately and converted to the units of DeviceSample."""
 
@@ -97,7 +103,9 @@ class StateReadings:
             Reading(("throttle_reasons",), self._read_throttle_reasons),
             Reading(("memory_clock_hertz",), partial(self._read_clock, module.NVML_CLOCK_MEM)),
             Reading(("power_limit_watts",), self._read_power_limit),
+            Reading(("energy_joules",), self._read_energy),
         )
+        self._energy_first: int | None = None
 
     def _read_utilization(self) -> tuple[float]:
         """Return the share of the driver's last sampling period (1/6 s to 1 s) in which any kernel ran."""
@@ -113,6 +121,15 @@ class StateReadings:
     def _read_power_limit(self) -> tuple[float]:
         """Return the lowest of all limits in force."""
         return (self._module.nvmlDeviceGetEnforcedPowerLimit(self._device.board) / MILLIWATTS_PER_WATT,)
+
+    def _read_energy(self) -> tuple[float | Absent]:
+        """Return what the board has used since the first reading; NVML counts mJ since the driver was loaded."""
+        if self._device.is_slice:
+            return (OF_THE_BOARD,)
+        now = int(self._module.nvmlDeviceGetTotalEnergyConsumption(self._device.board))
+        if self._energy_first is None:
+            self._energy_first = now
+        return (max(0, now - self._energy_first) / MILLIJOULES_PER_JOULE,)
 
     def _read_temperature(self) -> tuple[float]:
         return (float(self._temperature(self._device.board)),)

@@ -35,7 +35,8 @@ READINGS_KEPT: Final = 240
 to: it may have ended, or the receiver be away."""
 SCOPE: Final = "rankscope"
 UNITS: Final = {
-    "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel", "second": "s",
+    "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "joules": "J", "hertz": "Hz", "celsius": "Cel",
+    "second": "s",
 }  # fmt: skip
 """Units of the metrics as UCUM writes them (https://ucum.org)."""
 

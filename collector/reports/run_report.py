@@ -18,8 +18,10 @@ from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_energy import RunEnergy, find_run_energy
 from rankscope.collector.runs.run_flops import average_known
 from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
+from rankscope.collector.runs.run_status import find_lost_to_slow
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.storage.rank_intervals import RankInterval
 from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
@@ -53,9 +55,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     `curve` is the step time over the run; `worst_ranks` are sorted by cost, then by slowdown. `end` is None while the
     run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
     last minute of their steps; None unless they are known of all. `hfu_is_upper_bound`: HFU was at most what it says.
-    `injected_faults` as in RunSnapshot.
-    `origin` says whose run it was. `checkpoints` are those that its ranks have marked, `compilations` what was compiled
-    in the last attempt.
+    `injected_faults` as in RunSnapshot. `origin` says whose run it was. `checkpoints` are those that its ranks have
+    marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt.
     """
 
     run: str
@@ -87,6 +88,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     origin: RunOrigin = UNKNOWN_ORIGIN
     checkpoints: Checkpoints = NO_CHECKPOINTS
     compilations: RunCompilations = NOTHING_COMPILED
+    energy: RunEnergy = RunEnergy()
 
 
 def read_report(path: Path, run: str) -> RunReport:
@@ -140,6 +142,9 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
         hfu_is_upper_bound=any(
             process.flops.hfu is not None and process.flops.executed_is_upper_bound for process in processes
+        ),
+        energy=find_run_energy(
+            ((process.totals, process.devices) for process in processes), find_lost_to_slow(run.goodput)
         ),
         origin=find_origin(process.hello.identity for process in processes),
         injected_faults=describe_faults(

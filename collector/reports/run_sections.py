@@ -35,6 +35,7 @@ from rankscope.collector.runs.run_end_words import (
     find_failure,
     name_first,
 )
+from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.storage.run_reader import CurvePoint
 from rankscope.measure.units import NS_PER_MS, format_duration, format_length
@@ -76,6 +77,7 @@ def _facts(report: RunReport) -> Section:
     ratio, origin = report.goodput.goodput_ratio, describe_origin(report.origin)
     checkpoints = describe_checkpoints(report.checkpoints)
     compiled = describe_compilations(report.compilations)
+    energy = describe_run_energy(report.energy)
     rows = {
         "id": report.run_id or report.run,
         **({"origin": origin} if origin else {}),
@@ -85,6 +87,7 @@ def _facts(report: RunReport) -> Section:
         "step time": "-" if report.step_ns_median is None else format_duration(report.step_ns_median),
         "goodput": "-" if ratio is None else f"{ratio:.1%} of {format_duration(report.goodput.wall_ns)}",
         **_describe_flops(report),
+        **({"energy": energy} if energy else {}),
         **({"checkpoints": checkpoints[0]} if checkpoints else {}),
         **({"compilation": "; ".join(compiled)} if compiled else {}),
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",

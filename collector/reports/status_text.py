@@ -20,6 +20,7 @@ from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import find_failure
+from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_flops import describe_rank_flops, describe_run_flops
 from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
@@ -149,6 +150,9 @@ def _describe_run(status: RunStatus) -> str:
     flops = describe_run_flops(status.flops)
     if flops:
         parts.append(flops)
+    energy = describe_run_energy(status.energy)
+    if energy:
+        parts.append(f"energy {energy}")
     return "; ".join(parts)
 
 

@@ -14,8 +14,9 @@ from rankscope.collector.runs.run_end_words import (
     describe_no_first,
     name_first,
 )
+from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
-from rankscope.collector.runs.run_status import find_throughput
+from rankscope.collector.runs.run_status import find_energy, find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.units import format_duration
 
@@ -99,6 +100,7 @@ def summarise(run: RunSnapshot) -> str:
         *([run.injected_faults] if run.injected_faults else []),
         *_describe_speed(run),
         *_describe_goodput(run.goodput),
+        *(f"energy: {text}" for text in (describe_run_energy(find_energy(run)),) if text),
         *(f"checkpoints: {text}" for text in describe_checkpoints(run.checkpoints)),
         *(f"compilation: {text}" for text in describe_compilations(run.compilations)),
     ]

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from rankscope.collector.detect.hang_state import SILENT
+from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL
+from rankscope.collector.runs.run_energy import RunEnergy, find_run_energy
 from rankscope.collector.runs.run_flops import RunFlops, find_run_flops
 from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
 from rankscope.collector.runs.run_ratios import RunRatios
@@ -75,7 +77,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     `stalled`, `awaited`, or how they ended. `steps` is the most of any rank, `steps_per_s` and `step_ns_median` are
     medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first. `window_effect` says
     what full windows of GPUs have done to the steps, `timing_effect` what torch's timing of collectives has; None:
-    nothing was measured. `flops` is over the live ranks, `origin` says whose run it is.
+    nothing was measured. `flops` is over the live ranks, `energy` over all of them, `origin` says whose run it is.
     """
 
     run: RunSnapshot
@@ -89,6 +91,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     window_effect: str | None = None
     timing_effect: str | None = None
     flops: RunFlops = RunFlops()
+    energy: RunEnergy = RunEnergy()
     origin: RunOrigin = UNKNOWN_ORIGIN
 
 
@@ -111,8 +114,20 @@ def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = 
         window_effect=windows.effect,
         timing_effect=windows.timing,
         flops=find_run_flops(find_live(run.ranks)),
+        energy=find_energy(run),
         origin=find_origin(rank.identity for rank in run.ranks),
     )
+
+
+def find_energy(run: RunSnapshot) -> RunEnergy:
+    """Return the energy of the ranks that have reported."""
+    reported = [(rank.totals, rank.devices) for rank in run.ranks if rank.reports_admitted]
+    return find_run_energy(reported, find_lost_to_slow(run.goodput))
+
+
+def find_lost_to_slow(goodput: GoodputSnapshot) -> float | None:
+    """Return the share of a run's time that was lost to slow ranks; None before there is any time."""
+    return goodput.slow_ns / goodput.wall_ns if goodput.wall_ns else None
 
 
 def find_live(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:

@@ -90,6 +90,7 @@ def make_gpu(uuid: str, **changes: Any) -> dict[str, Any]:
         "activity": {"gfx_activity": 97, "umc_activity": 41, "mm_activity": "N/A"},
         "vram_used": 60 * 2**30,
         "vram_total": 192 * 2**30,
+        "energy": {"energy_accumulator": 4_000_000_000, "counter_resolution": 15.3, "timestamp": 1},
         "power": {
             "socket_power": 702, "current_socket_power": 702, "average_socket_power": "N/A", "gfx_voltage": "N/A",
             "soc_voltage": "N/A", "mem_voltage": "N/A", "power_limit": 750,
@@ -190,6 +191,10 @@ def amdsmi_get_gpu_memory_total(processor_handle: Handle, mem_type: AmdSmiMemory
 
 def amdsmi_get_power_info(processor_handle: Handle) -> Any:
     return _answer(processor_handle, "power")
+
+
+def amdsmi_get_energy_count(processor_handle: Handle) -> Any:
+    return _answer(processor_handle, "energy")
 
 
 def amdsmi_get_power_cap_info(processor_handle: Handle) -> Any:

@@ -56,6 +56,8 @@ NOT_SHOWN = {
     "rankscope_device_step_seconds_total",
     # The reason is in the API only; the ranks without peers are shown.
     "rankscope_finding_not_judged",
+    # Its slope, the power, is shown, and the sum of the run.
+    "rankscope_gpu_energy_joules_total",
     # The first of them are in a table.
     "rankscope_nodes_held_up",
     # Each is logged with what it was made of, and harms nobody: what is left out is absent where it would stand.

@@ -138,9 +138,10 @@ EARLIER_DEVICE = msgspec.structs.replace(
     sm_active_ratio=0.75, sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
     nvlink_tx_bytes_per_s=1.5, nvlink_rx_bytes_per_s=2.5, xgmi_tx_bytes=18, xgmi_rx_bytes=19,
 )  # fmt: skip
-DEVICE = msgspec.structs.replace(
+DEVICE_WITHOUT_ENERGY = msgspec.structs.replace(
     EARLIER_DEVICE, pcie_link_width=8, pcie_link_width_max=16, pcie_link_generation=4, pcie_link_generation_max=5
 )
+DEVICE = msgspec.structs.replace(DEVICE_WITHOUT_ENERGY, energy_joules=1.5)
 NODE = NodeSample(
     host_ns=1_603,
     ports=(
@@ -366,8 +367,11 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_THROTTLED = msgspec.structs.replace(STATED["report"], host=HOST_WITHOUT_THROTTLED)
-WITHOUT_COMPILATIONS = msgspec.structs.replace(WITHOUT_THROTTLED, compilations=None)
+WITHOUT_ENERGY = msgspec.structs.replace(
+    STATED["report"], devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED
+)
+"""Nor with the share of a CPU limit."""
+WITHOUT_COMPILATIONS = msgspec.structs.replace(WITHOUT_ENERGY, compilations=None)
 WITHOUT_PEAK_STEPS = msgspec.structs.replace(WITHOUT_COMPILATIONS, allocator=ALLOCATOR_WITHOUT_STEPS)
 WITHOUT_ENQUEUES = msgspec.structs.replace(WITHOUT_PEAK_STEPS, enqueues=None)
 WITHOUT_TIMING = msgspec.structs.replace(WITHOUT_ENQUEUES, cost=COST_WITHOUT_TIMING)
@@ -641,9 +645,9 @@ def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
     assert decode(frame) == WITHOUT_PEAK_STEPS
 
 
-def test_earlier_report_without_the_share_of_a_cpu_limit_decodes() -> None:
-    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_throttled.hex").read_text())
-    assert decode(frame) == WITHOUT_THROTTLED
+def test_earlier_report_without_energy_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_energy.hex").read_text())
+    assert decode(frame) == WITHOUT_ENERGY
 
 
 def test_earlier_report_without_compilations_decodes() -> None:

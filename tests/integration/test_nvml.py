@@ -24,10 +24,10 @@ from tests.nvml_stand_in.sampling import MIB, QUIET, SLICE, STRAINED, name_field
 CALLS_TO_FIND = 4
 """The handle by its UUID, the name, the registration of events, whether there is GPM."""
 
-CALLS_TO_READ = 17
-"""Utilisation, memory, power, temperature, clock, throttle reasons, clock of the memory, power limit; all traffic
-counters at once; width and generation of the PCIe link, now and at most; ECC errors of two kinds, remapped rows; GPM.
-The events of a set are not asked of the device."""
+CALLS_TO_READ = 18
+"""Utilisation, memory, power, temperature, clock, throttle reasons, clock of the memory, power limit, energy; all
+traffic counters at once; width and generation of the PCIe link, now and at most; ECC errors of two kinds, remapped
+rows; GPM. The events of a set are not asked of the device."""
 
 DEVICE_FIELDS = tuple(field for field in FIELDS if field not in XID_FIELDS)
 """What is lost with a device that was found once."""
@@ -57,8 +57,14 @@ def test_throttled_gpu_is_read_in_our_units(driver: Path) -> None:
         "throttle_reasons": ["hw_slowdown", "sw_thermal_slowdown"],  # clocks set on purpose are left out
         "memory_clock_hertz": 3_201_000_000,
         "power_limit_watts": 700.0,
+        "energy_joules": 0.0,
     }
     assert {field: sample[field] for field in expected} == expected
+
+
+def test_energy_is_what_the_board_has_used_since_the_first_sample(driver: Path) -> None:
+    samples = run_script(driver, STRAINED, "answer([sample(at_s)[0] for at_s in (0, 1, 2)])")
+    assert [name_fields(one)["energy_joules"] for one in samples] == [0.0, 0.5, 1.0]
 
 
 def test_idle_gpu_is_measured_as_not_throttled(driver: Path) -> None:
@@ -88,6 +94,7 @@ def test_slice_of_a_gpu_has_its_own_memory_and_the_power_of_its_board(driver: Pa
     assert sample["uuid"] == SLICE
     assert (sample["memory_used_bytes"], sample["memory_total_bytes"]) == (4_000 * MIB, 10_000 * MIB)
     assert sample["power_watts"] == 250.0
+    assert sample["absent"]["energy_joules"] == "counted_for_the_whole_board"
     assert sample["throttle_reasons"] == ["sw_power_cap"]
     assert sample["absent"]["utilization_ratio"] == "not_supported"
 
@@ -168,15 +175,15 @@ def test_gpu_of_which_nothing_can_be_read_is_lost_whatever_the_error_is_called(d
 
 def test_lost_gpu_is_looked_for_after_10_then_20_seconds_and_measured_once_it_is_back(driver: Path) -> None:
     script = "answer([[at_s, sample(at_s)[0][3] is None, calls()] for at_s in (0, 1, 10, 11, 30, 31)])"
-    # Calls 1-21 are the first sample. Call 22 finds the GPU lost, call 23 still, call 24 sees it again.
-    history = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=22, STAND_IN_LOST_UNTIL_CALL=24)
+    # Calls 1-22 are the first sample. Call 23 finds the GPU lost, call 24 still, call 25 sees it again.
+    history = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=23, STAND_IN_LOST_UNTIL_CALL=25)
     assert history == [
         [0, False, CALLS_TO_FIND + CALLS_TO_READ],
-        [1, True, 22],
-        [10, True, 22],  # only 9 s after the loss
-        [11, True, 23],
-        [30, True, 23],  # only 19 s after the first try
-        [31, False, 23 + CALLS_TO_FIND + CALLS_TO_READ],
+        [1, True, 23],
+        [10, True, 23],  # only 9 s after the loss
+        [11, True, 24],
+        [30, True, 24],  # only 19 s after the first try
+        [31, False, 24 + CALLS_TO_FIND + CALLS_TO_READ],
     ]
 
 

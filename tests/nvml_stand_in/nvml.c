@@ -197,6 +197,14 @@ int nvmlDeviceGetPowerUsage(const device_t *device, unsigned int *milliwatts) {
     return SUCCESS;
 }
 
+/* Since the driver was loaded; half a joule more each time it is asked for. */
+int nvmlDeviceGetTotalEnergyConsumption(const device_t *device, unsigned long long *millijoules) {
+    static unsigned long long used = 7000000000;
+    int result = enter_board(device);
+    if (result == SUCCESS) *millijoules = used += 500;
+    return result;
+}
+
 int nvmlDeviceGetEnforcedPowerLimit(const device_t *device, unsigned int *milliwatts) {
     int result = enter_board(device);
     if (result == SUCCESS) *milliwatts = 700000;

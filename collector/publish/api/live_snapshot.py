@@ -11,9 +11,10 @@ from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import find_failure, write_end
+from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
-from rankscope.collector.runs.run_status import describe_ranks_without_peers
+from rankscope.collector.runs.run_status import describe_ranks_without_peers, find_energy
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
 
@@ -65,6 +66,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: Checkpoints = NO_CHECKPOINTS
     compilation_said: str = ""
     hfu_is_upper_bound: bool = False
+    energy_said: str = ""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,4 +156,5 @@ def _build_run(
         injected_faults=run.injected_faults,
         checkpoints=run.checkpoints,
         compilation_said="; ".join(describe_compilations(run.compilations)),
+        energy_said=describe_run_energy(find_energy(run)),
     )

@@ -124,6 +124,7 @@ export const showFigures = (run, nowS) => {
     ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),
     ...(run.compilation_said ? [["compilation", run.compilation_said]] : []),
     ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
+    ...(run.energy_said ? [["energy of the GPUs", run.energy_said]] : []),
     ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
     ...(run.window_effect === null ? [] : [["cost of full windows", run.window_effect]]),
     ...(run.timing_effect === null ? [] : [["timing of collectives", run.timing_effect]]),

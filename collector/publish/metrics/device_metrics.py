@@ -57,6 +57,12 @@ DEVICES: Final[tuple[Measure, ...]] = (
         per_device(lambda device: device.power_watts),
     ),
     Measure(
+        "rankscope_gpu_energy_joules_total", "counter", "joules", DEVICE,
+        "Energy that the GPU's board has used since the agent first read it; absent for a slice (MIG).",
+        "growth of NVML's energy counter", _NVML, NOT_NEGATIVE,
+        per_device(lambda device: device.energy_joules),
+    ),
+    Measure(
         "rankscope_gpu_temperature_celsius", "gauge", "celsius", DEVICE,
         "Temperature of the GPU.", "NVML temperature", _NVML, (-50, 150),
         per_device(lambda device: device.temperature_celsius),

@@ -27,6 +27,7 @@ from rankscope.collector.publish.metrics.measures import (
 from rankscope.collector.publish.metrics.rank_columns import is_live, per_rank, to_seconds
 from rankscope.collector.runs.liveness import ENDED_WELL
 from rankscope.collector.runs.run_end import NOT_HEARD as RUN_NOT_HEARD
+from rankscope.collector.runs.run_status import find_energy
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.step_histogram import BOUNDS_S
 from rankscope.measure.units import ns_to_s
@@ -73,6 +74,10 @@ def _per_cause(read: Callable[[RunSnapshot], Iterable[tuple[int | None, str, flo
                     yield (run.run, "" if rank is None else str(rank), cause), value
 
     return OfSnapshot(read_all)
+
+
+def _energy(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run,), find_energy(run).joules) for run in _live_runs(snapshot))
 
 
 def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
@@ -345,6 +350,12 @@ RUNS: Final[tuple[Measure, ...]] = (
         "Share of the run's time so far spent in steps, less the time lost to slow ranks.",
         "productive / wall", _GOODPUT, RATIO,
         OfSnapshot(_goodput),
+    ),
+    Measure(
+        "rankscope_run_energy_joules_total", "counter", "joules", RUN,
+        "Energy that the boards of the run's GPUs have used since their ranks began; absent unless known of all.",
+        "sum of rankscope_gpu_energy_joules_total over boards", "agent: NVML, amdsmi (DeviceSample)", NOT_NEGATIVE,
+        OfSnapshot(_energy),
     ),
     Measure(
         "rankscope_run_seconds_total", "counter", "seconds", ("run", "kind"),

@@ -30,6 +30,7 @@ from deploy.grafana.generator.panels import (
     GPU_HOURS,
     GPUS,
     HERTZ,
+    JOULES,
     NUMBER,
     PER_S,
     RATIO,
@@ -383,6 +384,12 @@ def _gpu_signs() -> list[Placed]:
         ),
         number(
             "Power", "Power draw of all GPUs together.", WATTS, f"sum({recorded('node:gpu_power_watts:sum', OF_RUN)})"
+        ),
+        number(
+            "Energy",
+            "Of the boards of all GPUs since the ranks began; docs/energy.md.",
+            JOULES,
+            f"sum({series('run_energy_joules_total', OF_RUN)})",
         ),
         number(
             "Xid errors",

@@ -86,6 +86,7 @@ def test_gpu_that_torch_uses_is_read_in_our_units(machine: Machine) -> None:
         "xgmi_tx_bytes": (10 + 20) * 1024,
         "xgmi_rx_bytes": (100 + 200) * 1024,
         "pcie_link_width": 16,
+        "energy_joules": 0.0,
     }
     assert {field: getattr(sample, field) for field in expected} == expected
 
@@ -112,6 +113,17 @@ def test_older_gpu_has_an_unspecified_throttle_reason(machine: Machine) -> None:
     assert machine.sample().throttle_reasons == ("unspecified",)
     machine.gpu["metrics"].update(throttle_status=False)
     assert machine.sample(2).throttle_reasons == ()
+
+
+@pytest.mark.parametrize("name", ["energy_accumulator", "power"])
+def test_energy_is_what_was_used_since_the_first_reading(machine: Machine, name: str) -> None:
+    energy = machine.gpu["energy"]
+    energy[name] = energy.pop("energy_accumulator")
+    assert machine.sample().energy_joules == 0.0
+    energy[name] += 2_000_000
+    assert machine.sample(2).energy_joules == pytest.approx(30.6)
+    energy[name] = 5  # the driver has been loaded again
+    assert machine.sample(4).energy_joules == 0.0
 
 
 def test_gpu_with_only_mean_power(machine: Machine) -> None:
