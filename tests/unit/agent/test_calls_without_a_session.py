@@ -59,4 +59,4 @@ def test_all_calls_of_the_agent_are_those_of_rankscope() -> None:
     assert set(rankscope.__all__) == {*agent.__all__, "__version__"} <= set(dir(rankscope))
     assert all(getattr(rankscope, name) is getattr(agent, name) for name in agent.__all__)
     with pytest.raises(AttributeError, match=r"^module 'rankscope' has no attribute 'steps'$"):
-        _ = rankscope.steps  # type: ignore[attr-defined]
+        _ = rankscope.steps
