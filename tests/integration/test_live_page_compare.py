@@ -58,7 +58,7 @@ def test_unequal_work_is_refused_with_the_reason_and_compared_when_asked_for(pag
     compare_with(page, "wide")
     page.wait_for_text("#compare-said", "A has 4 ranks and B 2")
     assert not page.shown("#compared-shown")
-    page.click("#compare-anyway")
+    page.click("#compare-force")
     page.click("#compare button")
     page.wait_for_text("#compare-notes", "Unequal work: A has 4 ranks and B 2.")
 
