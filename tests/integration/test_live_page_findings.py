@@ -410,7 +410,7 @@ def test_machines_and_links_are_shown_with_their_units(page: LivePage, world: Li
         ["n0", "1 of 1", "throttled: hw thermal; Xid 63", "-", "1 H100", "90.0 %", "60 GiB of 80 GiB (75.0 %)", "81 °C",
          "650 W", "120.0, 80.0", "-"],
     ]  # fmt: skip
-    assert page.rows("#groups") == [["dp", "1", "all_reduce", "dp", "1", "9", "2.00", "0.50", "-", "2.50"]]
+    assert page.rows("#groups") == [["dp", "1", "all_reduce", "dp", "1", "9", "2.0", "0.5", "-", "2.50"]]
     assert page.rows("#nccl") == [["TP 0", "AllReduce", "1", "40", "17.50", "17.50"]]
     assert page.text("#machines-said") == (
         "Host memory: no rank has reported the memory of its machine. "
@@ -469,4 +469,4 @@ def test_source_line_of_a_finding_stands_with_its_table(page: LivePage, world: L
     page.run("document.querySelector('#open-findings details').open = true")
     page.wait_for_text("#open-findings table", "train.py:104 (augment)")
     assert "Source lines, per step, mean of 9 steps" in page.text("#open-findings table")
-    assert page.rows("#open-findings table")[0][:3] == ["146.0 ms", "0.00 ms", "train.py:104 (augment)"]
+    assert page.rows("#open-findings table")[0][:3] == ["146.0 ms", "0.0 ms", "train.py:104 (augment)"]

@@ -34,7 +34,7 @@ class ListedGpu(msgspec.Struct, frozen=True, kw_only=True):
 class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in a list of ranks, as in RankSnapshot; `ratios` are of its last profiled windows, by name, and stand on
     `ratio_basis`, which says why there are none. `mfu_ratio` is that of its last minute of steps; None: not known.
-    `gpu` is None while none was sampled.
+    `gpu` is None while none was sampled. `last_report_wall_s`, in seconds since 1970: None before any report.
     """
 
     rank: int
@@ -43,6 +43,7 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     up: bool
     ended: str | None
     stalled: bool | None
+    last_report_wall_s: float | None
     last_step: int | None
     step_ns_median: float | None
     self_ns_median: float | None
@@ -167,6 +168,7 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         up=rank.up,
         ended=rank.ended,
         stalled=rank.stalled,
+        last_report_wall_s=rank.last_report_wall_s,
         last_step=rank.last_step,
         step_ns_median=rank.step_ns_median,
         self_ns_median=rank.self_ns_median,
