@@ -100,8 +100,8 @@ def tab_to(page: LivePage, identity: str) -> list[str]:
 
 
 def read_aloud(page: LivePage) -> str:
-    """What is said of the cell under the cursor, without the time of day, which depends on the browser's zone."""
-    return re.sub(r" at \d\d:\d\d:\d\d", "", page.text("#heat-readout"))
+    """What is said of the cell under the cursor, without its time."""
+    return re.sub(r" at (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d", "", page.text("#heat-readout"))
 
 
 # -- by keyboard ------------------------------------------------------------------------------------------------------
