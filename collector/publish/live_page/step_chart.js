@@ -205,7 +205,7 @@ export const describeSteps = (points, events, hasStore) => {
   at("marks").replaceChildren(
     ...Object.entries(MARKS)
       .filter(([kind]) => events.some((one) => one.kind === kind))
-      .flatMap(([kind, text]) => [element("span", { class: `swatch event-${kind}` }), `${text} `]),
+      .map(([kind, text]) => element("span", {}, element("span", { class: `swatch event-${kind}` }), text)),
   );
   at("events").replaceChildren(
     ...shown.map(({ kind, wallS, text }) =>
