@@ -169,7 +169,7 @@ def test_checkpoints_are_events_with_how_long_ago_the_last_was(page: LivePage, w
 
 def test_marks_on_the_chart_are_explained_below_it(page: LivePage, world: LiveWorld) -> None:
     show_events(page, world)
-    assert page.text("#marks") .split("\n") == ["found", "capture ordered"]
+    assert page.text("#marks").split("\n") == ["found", "capture ordered"]
 
 
 def test_many_checkpoints_leave_room_for_other_events(page: LivePage, world: LiveWorld) -> None:
