@@ -71,7 +71,7 @@ check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- --exclude tomllib agent collector measure uplink
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- --exclude tomllib .package/rankscope/__init__.py agent collector measure uplink
 
 test-fast: packages $(STAMP) ## unit, property and contract tests, and the examples in docstrings
 	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES)
@@ -85,7 +85,7 @@ soak: packages $(STAMP) ## the fault tests with faults of a minute, then 1,024 r
 	$(BIN)/python -m bench.soak
 
 # With the torch of PYTHON, which fits the machine's driver, and nothing installed: the tree itself is what is imported.
-test-gpu: export PYTHONPATH := $(CURDIR)/.typing:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+test-gpu: export PYTHONPATH := $(CURDIR)/.package:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 test-gpu: ## what needs a CUDA device, then what it costs there: make test-gpu PYTHON=python3
 	@$(PYTHON) -c 'import torch, numpy, msgspec, zmq, pynvml, psutil, pytest, pytest_timeout, hypothesis' || \
 	    { echo "test-gpu needs these as modules of $(PYTHON); name the one that has them: make test-gpu PYTHON=..." >&2; exit 1; }

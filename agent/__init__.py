@@ -1,27 +1,5 @@
-"""The calls for a training script. All are optional and none raises:
+"""The agent, and the calls for a training script, which finds them by `import rankscope`.
 
-    import rankscope.agent as rankscope
-
-    rankscope.start()                      # not needed under `-m rankscope.agent` or RANKSCOPE=1
-    rankscope.batch(samples=32)            # size of the batch; otherwise read from what data loaders return
-    rankscope.model_flops(per_step=6e15)   # FLOPs of a step of this rank, for MFU
-    with rankscope.phase("checkpoint"):    # time inside is charged to this phase of the step
-        save(model)
-    with rankscope.evaluation():           # time inside belongs to no step; otherwise evaluations are detected
-        evaluate(model)
-    with rankscope.profile("traces/"):     # a trace of what runs inside, written at its end; also a decorator
-        attend(queries)
-    with rankscope.scope("attention"):     # a range in captures, beside operators; also a decorator
-        attend(queries)
-    rankscope.profile_model(model, inputs) # parameters, MACs, FLOPs and time by module, without training
-    rankscope.step()                       # end of a step; otherwise steps are detected
-    rankscope.throughput()                 # steps, samples and tokens per second of this rank
-    rankscope.status()                     # on rank 0 what the collector has found: slowdown, goodput, MFU, findings
-    rankscope.capture(steps=3)             # a trace of the next steps of this rank, into capture_folder
-    rankscope.stop()                       # not needed: runs at the end of the process, or of `with rankscope.start():`
-
-`rankscope.agent.integrations` has callbacks for PyTorch Lightning and Transformers that make these calls, and logs for
-W&B, MLflow and TensorBoard.
 Nothing here imports torch until `start()` is called.
 """
 
@@ -50,13 +28,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Return `profile`, `profile_model`, `scope` and `__version__` when they are first used: only who uses one pays for
-    its import, and torch's import of this file needs no version.
-    """
-    if name == "__version__":
-        from rankscope.measure import __version__  # noqa: PLC0415
-
-        return __version__
+    """Return `profile`, `profile_model` and `scope` when they are first used: only who uses one pays for its import."""
     if name == "scope":
         from rankscope.agent.scopes import scope as marked  # noqa: PLC0415
 

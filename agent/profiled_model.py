@@ -8,6 +8,7 @@ times are of other passes, in which nothing counts.
 
 import argparse
 import importlib
+import json
 import sys
 import time
 import warnings
@@ -82,6 +83,10 @@ class ModelFigures(NamedTuple):
         """Return the modules of a depth with the most of a field of ModuleFigures."""
         mine = [one for one in self.modules if one.depth == depth and one.path]
         return sorted(mine, key=lambda one: -(getattr(one, quantity) or 0))[:count]
+
+    def to_plain(self) -> dict[str, object]:
+        """Return all fields as dicts and lists, for JSON."""
+        return {**self._asdict(), "modules": [one._asdict() for one in self.modules]}
 
     def render(self, depth: int | None = None, top: int = TOP) -> str:
         """Return all as text: the tree down to a depth, None for all of it, and the top modules of each depth."""
@@ -437,6 +442,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--passes", type=int, default=PASSES, metavar="N", help=f"timed passes [{PASSES}]")
     parser.add_argument("--dp", type=int, default=1, metavar="N", help="replicas of data parallelism [1]")
     parser.add_argument("--mp", type=int, default=1, metavar="N", help="parts of model parallelism [1]")
+    parser.add_argument("--json", action="store_true", help="print every module as JSON instead of the text")
+    parser.add_argument("--json-file", default="", metavar="FILE", help="write the JSON to this file, besides")
     options = parser.parse_args(arguments)
     module, colon, name = options.function.partition(":")
     if not colon:
@@ -451,7 +458,11 @@ def main(arguments: Sequence[str]) -> int:
         model, inputs, backward=not options.forward_only, ignore=options.ignore, passes=options.passes,
         dp=options.dp, mp=options.mp,
     )  # fmt: skip
-    sys.stdout.write(f"{found.render(options.depth, options.top)}\n")
+    content = f"{json.dumps(found.to_plain(), indent=2)}\n"
+    if options.json_file:
+        with open(options.json_file, "w", encoding="utf-8") as file:
+            file.write(content)
+    sys.stdout.write(content if options.json else f"{found.render(options.depth, options.top)}\n")
     return 0
 
 

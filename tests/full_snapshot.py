@@ -229,13 +229,16 @@ def full_snapshot() -> Snapshot:
         cause="gpu_thermal_throttle",
         sentence="Rank 0 ...",
     )
+    growth = Finding(
+        kind="memory_growth", ranks=(1,), cause="host_memory", sentence="Rank 1 grows.", evidence={"left_s": 1_800.0}
+    )
     run = RunSnapshot(
         run="bert",
         world_size=5,
         restart_count=1,
         ranks=(full_rank(0), full_rank(1), unmeasured_rank(), crashed_rank(), silent_rank()),
-        open_findings=(finding,),
-        findings=(finding,),
+        open_findings=(finding, growth),
+        findings=(finding, growth),
         lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),
         run_slowdown_ratio=1.2,
         ranks_without_peers=1,

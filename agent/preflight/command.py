@@ -104,8 +104,9 @@ def _run(options: Namespace, identity: RankIdentity, watch: Watch) -> int:
     status = EXIT_STATUS["incomplete"]
     if results is not None:
         report = build_report(results, runner.took_s, past.mistakes, past.describe(results.ranks))
-        print(render(report, runner.checks), flush=True)
-        _write(options, report)
+        content = json.dumps(msgspec.to_builtins(report), indent=2)
+        print(content if options.json else render(report, runner.checks), flush=True)
+        _write(options, report, f"{content}\n")
         past.keep(report, runner.checks)
         status = EXIT_STATUS[report.status]
     status = int(meeting.exchange("end", "", lambda _: str(status)))
@@ -163,12 +164,13 @@ def _collect_absent(ranks: Sequence[Any], checks: Mapping[str, Any]) -> dict[str
     return absent
 
 
-def _write(options: Namespace, report: Report) -> None:
-    """Write the files that were asked for. One that cannot be written costs a line on stderr, and not the others."""
+def _write(options: Namespace, report: Report, text: str) -> None:
+    """Write the files that were asked for; `text` is the report as JSON. One that cannot be written costs a line on
+    stderr, and not the others.
+    """
     hosts, no_hosts = find_hosts(report)
     for name in no_hosts:
         log_line(f"preflight: left out {name!a} of the hosts to exclude, which is no host name")
-    text = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
     writing: tuple[tuple[str, Callable[[str], None]], ...] = (
         (options.json_file, lambda path: write_whole(path, text)),
         (options.exclude_file, lambda path: write_whole(path, "".join(f"{host}\n" for host in hosts))),

@@ -23,6 +23,15 @@ WAIT_S_MIN: Final = 1.0
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options. A mistake ends the process with exit status 2 (SystemExit)."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.history and options.forget_past:
+        parser.error(f"--forget-past is for the store of a collector; delete the file {options.history} instead")
+    return options
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="rankscope.preflight",
         description=DESCRIPTION,
@@ -38,7 +47,10 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         "--wait-s", type=_wait, default=WAIT_S, metavar="S",
         help=f"how long to wait for a rank that does not answer [{WAIT_S:g}]",
     )  # fmt: skip
-    parser.add_argument("--json-file", default="", metavar="FILE", help="write everything measured and concluded to it")
+    parser.add_argument(
+        "--json", action="store_true", help="print everything measured and concluded as JSON instead of the text"
+    )
+    parser.add_argument("--json-file", default="", metavar="FILE", help="write the JSON to this file, besides")
     parser.add_argument(
         "--exclude-file", default="", metavar="FILE", help="write the hosts of the named nodes to it, one a line"
     )
@@ -61,10 +73,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         "--disk-folder", default=tempfile.gettempdir(), metavar="FOLDER",
         help="where to write for the check of the disk [the folder for temporary files]",
     )  # fmt: skip
-    options = parser.parse_args(arguments)
-    if options.history and options.forget_past:
-        parser.error(f"--forget-past is for the store of a collector; delete the file {options.history} instead")
-    return options
+    return parser
 
 
 def _budget(text: str) -> float:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
+from rankscope.collector.commands.command import add_json, give_json, write_output
 from rankscope.collector.commands.memory import write_flows_of
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
 from rankscope.collector.traces import analyze
@@ -38,7 +37,7 @@ class Analyze:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces, the selection and the outputs."""
         parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace, a folder, a glob or a URL")
-        parser.add_argument("--json-file", type=Path, metavar="FILE", help="write everything to this file as JSON")
+        add_json(parser, "everything")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
         parser.add_argument(
             "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
@@ -99,7 +98,7 @@ class Analyze:
                 report = analyze(
                     options.paths,
                     against=options.against,
-                    any_world=options.force,
+                    force=options.force,
                     steps=steps,
                     rank=options.rank,
                     cycle=options.cycle,
@@ -126,8 +125,9 @@ class Analyze:
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE
+        wants_text = give_json(options, report)
         _write_outputs(report, options, sort_by)
-        if report.ranks:
+        if report.ranks and wants_text:
             print(render_text(report, options.top, sort_by=sort_by))
         return print_errors(report)
 
@@ -137,9 +137,6 @@ def _write_outputs(report: TraceReport, options: argparse.Namespace, sort_by: st
     from rankscope.collector.reports.table_files import write_tables  # noqa: PLC0415 - as above
     from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415
 
-    if options.json_file is not None:
-        report_json = msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-        write_output(options.json_file, "--json-file", report_json)
     if options.html is not None:
         write_output(options.html, "--html", render_page(report, options.top, options.source_url, sort_by).encode())
     if options.tables is not None:
@@ -401,11 +398,3 @@ def parse_steps(text: str | None) -> StepRange | None:
     if steps[0] is not None and steps[1] is not None and steps[0] >= steps[1]:
         raise SettingError(f"--steps is {text!r}; the end must come after the first, and is not included")
     return steps
-
-
-def write_output(path: Path, option: str, content: bytes) -> None:
-    """Write the file that an option names. Raises UnavailableError."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UnavailableError(f"{path} (from {option}) cannot be written: {error.strerror}") from error

@@ -4,9 +4,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
+from rankscope.measure.errors import UnavailableError
 from rankscope.measure.settings import Settings, find_settings
 
 
@@ -89,6 +94,58 @@ def read_run(options: argparse.Namespace) -> str | None:
     """Return the run that is named; None where none is."""
     named: str | None = options.run_named or options.run
     return named
+
+
+def add_json(parser: argparse.ArgumentParser, what: str, form: argparse._MutuallyExclusiveGroup | None = None) -> None:
+    """Add `--json`, which prints `what` instead of the text, and `--json-file`, which writes it, to a command that has
+    an answer; `give_json` does what they ask for. `form` has what `--json` excludes.
+    """
+    (form or parser).add_argument("--json", action="store_true", help=f"print {what} as JSON instead of the text")
+    parser.add_argument(
+        "--json-file", type=Path, default=None, metavar="FILE", help="write the JSON to this file, besides"
+    )
+
+
+def check_json_file(options: argparse.Namespace) -> None:
+    """Raise UnavailableError where `--json-file` cannot be written, before a work of minutes. A file that is there is
+    kept.
+    """
+    if options.json_file is not None:
+        with naming(options.json_file, "--json-file"):
+            options.json_file.open("ab").close()
+
+
+def asks_for_json(options: argparse.Namespace) -> bool:
+    """Return whether JSON is to be printed, or written, or both."""
+    return bool(options.json) or options.json_file is not None
+
+
+def give_json(options: argparse.Namespace, value: object) -> bool:
+    """Print and write what a command has found as JSON, as far as it is asked to. Return whether the text is wanted.
+    Raises UnavailableError where the file cannot be written.
+    """
+    if asks_for_json(options):
+        content = msgspec.json.format(msgspec.json.encode(value), indent=2)
+        if options.json_file is not None:
+            write_output(options.json_file, "--json-file", content + b"\n")
+        if options.json:
+            print(content.decode())
+    return not options.json
+
+
+def write_output(path: Path, option: str, content: bytes) -> None:
+    """Write the file that an option names. Raises UnavailableError."""
+    with naming(path, option):
+        path.write_bytes(content)
+
+
+@contextmanager
+def naming(path: Path, option: str) -> Iterator[None]:
+    """Raise an OSError inside as UnavailableError with the file and the option that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"{path} (from {option}) cannot be written: {error.strerror}") from error
 
 
 def announce(addresses: Mapping[str, object]) -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
-import msgspec
-
 from rankscope.collector.client import add_url, fetch, find_collector
-from rankscope.collector.commands.analyze import write_output
+from rankscope.collector.commands.command import add_json, give_json, write_output
 from rankscope.collector.comparison.baseline import find_baseline
-from rankscope.collector.comparison.compared_runs import ANYWAY, check_margin, compare_read, note_baseline
+from rankscope.collector.comparison.compared_runs import FORCE, check_margin, compare_read, note_baseline
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
 from rankscope.collector.comparison.run_side import (
     RunSide,
@@ -66,7 +64,7 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
             help=f"exit with {SLOWER} where a step of B took more than RATIO times as long, beyond its noise",
         )  # fmt: skip
         parser.add_argument("--force", action="store_true", help="compare also where the work was not equal")
-        parser.add_argument("--json", action="store_true", help="print it as JSON")
+        add_json(parser, "it")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
 
     def run(self, options: argparse.Namespace) -> int:
@@ -79,9 +77,7 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
             found = compare_read(a, b, margin=options.margin, compares_unequal=options.force, notes=notes)
         if options.html is not None:
             write_output(options.html, "--html", render_comparison_page(found).encode())
-        if options.json:
-            print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
-        else:
+        if give_json(options, found):
             print(render_comparison(found, colors=choose_colors(sys.stdout, os.environ)))
         return 0 if options.fail_above is None else find_exit_status(found, options.fail_above)
 
@@ -112,12 +108,12 @@ def _ask_collector(options: argparse.Namespace) -> RunComparison:
     if options.baseline is not None:
         raise SettingError("--baseline looks for a run in the store itself: name it with --store.")
     a, b = (write_selection(one) for one in _name_both(options))
-    asked = {"a": a, "b": b, "margin": str(options.margin), **({"anyway": "yes"} if options.force else {})}
+    asked = {"a": a, "b": b, "margin": str(options.margin), **({"force": "yes"} if options.force else {})}
     url, credentials = find_collector(options)
     try:
         return fetch(f"{url}/api/v1/compare?{urlencode(asked)}", RunComparison, credentials)
     except UnavailableError as error:
-        raise UnavailableError(str(error).replace("anyway=yes", ANYWAY)) from error
+        raise UnavailableError(str(error).replace("force=yes", FORCE)) from error
 
 
 def _name_both(options: argparse.Namespace) -> tuple[Selection, Selection]:

@@ -3,9 +3,9 @@
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Final
 
+from rankscope.collector.commands.command import add_json, check_json_file, give_json
 from rankscope.measure.errors import SettingError
 
 RANKS: Final = 4
@@ -31,9 +31,7 @@ class Demo:
         parser.add_argument(
             "--slow-from", type=int, default=60, metavar="STEP", help="its first slow step, from 0 [60]"
         )
-        parser.add_argument(
-            "--json-file", type=Path, default=None, metavar="FILE", help="write the result to this file"
-        )
+        add_json(parser, "the result")
 
     def run(self, options: argparse.Namespace) -> int:
         """Run the demo and return 0 when it trained to its end. Raises SettingError for a number out of range."""
@@ -53,6 +51,7 @@ class Demo:
             if not smallest <= value <= largest:
                 text = f"{name} is {value}; it must be from {smallest} to {largest}"
                 raise SettingError(text)
+        check_json_file(options)
         return run_demo(
             DemoOptions(
                 ranks=options.ranks,
@@ -60,7 +59,7 @@ class Demo:
                 fault=options.fault,
                 slow_rank=options.slow_rank,
                 slow_from=options.slow_from,
-                json_path=options.json_file,
             ),
-            sys.stdout,
+            sys.stderr if options.json else sys.stdout,
+            lambda result: give_json(options, result),
         )

@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from rankscope.collector.client import add_credentials, open_collector, read_config
+from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check, problem
 from rankscope.collector.doctor.interpreter import check_interpreter, inspect_interpreter
 from rankscope.collector.doctor.machine import check_machine
@@ -47,14 +46,12 @@ class Doctor:
             help="also check a collector's HTTP address [RANKSCOPE_URL or client.toml]",
         )
         add_credentials(parser)
-        parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+        add_json(parser, "the checks")
 
     def run(self, options: argparse.Namespace) -> int:
         """Print every check; return 1 if one found a problem, else 0."""
         checks = list(_run_checks(options, os.environ))
-        if options.json:
-            print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
-        else:
+        if give_json(options, checks):
             print(render(checks))
         return int(any(check.state == PROBLEM for check in checks))
 

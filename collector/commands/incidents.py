@@ -1,7 +1,6 @@
 """`rankscope incidents`: list the incidents of a running collector, or of its store."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from rankscope.collector.captures.capture import Capture, find_captures_folder
 from rankscope.collector.captures.incident_views import IncidentView, link_incidents
 from rankscope.collector.captures.store import read_kept
 from rankscope.collector.client import ANONYMOUS, Credentials, add_url, fetch, find_collector
-from rankscope.collector.commands.command import add_run, read_run
+from rankscope.collector.commands.command import add_json, add_run, give_json, read_run
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.kept_nodes import read_histories
 from rankscope.collector.incidents.store import read_store
@@ -51,9 +50,7 @@ rankscope incidents bert --store runs.db --json"""
         add_url(parser)
         add_run(parser, "only those of this run")
         parser.add_argument("--open", action="store_true", help="only those that are open")
-        parser.add_argument(
-            "--json", action="store_true", help="print them as JSON, with their evidence and all changes"
-        )
+        add_json(parser, "them, with their evidence and all changes,")
         parser.add_argument(
             "--store", type=Path, default=None, metavar="FILE", help="read this store instead of asking a collector"
         )
@@ -62,8 +59,7 @@ rankscope incidents bert --store runs.db --json"""
         """Print the incidents and return 0. Raises UnavailableError without a collector or a store."""
         found = _ask_collector(options) if options.store is None else _read_folder(options)
         incidents = sorted(found.incidents, key=lambda incident: (not incident.is_open, -incident.id))
-        if options.json:
-            print(json.dumps(to_plain(incidents), indent=2))
+        if not give_json(options, incidents):
             return 0
         if incidents:
             print(render_incidents(incidents, time.time(), notes=_describe_more(found)))

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
+from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.memory.snapshot_process import read_snapshot
 from rankscope.collector.reports.trace_cells import MISSING
 from rankscope.collector.traces.report import TraceReport
@@ -39,9 +38,7 @@ rankscope memory snapshot.pickle --json > memory.json"""
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the snapshot and the outputs."""
         parser.add_argument("path", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
-        parser.add_argument(
-            "--json", action="store_true", help="print everything as JSON, with stacks of up to 20 frames"
-        )
+        add_json(parser, "everything, with stacks of up to 20 frames,")
         parser.add_argument(
             "--flow", type=Path, default=None, metavar="FILE", help="draw time by address into this SVG file"
         )
@@ -56,9 +53,7 @@ rankscope memory snapshot.pickle --json > memory.json"""
         if options.top < 1:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
         result = read_snapshot(options.path, with_flow=options.flow is not None)
-        if options.json:
-            print(msgspec.json.format(msgspec.json.encode(result.report), indent=1).decode())
-        else:
+        if give_json(options, result.report):
             print(render_snapshot(result.report, options.top))
         if options.flow is not None:
             if result.flows:

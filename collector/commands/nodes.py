@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import re
 import sys
 import tempfile
@@ -10,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from rankscope.collector.client import add_url, fetch, find_collector
+from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.incidents.kept_nodes import read_nodes
 from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, NodeRecord
 from rankscope.collector.reports.incident_table import format_utc
@@ -42,7 +40,7 @@ rankscope nodes --store runs.db --exclude-file exclude.txt"""
         """Add the address or the store, and the limits."""
         add_url(parser)
         parser.add_argument("--store", type=Path, default=None, metavar="FILE", help="read this store instead")
-        parser.add_argument("--json", action="store_true", help="print them as JSON, with GPU UUIDs")
+        add_json(parser, "them, with GPU UUIDs,")
         parser.add_argument(
             "--exclude-file",
             type=Path,
@@ -72,7 +70,8 @@ rankscope nodes --store runs.db --exclude-file exclude.txt"""
             found = fetch(f"{url}/api/v1/nodes", NodeList, credentials)
         else:
             found = read_nodes(options.store)
-        print(json.dumps(msgspec.to_builtins(found), indent=2) if options.json else render_nodes(found))
+        if give_json(options, found):
+            print(render_nodes(found))
         if options.exclude_file is not None:
             names = choose_excluded(found, options.runs_min, options.ratio_min)
             _write(options.exclude_file, names)

@@ -7,7 +7,9 @@ import threading
 import time
 from typing import Final
 
-from rankscope.collector.commands.command import add_settings, read_overrides
+import msgspec
+
+from rankscope.collector.commands.command import add_json, add_settings, give_json, read_overrides
 from rankscope.collector.commands.serve import FIRST_SETTINGS, SERVE_GROUPS
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.incidents.incident import OPENED, Change, Incident
@@ -42,6 +44,7 @@ rankscope notify --alertmanager http://alertmanager:9093"""
         parser.usage = "rankscope notify [--config FILE] [--OPTION VALUE ...]"
         parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
         parser.add_argument("--alertmanager", default="", metavar="URL", help="send an alert to this Alertmanager, too")
+        add_json(parser, "what each receiver has answered")
         add_settings(parser, CollectorConfig, SERVE_GROUPS, FIRST_SETTINGS)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -57,14 +60,25 @@ rankscope notify --alertmanager http://alertmanager:9093"""
             )
         event = build_test_event(time.time())
         deliveries = {name: _deliver(receiver, event) for name, receiver in receivers.items()}
-        for name, delivery in deliveries.items():
-            print(f"{name}: {delivery.problem or DELIVERED}")
-        are_right = [delivery.outcome == DELIVERED for delivery in deliveries.values()]
+        answers = [
+            Answer(receiver=name, is_accepted=one.outcome == DELIVERED, said=one.problem or DELIVERED)
+            for name, one in deliveries.items()
+        ]
         if options.alertmanager:
             alert = send_to_alertmanager(options.alertmanager, time.time())
-            print(f"alertmanager: {alert.text}")
-            are_right.append(alert.is_accepted)
-        return 0 if all(are_right) else 1
+            answers.append(Answer(receiver="alertmanager", is_accepted=alert.is_accepted, said=alert.text))
+        if give_json(options, answers):
+            for one in answers:
+                print(f"{one.receiver}: {one.said}")
+        return 0 if all(one.is_accepted for one in answers) else 1
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one receiver has said to the test."""
+
+    receiver: str
+    is_accepted: bool
+    said: str
 
 
 def read_all_receivers(config: CollectorConfig) -> Receivers:

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from rankscope.collector.commands.analyze import TOP, print_errors, write_output
+from rankscope.collector.commands.analyze import TOP, print_errors
+from rankscope.collector.commands.command import add_json, check_json_file, give_json, write_output
 from rankscope.collector.commands.progress import ALL_GOOD
 from rankscope.measure.capture_limits import CAPTURE_STEPS_MAX
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -49,7 +48,7 @@ class Profile:
             help="the device's highest TFLOP/s, for all types [by its data sheet, for each type]",
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
-        parser.add_argument("--json-file", type=Path, metavar="FILE", help="write the analysis to this file as JSON")
+        add_json(parser, "the analysis")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write the whole analysis to this file as a page")
         parser.add_argument(
             "-o", "--output", type=Path, metavar="FOLDER", help="keep the traces in this folder, new or empty"
@@ -64,6 +63,7 @@ class Profile:
         """
         from rankscope.collector.profiled_script import Script, profile_script  # noqa: PLC0415 - as in `demo`
 
+        check_json_file(options)
         check_options(options, os.environ.get("RANK"))
         if importlib.util.find_spec("torch") is None:
             raise UnavailableError("profile runs a script with PyTorch, which is missing here: pip install torch")
@@ -140,13 +140,9 @@ def _print_profile(traces: Path, options: argparse.Namespace) -> int:
     from rankscope.collector.traces import analyze  # noqa: PLC0415
 
     report = analyze([str(traces)], flops=True, modules=True, peak_tflops=options.peak_tflops)
-    if report.ranks:
+    if give_json(options, report) and report.ranks:
         sections = build_flops_sections(report.ranks, options.top, options.top)
         print("\n\n".join([headline(report), *("\n".join(render_section(one, WIDTH)) for one in sections)]))
-    if options.json_file is not None:
-        write_output(
-            options.json_file, "--json-file", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-        )
     if options.html is not None:
         write_output(options.html, "--html", render_page(report, options.top).encode())
     return ALL_GOOD if print_errors(report) == ALL_GOOD else 1

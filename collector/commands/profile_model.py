@@ -5,6 +5,7 @@ import importlib.util
 import subprocess
 import sys
 
+from rankscope.collector.commands.command import add_json, check_json_file
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 
@@ -31,15 +32,21 @@ class ProfileModel:
         parser.add_argument("--passes", type=int, default=5, metavar="N", help="timed passes [5]")
         parser.add_argument("--dp", type=int, default=1, metavar="N", help="replicas of data parallelism [1]")
         parser.add_argument("--mp", type=int, default=1, metavar="N", help="parts of model parallelism [1]")
+        add_json(parser, "every module")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Run it, and return its exit status. Raises UnavailableError without torch."""
+        """Run it, and return its exit status. Raises UnavailableError without torch, or where the file of `--json-file`
+        cannot be written.
+        """
+        check_json_file(options)
         if importlib.util.find_spec("torch") is None:
             raise UnavailableError("profile-model runs a model with PyTorch, which is missing here: pip install torch")
         words = [
             options.function, "--top", str(options.top), "--passes", str(options.passes), "--dp", str(options.dp),
             "--mp", str(options.mp), *(["--forward-only"] if options.forward_only else []),
             *(["--depth", str(options.depth)] if options.depth is not None else []),
+            *(["--json"] if options.json else []),
+            *(["--json-file", str(options.json_file)] if options.json_file is not None else []),
             *(word for name in options.ignore for word in ("--ignore", name)),
         ]  # fmt: skip
         return subprocess.run(build_child_command(sys.executable, MODULE, *words), check=False).returncode  # noqa: S603

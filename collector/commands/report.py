@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-import msgspec
-
 from rankscope.collector.client import add_url, fetch, find_collector
+from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
 from rankscope.collector.reports.run_sections import TOP, render_text
@@ -36,7 +35,7 @@ rankscope report bert --store runs.db --html > bert.html"""
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="ROWS", help=f"rows per table [{TOP}]")
         form = parser.add_mutually_exclusive_group()
-        form.add_argument("--json", action="store_true", help="print it as JSON")
+        add_json(parser, "it", form)
         form.add_argument("--html", action="store_true", help="print it as a self-contained HTML page")
         form.add_argument(
             "--parquet", default="", metavar="FOLDER", help="with --store: write every step to this path or URL"
@@ -49,9 +48,7 @@ rankscope report bert --store runs.db --html > bert.html"""
         if options.parquet:
             return _write_history(options)
         report = _find_report(options)
-        if options.json:
-            print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-        else:
+        if give_json(options, report):
             colors = choose_colors(sys.stdout, os.environ)
             print(render_page(report, options.top) if options.html else render_text(report, options.top, colors=colors))
         return 0

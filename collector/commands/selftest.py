@@ -4,8 +4,7 @@ import argparse
 import sys
 from typing import Final
 
-import msgspec
-
+from rankscope.collector.commands.command import add_json, check_json_file, give_json
 from rankscope.collector.selftest.cases import CASES
 
 ALL: Final = "all"
@@ -28,20 +27,20 @@ rankscope selftest --kind host_sleep --kind crash"""
             help="a fault to try; may be repeated [all]; the exit status is 0 if each was found with its cause, 1 if "
             f"one was not, {NOT_REACHED} if some could not be tried",
         )  # fmt: skip
-        parser.add_argument("--json", action="store_true", help="print the results as JSON, and the table on stderr")
+        add_json(parser, "the results")
 
     def run(self, options: argparse.Namespace) -> int:
         """Try the faults; return 0 where each was found with its cause, NOT_REACHED where nothing was wrong and some
         could not be tried, else 1.
         """
+        check_json_file(options)
         out = sys.stderr if options.json else sys.stdout
         from rankscope.collector.selftest.run import run_selftest  # noqa: PLC0415 - no other command needs it
 
         chosen = options.kind or [ALL]
         kinds = list(CASES) if ALL in chosen else list(dict.fromkeys(chosen))
         report = run_selftest(kinds, out)
-        if options.json:
-            print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        give_json(options, report)
         if report.right + report.not_reached < len(report.kinds):
             return 1
         return NOT_REACHED if report.not_reached else 0

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import json
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from rankscope.collector.client import Collector, add_url, fetch, fetch_runs, find_collector
-from rankscope.collector.commands.command import add_run, read_run
+from rankscope.collector.commands.command import add_json, add_run, asks_for_json, give_json, read_run
 from rankscope.collector.commands.incidents import fetch_incidents, to_plain
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api.rank_views import RankAnswer
@@ -54,17 +53,16 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
             "--rank", type=int, default=None, metavar="N", help="show one rank compared with its peer ranks"
         )
         form.add_argument("--all", action="store_true", help=f"list every rank, not only the {WORST} worst of each run")
-        form.add_argument("--json", action="store_true", help="print the runs as JSON, each with its open incidents")
+        add_json(parser, "the runs, each with its open incidents, or the rank,")
 
     def run(self, options: argparse.Namespace) -> int:
         """Print the status and return 0. Raises SettingError, and UnavailableError without a collector or the run."""
         collector = find_collector(options)
         ids = _choose_runs(fetch_runs(*collector), read_run(options))
         if options.rank is not None:
-            return _show_rank(collector, ids, options.rank)
+            return _show_rank(collector, ids, options)
         incidents = [one for one in fetch_incidents(*collector, only_open=True) if one.run_id in ids]
-        if options.json:
-            _print_json(collector, ids, incidents)
+        if asks_for_json(options) and not give_json(options, _read_runs(collector, ids, incidents)):
             return 0
         colors = choose_colors(sys.stdout, os.environ)
         for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=read_run(options) is not None):
@@ -76,10 +74,10 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
         return 0
 
 
-def _print_json(collector: Collector, ids: Sequence[str], incidents: Sequence[Incident]) -> None:
+def _read_runs(collector: Collector, ids: Sequence[str], incidents: Sequence[Incident]) -> list[dict[str, Any]]:
     by_run = {run_id: to_plain([one for one in incidents if one.run_id == run_id]) for run_id in ids}
     runs = {run_id: _fetch_run(collector, run_id, "", dict[str, Any]) for run_id in ids}
-    print(json.dumps([{**run, "open_incidents": by_run[run_id]} for run_id, run in runs.items()], indent=2))
+    return [{**run, "open_incidents": by_run[run_id]} for run_id, run in runs.items()]
 
 
 def _choose_runs(known: Sequence[str], wanted: str | None) -> Sequence[str]:
@@ -119,7 +117,8 @@ def _name_by_id(status: RunStatus) -> RunStatus:
     return msgspec.structs.replace(status, run=named)
 
 
-def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
+def _show_rank(collector: Collector, ids: Sequence[str], options: argparse.Namespace) -> int:
+    number: int = options.rank
     if number < 0:
         raise SettingError(f"--rank is {number}; ranks are whole numbers from 0.")
     if len(ids) != 1:
@@ -127,6 +126,8 @@ def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
         raise SettingError(f"--rank is {number}; name its run with --run. This collector knows: {known}.")
     run = _fetch_run(collector, ids[0], "?ranks=none", RunSnapshot)
     found = _fetch_run(collector, ids[0], f"/ranks/{number}", RankAnswer)
+    if not give_json(options, found):
+        return 0
     peers = None
     if found.peers is not None:
         medians = found.peers

@@ -13,7 +13,7 @@ from rankscope.collector.comparison.verdict import describe_comparison
 from rankscope.measure.errors import SettingError, UnavailableError
 
 MARGIN_MAX: Final = 0.5
-ANYWAY: Final = "--force"
+FORCE: Final = "--force"
 """What compares unequal work; the API says it in its own way."""
 
 
@@ -41,7 +41,7 @@ def compare_read(
     if found.unequal and not compares_unequal:
         raise UnavailableError(
             f"The runs are not compared, as their work was not equal: {'; '.join(found.unequal)}. "
-            f"{ANYWAY} compares them."
+            f"{FORCE} compares them."
         )
     return msgspec.structs.replace(found, verdict=describe_comparison(found), notes=(*found.notes, *notes))
 

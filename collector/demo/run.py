@@ -10,12 +10,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, TextIO
-
-import msgspec
 
 from rankscope.collector.demo.result import DemoResult, build_result
 from rankscope.collector.demo.running_collector import RunningCollector, end_process, running_collector
@@ -53,17 +51,15 @@ AGENT_ENVIRONMENT = {
 }
 
 
-def run_demo(options: DemoOptions, out: TextIO) -> int:
+def run_demo(options: DemoOptions, out: TextIO, give: Callable[[DemoResult], object]) -> int:
     """Run the demo and return 0 when the training ran to its end, else 1. At a terminal the page stays open until
     Ctrl-C.
 
-    Raises UnavailableError when torch is missing or a process cannot be started.
+    `give` gets the result. Raises UnavailableError when torch is missing or a process cannot be started.
     """
     if importlib.util.find_spec("torch") is None:
         text = "the demo trains a model and needs PyTorch: pip install torch, or `make demo` in a checkout"
         raise UnavailableError(text)
-    if options.json_path is not None:
-        _check_writable(options.json_path)
     out.write(f"{describe(options, len(os.sched_getaffinity(0)))}\n")
     out.flush()
     colors = choose_colors(out, os.environ)
@@ -73,8 +69,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
             run = _wait_for_ends(collector, training, said)
         end = write_end(run, options, watched.named_by_step, colors)
         out.write(f"{CLEAR if out.isatty() else ''}{end}\n{describe_next(options.fault, sys.argv[0])}\n")
-        if options.json_path is not None:
-            _write_json(build_result(run, watched.samples), options.json_path)
+        give(build_result(run, watched.samples))
         if training.returncode != 0:
             out.write(_read_last(said))
         elif out.isatty():
@@ -223,23 +218,3 @@ def count_samples(collector: RunningCollector) -> int:
     """Return the number of samples at /metrics: lines of Prometheus' text format that do not begin with `#`."""
     text = collector.read("/metrics").decode()
     return sum(1 for line in text.splitlines() if line and not line.startswith("#"))
-
-
-def _check_writable(path: Path) -> None:
-    """Raise UnavailableError before the training starts if the file cannot be written. An existing file is kept."""
-    with _naming(path):
-        path.open("ab").close()
-
-
-def _write_json(result: DemoResult, path: Path) -> None:
-    with _naming(path):
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        text = f"cannot write {path} (from --json-file): {error.strerror}; name a path that can be written"
-        raise UnavailableError(text) from error

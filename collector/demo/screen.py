@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -45,7 +44,6 @@ class DemoOptions:
     fault: str
     slow_rank: int
     slow_from: int
-    json_path: Path | None = None
 
     @property
     def is_planted(self) -> bool:

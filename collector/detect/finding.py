@@ -16,6 +16,8 @@ from rankscope.collector.detect.finding_words import (
 )
 from rankscope.collector.detect.sampled_lines import SampledLines
 
+LEFT_S: Final = "left_s"
+"""Key in the evidence of findings that predict an end: the time until then, in seconds."""
 STRAGGLER: Final = "straggler"
 """Kind of a finding about ranks whose self time is longer than that of their peers."""
 PERIODIC_WORK: Final = "periodic_work"

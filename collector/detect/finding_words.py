@@ -4,13 +4,14 @@ This is the only place where the numbers of a finding become text. Terminal, pag
 fields, or the sentence that is made of them. Nothing here has a verb in a tense, so a finding that is over reads as it
 did while it was open, with its period in place of its begin.
 
-    Rank 2 (node-7): 3.4x slower than its 3 peers since step 60 (14:02 UTC).       headline
+    Rank 2 (node-7): 3.4x slower than its 3 peers since step 60 (2026-03-14 14:02 UTC).   headline
     Own time 195 ms per step, peers 58 ms.                                          figures
     Cause data_loading: 137 ms more per step waiting for its data loader.           why
     Cost: run 3.2x slower, 2.8 of 4 ranks wasted.                                   cost
 """
 
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rankscope.measure.units import format_duration, format_length
@@ -164,17 +165,19 @@ def _write_clocks(finding: "Finding") -> str:
     if since is None or until is None:
         return ""
     begin, end = format_clock(since), format_clock(until)
-    return f"{begin} UTC" if begin == end else f"{begin}-{end} UTC"
+    if begin == end:
+        return f"{begin} UTC"
+    (day, _), (last_day, last) = begin.split(), end.split()
+    return f"{begin}-{last} UTC" if day == last_day else f"{begin} to {end} UTC"
 
 
 def format_clock(wall_s: float) -> str:
-    """Return the time of day in UTC, of any time.
+    """Return date and time of day in UTC. The date stands always: a text is read on other days than it was written.
 
     >>> format_clock(50_520.0), format_clock(-60.0)
-    ('14:02', '23:59')
+    ('1970-01-01 14:02', '1969-12-31 23:59')
     """
-    minutes = int(wall_s // 60)
-    return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
+    return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
 def _write_hang(finding: "Finding") -> str:

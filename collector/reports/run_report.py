@@ -12,6 +12,7 @@ from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.runs.blocked_lines import BlockingCalls, list_blocking_calls
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -36,7 +37,8 @@ INTERVALS_READ_MAX: Final = 1_440
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     """One rank over the last day of the run. `slowdown_ratio`, `self_ns` and `wait_caused_ns` are means over its
-    intervals, weighted with their steps; None: unknown. `lost_rank_seconds` is over the whole run.
+    intervals, weighted with their steps; None: unknown. `lost_rank_seconds` is over the whole run. `blocking_calls` are
+    those with the longest waits in its last full windows; None without such a window of a GPU.
     """
 
     rank: int
@@ -47,6 +49,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     self_ns: float | None = None
     wait_caused_ns: float | None = None
     lost_rank_seconds: float = 0.0
+    blocking_calls: tuple[BlockingCalls, ...] | None = None
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +181,7 @@ def _find_worst(
             steps=process.totals.steps,
             ended=_end_of(process),
             lost_rank_seconds=cost.get(identity.rank, 0.0),
+            blocking_calls=list_blocking_calls(process.synchronisations),
             **{name: found.get(identity.rank) for name, found in means.items()},
         )
         lines.append(line)

@@ -7,6 +7,7 @@ from typing import Final
 from rankscope.collector.detect.finding import order_findings
 from rankscope.collector.detect.finding_words import write_lost
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.reports.blocked_lines_table import build_blocked_lines
 from rankscope.collector.reports.finding_text import render_facts
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.run_report import RunReport
@@ -66,6 +67,7 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
         _lines(report, top),
         _incidents(report, top),
         _worst_ranks(report, top),
+        *_blocked(report, top),
         _time(report),
         _curve(report, top),
         *([_compiled(report, top)] if report.compilations.frames else []),
@@ -201,6 +203,12 @@ def _worst_ranks(report: RunReport, top: int) -> Section:
         for one in report.worst_ranks
     ]  # fmt: skip
     return section.of(rows, top, len(report.worst_ranks))
+
+
+def _blocked(report: RunReport, top: int) -> list[Section]:
+    """Return the table of blocking lines of the worst ranks; nothing where no rank has told any, as without GPUs."""
+    told = [(one.rank, one.blocking_calls) for one in report.worst_ranks if one.blocking_calls]
+    return [build_blocked_lines(told, top)] if told else []
 
 
 def _time(report: RunReport) -> Section:

@@ -5,6 +5,7 @@ from typing import Final
 
 from rankscope.collector.detect.finding import Finding, order_findings
 from rankscope.collector.detect.sampled_lines import SampledLines, describe_line
+from rankscope.collector.reports.blocked_lines_table import build_blocked_lines
 from rankscope.collector.reports.finding_text import render_facts
 from rankscope.collector.reports.rank_table import color_of, render_head, render_rank, render_ranks
 from rankscope.collector.reports.summary import (
@@ -16,6 +17,8 @@ from rankscope.collector.reports.summary import (
 )
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.reports.trace_text import WIDTH, render_section
+from rankscope.collector.runs.blocked_lines import list_blocking_calls
 from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
@@ -231,6 +234,9 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
         count, times = peers
         whose = "the one rank it is compared with" if count == 1 else f"the median of the {count:,} it is compared with"
         lines.append(f"{'peers':>5} {'':>6} {times} {'':>8} {whose}")
+    blocked = None if basis.absent else list_blocking_calls(rank.synchronisations)
+    if blocked:
+        lines += ["", *render_section(build_blocked_lines([(identity.rank, blocked)], len(blocked)), WIDTH)]
     return "\n".join(lines)
 
 

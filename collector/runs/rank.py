@@ -84,6 +84,8 @@ class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
     is_gone: bool = False
     ended_wall_s: float | None = None
     flops: StepFlops = NO_FLOPS
+    #: Its last windows with blocking calls as one; None while there is none, and where its ratios are absent.
+    synchronisations: WindowSynchronisations | None = None
 
     @property
     def missing(self) -> int:
@@ -188,6 +190,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             totals=last.totals,
             losses=last.losses,
             flops=last.flops,
+            synchronisations=self.synchronisations if _find_basis(self, last).absent is None else None,
             devices=self.devices,
             said=liveness.said,
             seen=liveness.seen,

@@ -53,7 +53,7 @@ def analyze(
     paths: Paths,
     *,
     against: Paths | None = None,
-    any_world: bool = False,
+    force: bool = False,
     steps: StepRange | None = None,
     rank: int | None = None,
     cycle: int | Literal["all"] | None = None,
@@ -80,7 +80,7 @@ def analyze(
 ) -> TraceReport:
     """Return the analysis of the traces behind these paths: files, folders, globs, URLs.
 
-    `against` are the paths of other traces to compare the time of a step with, of as many ranks unless `any_world`;
+    `against` are the paths of other traces to compare the time of a step with, of as many ranks unless `force`;
     the same choice of steps, rank and cycle applies to them. `steps` keeps only the steps from the first number up
     to, not including, the second; `rank` only that rank's file. `cycle` is the number, from 1, of the cycle of a
     profiler's schedule where ranks have a file for each; None is the last; "all" sets all of them side by side
@@ -125,7 +125,7 @@ def analyze(
     others, other_errors = _analyse_side(against, job.of_other_side, choice, executor, progress)
     comparison = attempt(
         lambda: compare_steps(
-            found, others, any_world=any_world, waits=compared.waits, against_waits=compare_ranks(others).waits
+            found, others, force=force, waits=compared.waits, against_waits=compare_ranks(others).waits
         ),
         lambda reason: Comparison(against_files=[one.report.file for one in others], refused=reason),
     )

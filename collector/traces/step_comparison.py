@@ -31,16 +31,16 @@ def compare_steps(
     found: Sequence[RankAnalysis],
     others: Sequence[RankAnalysis],
     *,
-    any_world: bool = False,
+    force: bool = False,
     waits: Waits = None,
     against_waits: Waits = None,
 ) -> Comparison:
     """Return the difference of the steps, mean over all steps of the ranks that both sides have (with other numbers of
-    ranks: of all). `any_world` allows these numbers to differ. `waits` are those of the ranks of a side for each other,
+    ranks: of all). `force` allows these numbers to differ. `waits` are those of the ranks of a side for each other,
     None where they are not known: then waiting is not told from communication.
     """
     files = [one.report.file for one in others]
-    refused = _find_refusal(found, others, any_world=any_world)
+    refused = _find_refusal(found, others, force=force)
     if refused is not None:
         return Comparison(against_files=files, refused=refused)
     found, others, notes = _choose_ranks(found, others)
@@ -77,7 +77,7 @@ def compare_steps(
 # -- what may be compared ---------------------------------------------------------------------------------------------
 
 
-def _find_refusal(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis], *, any_world: bool) -> str | None:
+def _find_refusal(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis], *, force: bool) -> str | None:
     for side, ranks in ((HERE, found), (THERE, others)):
         reason = _find_refusal_of_side(ranks)
         if reason is not None:
@@ -86,7 +86,7 @@ def _find_refusal(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis],
     if here != there:
         cpu, device = (HERE, THERE) if here else (THERE, HERE)
         return f"{cpu} are of a CPU, {device} of a device: different things take their time"
-    if _have_other_worlds(found, others) and not any_world:
+    if _have_other_worlds(found, others) and not force:
         sizes = " and ".join(f"{size:,}" for size in sorted(_find_worlds(found, others)))
         return f"the runs have {sizes} ranks, which share the work out differently; --force compares them"
     return None

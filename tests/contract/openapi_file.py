@@ -146,8 +146,8 @@ def _compare() -> Json:
         {"type": "number", "exclusiveMinimum": 0, "maximum": compared_runs.MARGIN_MAX},
         "Share that counts as none.",
     )
-    anyway = _query("anyway", {"type": "string", "enum": ["yes", "no"]}, "Compare unequal work too.")
-    parameters = [{**a, "required": True}, {**b, "required": True}, margin, anyway]
+    force = _query("force", {"type": "string", "enum": ["yes", "no"]}, "Compare unequal work too.")
+    parameters = [{**a, "required": True}, {**b, "required": True}, margin, force]
     return _operation(
         "compareRuns", "B compared with A, from the store.", _json(RunComparison), parameters, 400, 404, 503
     )

@@ -325,7 +325,12 @@ def test_a_rule_with_a_misspelt_name_would_be_found() -> None:
 
 def test_few_alerts_look_at_every_rank() -> None:
     known = find_catalog_labels()
-    per_rank = {"rankscope_finding_open", "rankscope_finding_slowdown_ratio", "rankscope_rank_missing"}
+    per_rank = {
+        "rankscope_finding_left_seconds",
+        "rankscope_finding_open",
+        "rankscope_finding_slowdown_ratio",
+        "rankscope_rank_missing",
+    }
     dear = [
         rule["alert"]
         for rule in ALERTS

@@ -12,7 +12,7 @@ from tests.gpu.nvidia_smi import COLUMNS, parse_answer
 
 ROOT = Path(__file__).parents[2]
 MINUTES_S = 180
-NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT / '.typing'}{os.pathsep}{ROOT}"}
+NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT / '.package'}{os.pathsep}{ROOT}"}
 """As in the Makefile; also where there is a GPU."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from rankscope.agent.run_report import NOT_MEASURED
 from rankscope.collector.commands.files import FOLDERS, find_names
 from rankscope.measure import __version__
 from tests.helm import find_helm
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "collector", "measure", "uplink")
 ALIAS, ALIASED = "rankscope/preflight/", "agent/preflight/"
 """A folder that is in the wheel once more, under a shorter name."""
+OWN = {f"rankscope/{name}": f".package/rankscope/{name}" for name in ("__init__.py", "py.typed")}
+"""The files of `rankscope` itself, which lie beside the links to the four packages."""
 BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 SHIPPED_KINDS = {".py", ".css", ".js", ".html", ".svg", ".json"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
@@ -40,6 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         shutil.copy(ROOT / name, tree)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tree / package, ignore=LEFT_OUT)
+    shutil.copytree(ROOT / ".package", tree / ".package", ignore=LEFT_OUT, symlinks=True)
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=LEFT_OUT)
     (tree / "deploy/docker/agent.key").write_text("a secret key")
@@ -54,15 +58,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 @pytest.fixture(scope="module")
-def copied(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with all files that the installed wheel copies."""
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the wheel is installed in, without what it depends on."""
     folder = tmp_path_factory.mktemp("installed")
     assert wheel.filename is not None
-    options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder / "site"), wheel.filename]
+    options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder), wheel.filename]
     subprocess.run([sys.executable, "-m", "pip", "install", *options], check=True, timeout=200)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def copied(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with all files that the installed wheel copies."""
+    folder = tmp_path_factory.mktemp("copied")
     # Before the editable installation that these tests run in.
     command = [sys.executable, "-m", "rankscope.collector", "files", "--copy", str(folder / "copy")]
-    environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
     subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL, timeout=100)
     return folder / "copy"
 
@@ -79,17 +90,16 @@ def find_shipped() -> set[str]:
     twice = {f"{ALIAS}{path.name}" for path in (ROOT / ALIASED).glob("*.py")}
     return (
         twice
+        | set(OWN)
         | {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")}
-        | {
-            f"rankscope/{path.relative_to(ROOT).as_posix()}"
-            for path in files
-            if path.suffix in SHIPPED_KINDS or path.name == "py.typed"
-        }
+        | {f"rankscope/{path.relative_to(ROOT).as_posix()}" for path in files if path.suffix in SHIPPED_KINDS}
     )
 
 
 def find_source(name: str) -> str:
     """Return the path in the tree of a file of the wheel."""
+    if name in OWN:
+        return OWN[name]
     if name.startswith(ALIAS):
         return ALIASED + name.removeprefix(ALIAS)
     return name.removeprefix("rankscope/").removeprefix("shipped/")
@@ -141,12 +151,19 @@ def test_every_link_of_the_copy_leads_to_a_file(copied: Path) -> None:
     assert broken == []
 
 
-def test_each_package_says_that_it_is_typed(wheel: zipfile.ZipFile) -> None:
-    assert {f"rankscope/{package}/py.typed" for package in PACKAGES} <= set(wheel.namelist())
-
-
-def test_rankscope_itself_stays_a_namespace(wheel: zipfile.ZipFile) -> None:
-    assert "rankscope/__init__.py" not in wheel.namelist()
+def test_the_installed_wheel_needs_one_import(installed: Path) -> None:
+    script = (
+        "import rankscope; print(rankscope.__file__, rankscope.__version__, rankscope.status()['absent']['findings']);"
+        "rankscope.step(); exec('with rankscope.phase(\"checkpoint\"): pass'); print(rankscope.agent.__file__)"
+    )
+    # Neither this checkout nor the editable installation that these tests run in: what they depend on only.
+    paths = [str(installed), *(path for path in sys.path if path.endswith("site-packages"))]
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {paths}; {script}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=installed, timeout=100)
+    assert done.stdout.splitlines() == [
+        f"{installed}/rankscope/__init__.py {__version__} {NOT_MEASURED}",
+        f"{installed}/rankscope/agent/__init__.py",
+    ]
 
 
 def test_the_wheel_asks_for_no_torch(metadata: Message) -> None:

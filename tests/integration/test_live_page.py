@@ -143,7 +143,7 @@ def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> N
     page.wait_for_text("#open-findings", "Rank 2 (node-a): 1.86x slower than its 3 peers since step 64")
     find(page.browser, "#open-findings summary").click()
     evidence = dict(page.rows("#open-findings table"))
-    assert (evidence["self_ns"], evidence["peers_self_ns"]) == ("65.00 ms", "35.00 ms")
+    assert (evidence["self_ns"], evidence["peers_self_ns"]) == ("65.0 ms", "35.0 ms")
     assert page.text("#announcement") == ""
 
 
@@ -181,6 +181,25 @@ def test_ranks_are_sorted_by_the_head_that_is_pressed(page: LivePage) -> None:
     page.click("#ranks th[data-order=own] button")
     wait_until(page.browser, lambda: order()[0] == "2")
     assert page.count("#ranks th[aria-sort]") == 1
+
+
+def test_silent_rank_says_how_old_its_last_report_is_also_while_no_step_ends(page: LivePage, world: LiveWorld) -> None:
+    last_wall_s = world.snapshot.wall_s
+    silent = rank_of(0, world_size=1, up=False, ended="silent", last_report_wall_s=last_wall_s)
+    run = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(silent,))
+    for _ in range(3):
+        world.show(run)
+        said = f"silent, last report {world.snapshot.wall_s - last_wall_s:.0f} s ago"
+        page.wait_for_text("#ranks", said)
+    never = msgspec.structs.replace(silent, last_report_wall_s=None)
+    world.show(msgspec.structs.replace(run, ranks=(never,)))
+    wait_until(page.browser, lambda: page.rows("#ranks")[0][2] == "silent")
+
+
+def test_heads_of_the_table_of_ranks_say_what_they_are(page: LivePage) -> None:
+    titles = page.run("return [...document.querySelectorAll('#ranks th')].map((one) => one.title)")
+    assert titles
+    assert all(titles)
 
 
 def test_new_finding_is_announced_and_one_that_has_ended_is_kept(page: LivePage, world: LiveWorld) -> None:
@@ -290,8 +309,8 @@ def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWor
 def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> None:
     page.open("#run=story&rank=2")
     rows = {row[0]: row[1:] for row in page.wait_for_rows("#beside", 3)}
-    assert rows["own time, ms"] == ["65.00", "35.00", "1.86"]
-    assert rows["phase data, ms"] == ["32.00", "2.00", "16.0"]
+    assert rows["own time, ms"] == ["65.0", "35.0", "1.86"]
+    assert rows["phase data, ms"] == ["32.0", "2.0", "16.0"]
     assert "compared with 3 peer ranks" in page.text("#rank-said")
     width, height = page.size("#peers")
     found = {name: find_highest(page, name, width * 0.9) for name in ("mine", "peers")}
@@ -314,8 +333,8 @@ def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePag
     world.show(RunSnapshot(run="story", world_size=2, restart_count=0, ranks=ranks))
     page.open("#run=story&rank=0")
     assert page.wait_for_rows("#waits", 2) == [
-        ["<b>train.py:24 (main)", "aten::item", "cudaStreamSynchronize", "1.0", "20.00", "5.00"],
-        ["line not known", "not recorded", "cudaMemcpyAsync", "0.5", "0.50", "0.00"],
+        ["<b>train.py:24 (main)", "aten::item", "cudaStreamSynchronize", "1.0", "20.0", "5.0"],
+        ["line not known", "not recorded", "cudaMemcpyAsync", "0.5", "0.5", "0.0"],
     ]
     page.open("#run=story&rank=1")
     page.wait_for_text("#rank-said", "Rank 1 on")

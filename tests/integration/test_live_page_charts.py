@@ -163,8 +163,13 @@ def test_checkpoints_are_events_with_how_long_ago_the_last_was(page: LivePage, w
     page.click("#events-shown summary")
     assert page.text("#events").split("\n") == [
         f"{clock(page, BEGIN_WALL_S + 6)}: checkpoint in step 1,200: 2.30 s",
-        f"{clock(page, BEGIN_WALL_S + 4)}: checkpoint in step 600: 40.00 ms",
+        f"{clock(page, BEGIN_WALL_S + 4)}: checkpoint in step 600: 40.0 ms",
     ]
+
+
+def test_marks_on_the_chart_are_explained_below_it(page: LivePage, world: LiveWorld) -> None:
+    show_events(page, world)
+    assert page.text("#marks").split("\n") == ["found", "capture ordered"]
 
 
 def test_many_checkpoints_leave_room_for_other_events(page: LivePage, world: LiveWorld) -> None:
@@ -234,7 +239,7 @@ def test_rank_and_its_peers_are_read_with_their_unit(page: LivePage, world: Live
     page.open("#run=gpt&rank=2")
     page.wait_for_rows("#beside", 3)
     said = read(page, "peers", Keys.END)
-    assert said == "step 111: this rank 65.00 ms, its peers 35.00 ms (35.00 ms to 35.00 ms)"
+    assert said == "step 111: this rank 65.0 ms, its peers 35.0 ms (35.0 ms to 35.0 ms)"
 
 
 def find_cut(painted: list[tuple[str, float, float, float]], width: float) -> list[str]:

@@ -60,7 +60,7 @@ def hooks(tmp_path: Path) -> dict[str, str]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pager-of-a-test\nVersion: 1\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return {"PYTHONPATH": f"{tmp_path}:{ROOT / '.typing'}", "HOOK_FILE": str(tmp_path / "paged")}
+    return {"PYTHONPATH": f"{tmp_path}:{ROOT / '.package'}", "HOOK_FILE": str(tmp_path / "paged")}
 
 
 def hold_up(story: Story) -> None:

@@ -21,7 +21,7 @@ from tests.integration.forked_scripts import ForkedScript
 from tests.integration.serving import find_fixed_port, wait_for
 
 ROOT = Path(__file__).parents[2]
-CHECKOUT = f"{ROOT / '.typing'}{os.pathsep}{ROOT}"
+CHECKOUT = f"{ROOT / '.package'}{os.pathsep}{ROOT}"
 """PYTHONPATH of jobs that import `tests`: this checkout's package and tests, whatever the environment has installed."""
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = str(Path(rankscope.agent.__file__).parent)

@@ -17,7 +17,7 @@ from tests.simulation.wrongs import UNCOUNTED, UNSAID, UNTRUE, Wrong
 
 SINCE_TOLERANCE_STEPS: Final = 5
 """Steps by which a begin that is stated without a range may be off."""
-SINCE_RANGE: Final = re.compile(r"(?:about step (\d+) \(|began at )(\d+)-(\d+)")
+SINCE_RANGE: Final = re.compile(r"(?:about step (\d+) \(|began at )(\d+)-(\d+)(?![\d-])")
 """A begin that is stated with its range: the true one must be in it."""
 SKIPPED: Final = re.compile(r"rank (\d+) is 1 collective behind in group (\S+) since (?:about )?step (\d+)")
 """What the reason for no verdict says of a collective that was left out."""

@@ -20,7 +20,7 @@ available, or what is left to the limit of the control group, whichever is less.
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import LEFT_S, Abstain, Finding
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, MemoryLevel, RunView
 from rankscope.measure.units import format_bytes, format_length, ns_to_s
@@ -202,7 +202,7 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
             "growth_bytes_per_hour": growth.rate * 3_600,
             "machine_growth_bytes_per_hour": machine_rate,
             "available_bytes": float(first.available_bytes),
-            "left_s": first.left_s,
+            LEFT_S: first.left_s,
             "seen_s": ns_to_s(growth.length_ns),
         },
         details={"node": first.node},

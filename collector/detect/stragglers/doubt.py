@@ -87,8 +87,8 @@ def describe_doubt(view: RunView) -> str:
 
 
 def _describe_late_reports(view: RunView) -> str:
-    """Return that the latest steps are not reported by some ranks, for longer than LATE_S; empty where they are. What
-    was said of the steps before is not known of these.
+    """Return from which ranks the latest steps are missing, for longer than LATE_S; empty where they are not. What was
+    said of the steps before is not known of these.
     """
     missing = np.isnan(view.series.step_ns)
     complete = np.flatnonzero(~missing.any(axis=1))
@@ -96,9 +96,12 @@ def _describe_late_reports(view: RunView) -> str:
     steps, late_ns = view.series.steps[late], float(np.nansum(view.longest_ns[late]))
     if not len(complete) or len(steps) < view.steps_min or late_ns < LATE_S * NS_PER_S:
         return ""
+    what = f"steps {steps[0]}-{steps[-1]} ({late_ns / NS_PER_S:.0f} s) are missing from"
     silent = [rank for column, rank in enumerate(view.series.ranks) if missing[late, column].all()]
-    whose = name_ranks(silent) if silent else "all ranks"
-    return f"steps {steps[0]}-{steps[-1]} ({late_ns / NS_PER_S:.0f} s) are not reported by {whose}"
+    if silent:
+        return f"{what} {name_ranks(silent)}"
+    partly = [rank for column, rank in enumerate(view.series.ranks) if missing[late, column].any()]
+    return f"{what} {name_ranks(partly)}, some from each of them"
 
 
 def _describe_gap(view: RunView) -> str:
@@ -109,7 +112,7 @@ def _describe_gap(view: RunView) -> str:
         return ""
     last, first = int(steps[gaps[-1]]), int(steps[gaps[-1] + 1])
     since = len(steps) - 1 - int(gaps[-1])
-    return f"steps {last + 1}-{first - 1} were not reported, and {since} steps since then are too few"
+    return f"steps {last + 1}-{first - 1} are missing from every rank, and {since} steps since then are too few"
 
 
 def _percent(share: float) -> str:

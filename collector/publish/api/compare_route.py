@@ -1,6 +1,6 @@
 """Answer the API about the difference of two runs of the store.
 
-    GET /api/v1/compare?a=RUN&b=RUN          B compared with A; ?margin=SHARE, ?anyway=yes for unequal work
+    GET /api/v1/compare?a=RUN&b=RUN          B compared with A; ?margin=SHARE, ?force=yes for unequal work
 
 RUN is a name, an id, or `RUN@steps FIRST:END`, percent-encoded. The answer is that of `rankscope compare --json`.
 """
@@ -14,13 +14,13 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from rankscope.collector.comparison.compared_runs import ANYWAY, compare_selections
+from rankscope.collector.comparison.compared_runs import FORCE, compare_selections
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
 from rankscope.collector.publish.routes import JSON, Response, refuse
 from rankscope.measure.errors import SettingError, UnavailableError
 
 COMPARE_PATH: Final = "/api/v1/compare"
-PARAMETERS: Final = ("a", "b", "margin", "anyway")
+PARAMETERS: Final = ("a", "b", "margin", "force")
 NO_STORE: Final = "this collector keeps no history; set `store` to a file to keep it"
 BUSY: Final = "another comparison is being made, which takes some seconds; ask again"
 
@@ -63,12 +63,12 @@ class CompareRoute:
         try:
             found = self._compare_selections(
                 store, asked["a"], asked["b"],
-                margin=float(asked.get("margin", MARGIN)), compares_unequal=asked.get("anyway") == "yes",
+                margin=float(asked.get("margin", MARGIN)), compares_unequal=asked.get("force") == "yes",
             )  # fmt: skip
         except SettingError as error:
             return refuse(HTTPStatus.BAD_REQUEST, str(error))
         except UnavailableError as error:
-            return refuse(HTTPStatus.NOT_FOUND, str(error).replace(ANYWAY, "anyway=yes"))
+            return refuse(HTTPStatus.NOT_FOUND, str(error).replace(FORCE, "force=yes"))
         return Response(HTTPStatus.OK, JSON, msgspec.json.encode(found))
 
 
@@ -80,8 +80,8 @@ def _find_problem(asked: Mapping[str, str]) -> str:
     missing = [name for name in ("a", "b") if not asked.get(name)]
     if missing:
         return f"{' and '.join(missing)} missing: ?a=RUN&b=RUN compares B with A"
-    if asked.get("anyway", "yes") not in {"yes", "no"}:
-        return f"anyway is {asked['anyway'][:80]!r}; it must be yes or no"
+    if asked.get("force", "yes") not in {"yes", "no"}:
+        return f"force is {asked['force'][:80]!r}; it must be yes or no"
     try:
         float(asked.get("margin", "0.03"))
     except ValueError:

@@ -6,6 +6,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from rankscope.collector.runs.blocked_lines import BlockingCalls, list_blocking_calls
 from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.rank_orders import sort_ranks
@@ -17,7 +18,6 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
 from rankscope.collector.steps.rank_medians import describe_median_steps
 from rankscope.measure.records import DeviceSample
-from rankscope.measure.text import to_line
 
 
 class ListedGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class ListedGpu(msgspec.Struct, frozen=True, kw_only=True):
 class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in a list of ranks, as in RankSnapshot; `ratios` are of its last profiled windows, by name, and stand on
     `ratio_basis`, which says why there are none. `mfu_ratio` is that of its last minute of steps; None: not known.
-    `gpu` is None while none was sampled.
+    `gpu` is None while none was sampled. `last_report_wall_s`, in seconds since 1970: None before any report.
     """
 
     rank: int
@@ -43,6 +43,7 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     up: bool
     ended: str | None
     stalled: bool | None
+    last_report_wall_s: float | None
     last_step: int | None
     step_ns_median: float | None
     self_ns_median: float | None
@@ -96,20 +97,6 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
     peers_self_ns_max: tuple[float | None, ...]
 
 
-class BlockingCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocking calls of one kind in which a rank's host waited for its GPU, in its last full windows, mean of a step.
-    `line` is null where it is not known, `operator` where none was recorded. During `idle_ns`, at most the wait, the
-    GPU was idle around the end of a call.
-    """
-
-    line: str | None
-    operator: str | None
-    call: str
-    count: float
-    wait_ns: float
-    idle_ns: float
-
-
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One rank beside its peers. `gpu_model` is None without a GPU; `ratios` are of its last profiled windows, by name;
     `ratios_said` says what these stand on or why there are none (its `ratio_basis` in words). `peers` and `recent` are
@@ -160,7 +147,7 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         rank=found,
         ratios=read_ratios(found.breakdown),
         ratios_said=found.ratio_basis.absent or describe_basis(found.ratio_basis),
-        blocking_calls=_show_blocking_calls(found),
+        blocking_calls=None if found.ratio_basis.absent else list_blocking_calls(found.synchronisations),
         memory_said=describe_memory(found, run.ranks),
         flops_said=describe_rank_flops(found.flops),
     )
@@ -181,6 +168,7 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         up=rank.up,
         ended=rank.ended,
         stalled=rank.stalled,
+        last_report_wall_s=rank.last_report_wall_s,
         last_step=rank.last_step,
         step_ns_median=rank.step_ns_median,
         self_ns_median=rank.self_ns_median,
@@ -199,23 +187,6 @@ def _list_gpu(devices: Sequence[DeviceSample]) -> ListedGpu | None:
     if not devices:
         return None
     return ListedGpu(**{name: getattr(devices[0], name) for name in ListedGpu.__struct_fields__})
-
-
-def _show_blocking_calls(rank: RankSnapshot) -> tuple[BlockingCalls, ...] | None:
-    windows = rank.synchronisations
-    if windows is None or windows.step_count <= 0 or rank.ratio_basis.absent is not None:
-        return None
-    return tuple(
-        BlockingCalls(
-            line=None if kind.line is None else to_line(kind.line),
-            operator=None if kind.operator is None else to_line(kind.operator),
-            call=to_line(kind.call),
-            count=kind.count / windows.step_count,
-            wait_ns=kind.waits_ns / windows.step_count,
-            idle_ns=kind.idle_ns / windows.step_count,
-        )
-        for kind in windows.kinds
-    )
 
 
 def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> PeerMedians:

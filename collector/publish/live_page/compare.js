@@ -80,7 +80,7 @@ export const startComparing = (selected, onRefused) =>
     clearComparison();
     say(at("compare-said"), "Comparing; long runs take some seconds.");
     const asked = new URLSearchParams({ a: at("compare-with").value.trim(), b: run });
-    if (at("compare-anyway").checked) asked.set("anyway", "yes");
+    if (at("compare-force").checked) asked.set("force", "yes");
     try {
       const found = await readJson(`compare?${asked}`);
       if (run === selected()) show(found);

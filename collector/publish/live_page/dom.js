@@ -15,8 +15,10 @@ export const number = (value, digits = 0) =>
       })
     : UNKNOWN;
 
-/** Format nanoseconds as milliseconds, without the unit. */
-export const ms = (ns) => (isKnown(ns) ? number(ns / NS_PER_MS, ns < 100 * NS_PER_MS ? 2 : 1) : UNKNOWN);
+const SHOWN_NS_MIN = NS_PER_MS / 20; // rounds to 0.1 ms
+
+/** Format nanoseconds as milliseconds with one decimal, without the unit; "<0.1" for less that is not nothing. */
+export const ms = (ns) => (ns > 0 && ns < SHOWN_NS_MIN ? "<0.1" : number(isKnown(ns) ? ns / NS_PER_MS : ns, 1));
 
 const NS_PER_S = 1e9;
 const ROUNDS_TO_S = NS_PER_S - NS_PER_MS / 20; // 1,000.0 ms is 1.00 s
@@ -24,7 +26,7 @@ const ROUNDS_TO_S = NS_PER_S - NS_PER_MS / 20; // 1,000.0 ms is 1.00 s
 /** Format nanoseconds with their unit: ms, and from one second on s. */
 export const span = (ns) => {
   if (!isKnown(ns)) return UNKNOWN;
-  if (Math.abs(ns) < ROUNDS_TO_S) return `${ms(ns)} ms`;
+  if (Math.abs(ns) < ROUNDS_TO_S) return `${number(ns / NS_PER_MS, ns && Math.abs(ns) < NS_PER_MS ? 2 : 1)} ms`;
   const s = ns / NS_PER_S;
   return `${number(s, Math.abs(s) < 10 ? 2 : Math.abs(s) < 100 ? 1 : 0)} s`;
 };
@@ -43,11 +45,14 @@ export const times = (ratio) => number(ratio, ratio >= TENTHS_MIN ? 1 : 2);
 /** Format a share, 0 to 1, as a percentage. */
 export const percent = (share) => (isKnown(share) ? `${number(100 * share, 1)} %` : UNKNOWN);
 
-/** Format seconds since 1970 as the time of day in UTC, which is that of logs and of the other views. */
-export const clock = (wallS) => new Date(wallS * 1000).toISOString().slice(11, 19);
-
-/** Format seconds since 1970 as date and time of day in UTC, as 2026-03-14 09:26:53. */
+/** Format seconds since 1970 as date and time of day in UTC, as 2026-03-14 09:26:53: that of logs and the other views. */
 export const dateAndClock = (wallS) => new Date(wallS * 1000).toISOString().slice(0, 19).replace("T", " ");
+
+/** Format seconds since 1970 as the time of day in UTC, with its date where that is not today. */
+export const clock = (wallS) => {
+  const whole = dateAndClock(wallS);
+  return whole.slice(0, 10) === new Date().toISOString().slice(0, 10) ? whole.slice(11) : whole;
+};
 
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
 

@@ -110,7 +110,7 @@ const refreshers = {
   ranks: refreshing(STEPS_MS, async (run) => {
     const asked = `order=${sorted.order}&reversed=${sorted.isReversed ? "yes" : "no"}&limit=${at("ranks-count").value}`;
     const answer = await readJson(`${ofRun(run, "ranks")}?${asked}`);
-    if (run === shown.run) showRanks(answer, shown.rank, pickInTable);
+    if (run === shown.run) showRanks(answer, shown.rank, shown.snapshot.wall_s, pickInTable);
   }),
   history: refreshing(HISTORY_MS, async (run) => {
     const { shares } = await readJson(`${ofRun(run, "history")}?points=0`);
@@ -152,7 +152,7 @@ const refreshers = {
     try {
       const answer = await readJson(ofRun(run, "ranks", wanted));
       if (run !== shown.run || wanted !== shown.rank) return;
-      showRank(answer);
+      showRank(answer, shown.snapshot.wall_s);
       shown.recent = answer.recent;
       drawn.peers();
     } catch (error) {
@@ -214,8 +214,8 @@ const showSnapshot = (snapshot) => {
   showFindings(snapshot.run, isFirst);
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);
   at("capture-rank").hidden = snapshot.run.end !== null;
-  for (const one of ["history", "incidents", "stepTimes", "machines"]) refreshers[one].ask();
-  if (isNewStep) for (const one of [at("source").value, "ranks", "rank"]) refreshers[one].ask();
+  for (const one of ["history", "incidents", "stepTimes", "machines", "ranks", "rank"]) refreshers[one].ask();
+  if (isNewStep) refreshers[at("source").value].ask();
 };
 
 const sayConnected = ({ version, run }) => {

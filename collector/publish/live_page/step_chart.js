@@ -12,6 +12,17 @@ const NS_PER_S = 1e9;
 const EVENTS_MAX = 50;
 const CHECKPOINTS_LISTED = 3; // the latest: those of a day would hide all else
 
+/** What the marks at the upper edge are, in the order of the legend. */
+const MARKS = {
+  begin: "a finding begins",
+  finding: "found",
+  over: "over",
+  restart: "restart",
+  checkpoint: "checkpoint",
+  capture: "capture ordered",
+  end: "the run ended",
+};
+
 const middle = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
 
 /** Points that came together, as steps of one report do, one after the other: each ends as long before the next one as
@@ -191,6 +202,11 @@ export const describeSteps = (points, events, hasStore) => {
   const said = JSON.stringify([shown, more]);
   if (at("events").dataset.said === said) return;
   at("events").dataset.said = said;
+  at("marks").replaceChildren(
+    ...Object.entries(MARKS)
+      .filter(([kind]) => events.some((one) => one.kind === kind))
+      .map(([kind, text]) => element("span", {}, element("span", { class: `swatch event-${kind}` }), text)),
+  );
   at("events").replaceChildren(
     ...shown.map(({ kind, wallS, text }) =>
       element("li", {}, element("span", { class: `swatch event-${kind}` }), `${dateAndClock(wallS)}: ${text}`),

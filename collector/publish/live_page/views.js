@@ -41,7 +41,7 @@ const showRunList = (isListed) => {
   wasListed = isListed;
 };
 
-/** Show the list of runs; `current` is the selected one, `wanted` the text of the filter. */
+/** Show the list of runs; `current` is the selected one, `wallS` the time, `wanted` the text of the filter. */
 export const showRuns = (runs, current, wanted) => {
   showRunList(runs.length !== 1);
   at("no-runs").hidden = runs.length > 0;
@@ -171,13 +171,16 @@ const showHealth = (run) => {
   at("health").className = `chip ${kind}`;
 };
 
-const stateOf = (rank) => {
+/** Return the state of a rank; of one that is silent also how old its last report is, at `wallS`. */
+const stateOf = (rank, wallS) => {
+  if (rank.ended === "silent" && rank.last_report_wall_s !== null)
+    return `silent, last report ${duration(Math.max(0, wallS - rank.last_report_wall_s))} ago`;
   if (!rank.up) return rank.ended ?? "-";
   return rank.stalled ? "stalled" : "up";
 };
 
 /** Show ranks as a table; `current` is the selected one, `onPick(rank)` is called when another is selected. */
-export const showRanks = ({ ranks, ranks_known: known, medians_said: said }, current, onPick) => {
+export const showRanks = ({ ranks, ranks_known: known, medians_said: said }, current, wallS, onPick) => {
   // Keep the table while a button in it has the focus, so that it stays the button of the same rank.
   if (at("ranks").tBodies[0].contains(document.activeElement)) return;
   const shown = ranks.length < known ? `of ${number(known)} ranks` : `${plural(known, "rank")}, all of them`;
@@ -188,7 +191,7 @@ export const showRanks = ({ ranks, ranks_known: known, medians_said: said }, cur
       cells: [
         { key: String(one.rank), make: () => [buttonFor(one.rank, onPick)] },
         one.node,
-        stateOf(one),
+        stateOf(one, wallS),
         times(one.slowdown_ratio),
         ms(one.self_ns_median),
         ms(one.step_ns_median),
@@ -275,12 +278,12 @@ const compared = (peers) => {
   return `compared with ${number(peers.count)} ${whom}`;
 };
 
-/** Show one rank beside its peers, in a sentence and as a table, from a RankAnswer. */
-export const showRank = (answer) => {
+/** Show one rank beside its peers at `wallS`, in a sentence and as a table, from a RankAnswer. */
+export const showRank = (answer, wallS) => {
   const { rank, ratios, peers } = answer;
   const gpu = answer.gpu_model === null ? "" : `, ${answer.gpu_model}`;
   const place = `local rank ${answer.local_rank}, process ${answer.pid}${gpu}`;
-  const said = `Rank ${answer.number} on ${answer.node} (${place}): ${stateOf(rank)}; ${compared(peers)}.`;
+  const said = `Rank ${answer.number} on ${answer.node} (${place}): ${stateOf(rank, wallS)}; ${compared(peers)}.`;
   say(at("rank-problem"), "");
   const basis = answer.ratios_said ? ` Shares of the device's time: ${answer.ratios_said}.` : "";
   const memory = answer.memory_said ? ` Memory: ${answer.memory_said}.` : "";

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
+from rankscope.collector.detect.finding import HANG, LEFT_S, STRAGGLER, Finding
 from rankscope.collector.detect.finding_words import count_ranks_wasted
 from rankscope.collector.publish.metrics.measures import (
     CAUSE,
@@ -217,6 +217,11 @@ def find_wasted(snapshot: Snapshot) -> Iterator[Value]:
             yield labels, count_ranks_wasted(finding.run_slowdown_ratio, worlds[labels[0]])
 
 
+def _find_left(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield the time that is left until what each open finding predicts, where it predicts a time."""
+    return ((labels, finding.evidence.get(LEFT_S)) for labels, finding in _open_findings(snapshot))
+
+
 def _missing(run: RunSnapshot) -> Iterator[Missing]:
     """Yield the missing ranks; none of a run without a reporting rank, which is over or cut off from the collector."""
     states = {rank.identity.rank: find_state(rank) for rank in run.ranks}
@@ -305,6 +310,13 @@ RUNS: Final[tuple[Measure, ...]] = (
         "is not known.",
         "world size * (1 - ideal step / step)", _DETECTION, NOT_NEGATIVE,
         OfSnapshot(find_wasted),
+    ),
+    Measure(
+        "rankscope_finding_left_seconds", "gauge", "seconds", FINDING,
+        "Time until the machine of the open finding is out of memory, as its text says. Absent for findings that "
+        "predict nothing.",
+        "memory available / growth of the ranks", _DETECTION, NOT_NEGATIVE,
+        OfSnapshot(_find_left),
     ),
     Measure(
         "rankscope_straggler", "gauge", "", CAUSE,

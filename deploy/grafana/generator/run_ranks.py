@@ -20,6 +20,7 @@ from deploy.grafana.generator.panels import (
     lines,
     listing,
     too_high,
+    too_low,
 )
 
 BUCKET: Final = 0.05
@@ -29,6 +30,7 @@ BUCKETS: Final = (0.8, 3)
 
 SLOWDOWN: Final = series("rank_slowdown_ratio", OF_RUN)
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+LEFT_COLOURS: Final = too_low(red=thresholds.LEFT_S, yellow=thresholds.LEFT_LITTLE_S)
 SLOWEST: Final = f"topk({ROWS_MAX}, {SLOWDOWN})"
 FINDING: Final = ("kind", "scope", "subject", "rank", "node", "cause")
 
@@ -55,6 +57,7 @@ def verdicts() -> list[Placed]:
                     "Slower", series("finding_slowdown_ratio", OF_RUN), TIMES, SLOWDOWN_COLOURS, decimals=3
                 ),
                 "wasted": Column("Ranks wasted", series("finding_wasted_ranks", OF_RUN), NUMBER, decimals=1),
+                "left": Column("Time left", series("finding_left_seconds", OF_RUN), SECONDS, LEFT_COLOURS),
             },
             keys=FINDING,
             first="slower",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.memory.growth import CRITICAL_S, WARNING_S
 from rankscope.collector.detect.run_rules import thresholds
 from rankscope.collector.incidents.nodes import RATIO_MIN
 
@@ -26,6 +27,9 @@ GOODPUT_GOOD: Final = 0.9
 """A tenth of a day goes into startup and checkpoints."""
 UTILIZATION_LOW: Final = 0.5
 MEMORY_NEARLY_FULL: Final = 0.98
+LEFT_S: Final = CRITICAL_S
+LEFT_LITTLE_S: Final = WARNING_S
+"""Until host memory has run out."""
 OVERHEAD: Final = 0.006
 CLOCK_SLOWER: Final = 0.1
 RETRIES: Final = 3
@@ -43,6 +47,7 @@ OF_ALERTS: Final[Mapping[str, tuple[float, ...]]] = {
     "RankscopeStepTail": (STEP_TAIL, STEPS_OF_TAIL),
     "RankscopeLowGpuUtilisation": (1 - IDLE, UTILIZATION_LOW),
     "RankscopeGpuMemoryNearlyFull": (MEMORY_NEARLY_FULL,),
+    "RankscopeHostMemoryGrows": (LEFT_S,),
     "RankscopeAgentOverhead": (OVERHEAD,),
     "RankscopeGpuThrottled": (CLOCK_SLOWER,),
     "RankscopeAllocatorRetries": (RETRIES,),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent import launch
 
 BATCH, LENGTH, WIDTH, HEADS, BLOCKS, VOCABULARY = 8, 1024, 1024, 16, 6, 8192

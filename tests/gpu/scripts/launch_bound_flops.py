@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._C import _autograd
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent import launch
 
 BATCH, WIDTH, LAYERS = 8, 64, 100

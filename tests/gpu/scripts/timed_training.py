@@ -12,7 +12,7 @@ from time import perf_counter_ns
 
 import torch
 
-import rankscope.agent as rankscope
+import rankscope
 from tests.gpu.window_effect import capture, make_step
 
 BLOCK_STEPS = 10

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-import rankscope.agent as rankscope
+import rankscope
 from tests.fake_gpu import FakeGpu
 from tests.fake_gpu.module_windows import Block, Hooks, launch_all
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent import launch
 
 BATCH = 4

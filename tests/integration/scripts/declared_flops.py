@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
 
 WIDTH, LAYERS, BATCH, MICRO_BATCHES = 256, 2, 64, 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent import launch
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from tests.fake_gpu import ALL_OPERATORS, FakeGpu

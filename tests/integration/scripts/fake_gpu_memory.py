@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent import launch
 from tests.fake_gpu import FakeGpu
 

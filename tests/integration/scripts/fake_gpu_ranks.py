@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.measure.units import NS_PER_S
 from tests.fake_gpu import ALL_OPERATORS, MEMCPY, FakeGpu
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import rankscope.agent as rankscope
+import rankscope
 from tests.fake_gpu import FakeGpu
 from tests.fake_gpu.recorded import read_work
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import rankscope.agent as rankscope
+import rankscope
 from tests.fake_gpu import ALL_OPERATORS, FakeGpu
 
 parser = argparse.ArgumentParser()

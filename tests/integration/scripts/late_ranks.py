@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
 
 STEPS = 12

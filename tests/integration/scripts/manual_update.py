@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import rankscope.agent as rankscope
+import rankscope
 
 STEPS = 30
 

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-import rankscope.agent as rankscope
+import rankscope
 
 rankscope.step()  # before start: nothing happens
 rankscope.batch(samples=1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import rankscope.agent as rankscope
+import rankscope
 from tests.cuda_stand_in import StandInCuda
 from tests.cuda_stand_in.allocator import StandInAllocator
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
 from tests.integration.scripts.run_logs import Witness, open_logs
 

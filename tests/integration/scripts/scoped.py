@@ -10,7 +10,7 @@ import threading
 import torch
 from torch import nn
 
-import rankscope.agent as rankscope
+import rankscope
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)

@@ -2,8 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
-import rankscope.agent as rankscope
+import pytest
+
+import rankscope
+from rankscope import agent
+from rankscope.agent import Started
 from rankscope.measure import __version__
 
 
@@ -31,13 +36,27 @@ def test_no_call_raises_whatever_it_is_given() -> None:
 
 
 def test_start_is_a_context_manager_that_is_true_where_it_measures() -> None:
-    assert rankscope.Started(is_measured=True)
-    with rankscope.Started(is_measured=False) as started:
+    assert Started(is_measured=True)
+    with Started(is_measured=False) as started:
         assert not started
 
 
-def test_version_is_there_and_not_loaded_before() -> None:
-    loaded = "'rankscope.measure' in sys.modules, 'torch' in sys.modules"
-    script = f"import sys, rankscope.agent as r; print({loaded}, r.__version__)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=500)
-    assert done.stdout == f"False False {__version__}\n"
+def test_import_rankscope_imports_one_file_and_every_call_is_there() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import rankscope; print(*sorted(set(sys.modules) - before));"
+        "print(rankscope.__version__, 'rankscope.agent' in sys.modules);"
+        "print(*(name for name in rankscope.__all__ if not callable(getattr(rankscope, name))));"
+        "print(*{'numpy', 'torch'} & set(sys.modules))"
+    )
+    # Without `site`, whose .pth files import what they like.
+    package = Path(rankscope.__file__).parents[1]
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(package), *sys.path]}; {script}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+    assert done.stdout == f"rankscope\n{__version__} False\n__version__\n\n"
+
+
+def test_all_calls_of_the_agent_are_those_of_rankscope() -> None:
+    assert set(rankscope.__all__) == {*agent.__all__, "__version__"} <= set(dir(rankscope))
+    assert all(getattr(rankscope, name) is getattr(agent, name) for name in agent.__all__)
+    with pytest.raises(AttributeError, match=r"^module 'rankscope' has no attribute 'steps'$"):
+        _ = rankscope.steps

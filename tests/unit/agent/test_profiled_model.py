@@ -1,5 +1,6 @@
 """`rankscope.agent.profile_model` against counts by hand, and torch's own counter beside it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,17 @@ def test_it_is_a_call_of_the_agent() -> None:
     assert agent.profile_model is profile_model
     with pytest.raises(AttributeError, match="no attribute 'profiled'"):
         agent.profiled  # noqa: B018
+
+
+def test_json_has_every_module_and_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 2), torch.ones(4, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "found.json"
+    assert main(["made:make", "--json", "--json-file", str(path), "--passes", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads(path.read_text()) == found
+    # 4 rows of 3 values, each by 2 columns: 24 multiply-accumulates of 2 FLOPs.
+    (whole,) = found["modules"]
+    assert (whole["kind"], whole["parameters"], whole["forward_flops"], found["batch"]) == ("Linear", 8, 48, 4)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-import rankscope.agent as rankscope
+import rankscope
 from rankscope.agent.run_report import FINDINGS, NOT_MEASURED, NOT_SAID, STALE_NS, VALUES, ReceivedSummary, build_report
 from rankscope.measure.messages import OpenFinding, RunSummary
 from rankscope.measure.units import NS_PER_S

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-import rankscope.agent as rankscope
+import rankscope
 
 PAD, END, WORDS = 30, 31, 32
 PADDING, ENDING = "<pad>", "<end>"

@@ -14,7 +14,7 @@ TRAIN = Path(__file__).parents[4] / "collector" / "demo" / "train.py"
 
 
 def plan(*, ranks: int = 4, steps: int = 160, fault: str = "host", slow_from: int = 60) -> DemoOptions:
-    return DemoOptions(ranks=ranks, steps=steps, fault=fault, slow_rank=2, slow_from=slow_from, json_path=None)
+    return DemoOptions(ranks=ranks, steps=steps, fault=fault, slow_rank=2, slow_from=slow_from)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ def test_open_finding_says_who_how_much_why_and_what_it_costs() -> None:
 
 def test_begin_has_its_time_of_day_and_its_range_where_that_is_wide() -> None:
     timed = msgspec.structs.replace(SLOW, since_wall_s=50_520.0)
-    assert timed.headline.endswith(" since step 60 (14:02 UTC)")
+    assert timed.headline.endswith(" since step 60 (1970-01-01 14:02 UTC)")
     wide = msgspec.structs.replace(timed, since_step_min=43)
-    assert wide.headline.endswith(" since about step 60 (43-62; 14:02 UTC)")
+    assert wide.headline.endswith(" since about step 60 (43-62; 1970-01-01 14:02 UTC)")
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_closed_finding_has_its_period_in_place_of_its_begin(closing: dict[str, 
 def test_closed_finding_with_an_unsure_begin_has_all_of_its_period() -> None:
     wide = msgspec.structs.replace(SLOW, since_step_min=43, since_wall_s=50_520.0)
     closed = close_finding(wide, until_step=159, until_wall_s=50_600.0, lasted_s=80.0)
-    assert closed.headline.endswith(", steps 60-159 (1.3 min; 14:02-14:03 UTC; began at 43-62)")
+    assert closed.headline.endswith(", steps 60-159 (1.3 min; 1970-01-01 14:02-14:03 UTC; began at 43-62)")
     short = close_finding(wide, until_step=70, until_wall_s=50_525.0, lasted_s=5.0)
-    assert short.headline.endswith(", steps 60-70 (5 s; 14:02 UTC; began at 43-62)")
+    assert short.headline.endswith(", steps 60-70 (5 s; 1970-01-01 14:02 UTC; began at 43-62)")
 
 
 def test_closed_finding_without_a_begin_has_its_end() -> None:
@@ -84,13 +84,13 @@ def test_kind_without_a_subject_says_what_is_the_case() -> None:
 
 def test_hang_says_how_long_it_has_lasted_and_what_followed() -> None:
     where = "rank 1 (node-a) stalled at train.py:74 (main)"
-    assert HANG.headline == f"Hang in step 7 for 40.0 s (since 14:02 UTC): {where}"
+    assert HANG.headline == f"Hang in step 7 for 40.0 s (since 1970-01-01 14:02 UTC): {where}"
     went_on = close_finding(HANG, until_wall_s=50_600.0, lasted_s=80.0, outcome=WENT_ON)
-    assert went_on.headline == f"Hang in step 7 for 1.3 min (14:02-14:03 UTC), then the run went on: {where}"
+    assert went_on.headline == f"Hang in step 7 for 1.3 min (1970-01-01 14:02-14:03 UTC), then the run went on: {where}"
     finished = close_finding(went_on, lasted_s=80.0, outcome=FINISHED)
     assert (
         finished.headline
-        == f"Stall in or after the last step for 1.3 min (since 14:02 UTC), then the run finished: {where}"
+        == f"Stall in or after the last step for 1.3 min (since 1970-01-01 14:02 UTC), then the run finished: {where}"
     )
     assert (finished.severity, finished.suggestion) == ("info", "")
     pause = msgspec.structs.replace(HANG, cause="data_wait", since_step=None, since_wall_s=None, evidence={})

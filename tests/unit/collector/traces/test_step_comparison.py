@@ -298,7 +298,7 @@ def test_broken_shapes_are_none(tmp_path: Path) -> None:
 
 def test_collectives_of_runs_of_other_sizes_are_matched_by_bytes(tmp_path: Path, faster: str) -> None:
     there = write(tmp_path / "a", run_of(FASTER, 1), world=4)
-    found = differences_of(compare(faster, there, any_world=True), "collectives")
+    found = differences_of(compare(faster, there, force=True), "collectives")
     assert found["communication", "all_reduce, 2,000 bytes"] == 0
 
 
@@ -350,7 +350,7 @@ def test_runs_of_other_sizes_need_to_be_allowed(tmp_path: Path, faster: str) -> 
     there = write(tmp_path / "a", run_of(SLOWER, 1), world=4)
     told = "the runs have 2 and 4 ranks, which share the work out differently; --force compares them"
     assert compare(faster, there).refused == told
-    allowed = compare(faster, there, any_world=True)
+    allowed = compare(faster, there, force=True)
     assert (allowed.refused, allowed.notes) == (None, ["the number of ranks differs: 2, against 4", UNKNOWN_WAITS])
 
 

@@ -91,7 +91,7 @@ def test_latest_long_steps_count_before_it_is_known_whose_they_were() -> None:
 def test_few_steps_after_some_that_were_not_reported_are_no_verdict() -> None:
     whole = view()
     gap = replace(whole, series=replace_steps(whole, np.where(np.arange(STEPS) < 92, 0, 108) + np.arange(STEPS)))
-    assert describe_doubt(gap) == "steps 92-199 were not reported, and 8 steps since then are too few"
+    assert describe_doubt(gap) == "steps 92-199 are missing from every rank, and 8 steps since then are too few"
     enough = replace(whole, series=replace_steps(whole, np.where(np.arange(STEPS) < 88, 0, 108) + np.arange(STEPS)))
     assert describe_doubt(enough) == ""
 
@@ -104,5 +104,12 @@ def replace_steps(whole: RunView, steps: Ints) -> StepSeries:
 def test_latest_steps_that_a_rank_has_not_reported_are_not_judged(late_steps: int, is_said: bool) -> None:
     step_ms = np.full((STEPS, 2), 400.0)
     step_ms[STEPS - late_steps :, 1] = np.nan
-    expected = "steps 70-99 (12 s) are not reported by rank 1" if is_said else ""
+    expected = "steps 70-99 (12 s) are missing from rank 1" if is_said else ""
     assert describe_doubt(view(np.where(np.isnan(step_ms), np.nan, 300.0), step_ms)) == expected
+
+
+def test_latest_steps_of_which_each_rank_lacks_some_name_these_ranks() -> None:
+    step_ms = np.full((STEPS, 3), 400.0)
+    step_ms[70:85, 1] = step_ms[85:, 2] = np.nan
+    said = "steps 70-99 (12 s) are missing from ranks 1-2, some from each of them"
+    assert describe_doubt(view(np.where(np.isnan(step_ms), np.nan, 300.0), step_ms)) == said

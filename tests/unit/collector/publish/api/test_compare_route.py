@@ -49,15 +49,15 @@ def test_steps_of_a_run_are_compared(path: Path) -> None:
     ("query", "status", "text"),
     [
         ("a=a", HTTPStatus.BAD_REQUEST, "b missing: ?a=RUN&b=RUN compares B with A"),
-        ("a=a&b=b&c=1", HTTPStatus.BAD_REQUEST, "'c' is no parameter here; a, b, margin, anyway are"),
+        ("a=a&b=b&c=1", HTTPStatus.BAD_REQUEST, "'c' is no parameter here; a, b, margin, force are"),
         ("a=a&b=b&margin=x", HTTPStatus.BAD_REQUEST, "margin is 'x'; it must be a number"),
         ("a=a&b=b&margin=nan", HTTPStatus.BAD_REQUEST, "margin is nan; allowed is more than 0, up to 0.5."),
-        ("a=a&b=b&anyway=1", HTTPStatus.BAD_REQUEST, "anyway is '1'; it must be yes or no"),
+        ("a=a&b=b&force=1", HTTPStatus.BAD_REQUEST, "force is '1'; it must be yes or no"),
         ("a=a%20b&b=b", HTTPStatus.NOT_FOUND, "no run 'a b'"),
         ("a=a&b=b@steps", HTTPStatus.BAD_REQUEST, "b@steps is followed by '', which is no range of steps"),
         ("a=a@steps+x&b=b", HTTPStatus.BAD_REQUEST, "is no range of steps"),
         ("a=a&b=nobody", HTTPStatus.NOT_FOUND, "no run 'nobody'"),
-        ("a=a&b=wide", HTTPStatus.NOT_FOUND, "A has 2 ranks and B 4. anyway=yes compares"),
+        ("a=a&b=wide", HTTPStatus.NOT_FOUND, "A has 2 ranks and B 4. force=yes compares"),
     ],
 )
 def test_refusals_have_a_reason(path: Path, query: str, status: HTTPStatus, text: str) -> None:
@@ -78,7 +78,7 @@ def test_run_whose_name_has_a_space_is_compared(path: Path) -> None:
 
 
 def test_unequal_runs_are_compared_when_asked_for(path: Path) -> None:
-    assert json.loads(ask(path, "a=a&b=wide&anyway=yes").body)["unequal"] == ["A has 2 ranks and B 4"]
+    assert json.loads(ask(path, "a=a&b=wide&force=yes").body)["unequal"] == ["A has 2 ranks and B 4"]
 
 
 def test_without_a_store_there_is_nothing_to_compare() -> None:

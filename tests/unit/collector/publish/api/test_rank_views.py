@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from rankscope.collector.publish.api.rank_views import BlockingCalls, RankAnswer, list_ranks, show_rank
+from rankscope.collector.publish.api.rank_views import RankAnswer, list_ranks, show_rank
+from rankscope.collector.runs.blocked_lines import BlockingCalls
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.top.snapshot_fetch import Gpu, RankLine
