@@ -256,23 +256,25 @@ def sum_calls(view: RankView, codes: Codes) -> Iterator[tuple[int, dict[str, int
     rows, nesting = view.host.operator_rows, view.host.operators
     device_self = _device_ns_within(view, nesting_rows=len(rows))
     device_total = nesting.sum_up(device_self)
-    host_self = nesting.self_ns()
     host_total = view.events.duration_ns[rows]
-    for code, mine in _by_name(codes):
-        yield (
-            code,
-            {
-                "count": len(mine),
-                "host_total_ns": int(host_total[mine].sum()),
-                "host_self_ns": int(host_self[mine].sum()),
-                "device_total_ns": int(device_total[mine].sum()),
-                "device_self_ns": int(device_self[mine].sum()),
-                "host_min_ns": int(host_total[mine].min()),
-                "host_max_ns": int(host_total[mine].max()),
-                "device_min_ns": int(device_total[mine].min()),
-                "device_max_ns": int(device_total[mine].max()),
-            },
-        )
+    if not len(codes):
+        return
+    order = np.argsort(codes, kind="stable")
+    sorted_codes = codes[order]
+    first = np.flatnonzero(np.diff(sorted_codes, prepend=sorted_codes[0] - 1))
+    sums = {
+        "count": np.diff(first, append=len(codes)),
+        "host_total_ns": np.add.reduceat(host_total[order], first),
+        "host_self_ns": np.add.reduceat(nesting.self_ns()[order], first),
+        "device_total_ns": np.add.reduceat(device_total[order], first),
+        "device_self_ns": np.add.reduceat(device_self[order], first),
+        "host_min_ns": np.minimum.reduceat(host_total[order], first),
+        "host_max_ns": np.maximum.reduceat(host_total[order], first),
+        "device_min_ns": np.minimum.reduceat(device_total[order], first),
+        "device_max_ns": np.maximum.reduceat(device_total[order], first),
+    }
+    for code, *row in zip(sorted_codes[first].tolist(), *(column.tolist() for column in sums.values()), strict=True):
+        yield code, dict(zip(sums, row, strict=True))
 
 
 def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
