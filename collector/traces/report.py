@@ -310,7 +310,8 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     (`part`, from 1); without either over all of them. The delay of work is from the start of the call that launched it
     to its own start, by the work that was launched in the period. The queue is the work that was launched and has not
     started; its median and p99 are over time. `empty_ns`: the queue was empty; `starved_ns`: all that was launched had
-    ended too, so that the device had nothing to do. Work whose launch is not in the trace is in no queue, only at work.
+    ended too, so that the device had nothing to do. `full_ns`: on some stream 1,024 or more pieces were queued, where
+    CUDA lets the host wait. Work whose launch is not in the trace is in no queue, only at work.
     """
 
     device: int | None
@@ -326,6 +327,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     queue_max: int | None
     empty_ns: int
     starved_ns: int
+    full_ns: int = 0
 
 
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
