@@ -266,6 +266,7 @@ def _strip(name: str, root: str) -> str:
 
 def _make_counter(torch: Any, add: Callable[[int], None], uncounted: dict[str, int]) -> AbstractContextManager[Any]:
     """Return a mode that counts the FLOPs of each operator that torch dispatches."""
+    from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415 - as torch above
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - as torch above
 
     plain = {torch.Tensor, torch.nn.Parameter}
@@ -276,7 +277,11 @@ def _make_counter(torch: Any, add: Callable[[int], None], uncounted: dict[str, i
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
-            """Leave what other kinds of tensors do to them: the operators inside come here again."""
+            """Leave what other kinds of tensors do to them: the operators inside come here again. With fake ones
+            DTensor finds out how an output is divided: nothing is computed.
+            """
+            if FakeTensor in types:
+                return func(*args, **(kwargs or {}))
             if not all(kind in plain for kind in types):
                 return NotImplemented
             name = func._schema.name  # noqa: SLF001 - torch's own counter reads it as well

@@ -8,16 +8,17 @@ of a model is of its forward, the other of a whole step, with what is recomputed
 - torch's profiler with `with_flops`, which also counts additions and multiplications of elements,
 - DeepSpeed's FlopsProfiler, which sees the forward alone and prints three times its FLOPs for a step; for a checkpoint
   the four times that it prints with `recompute_fwd_factor=1`,
-- torchinfo, which counts the multiply-accumulates of a forward, 2 FLOPs each.
+- torchinfo, which counts the multiply-accumulates of a forward, 2 FLOPs each,
+- fvcore's FlopCountAnalysis, which traces the forward by torch.jit and calls a multiply-accumulate one FLOP, here 2.
 
 Of the checkpoint that is not reentrant torch stops before the last product that it repeats (4,194,304); a trace of a
 CPU has its operator all the same, so that rankscope's count of what is recomputed is an upper bound there, and says so.
 
-The last two are no requirement of the tests. `--others` is a folder with both, to be used with the torch of this
+The last three are no requirement of the tests. `--others` is a folder with them, to be used with the torch of this
 Python; without it their columns are empty:
 
     DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation --target FOLDER \\
-        deepspeed torchinfo hjson py-cpuinfo einops
+        deepspeed torchinfo fvcore hjson py-cpuinfo einops iopath yacs tabulate termcolor portalocker
 """
 
 import argparse
@@ -38,14 +39,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.machine import RESULTS, describe_run
 from rankscope.collector.traces import analyze
-from tests.flop_models import MODELS, Known, record
+from tests.flop_models import MODELS, TENSOR_PARALLEL, Known, make_tensor_parallel, one_of_two_ranks, record
 
-DEEPSPEED, TORCHINFO = "deepspeed", "torchinfo"
+DEEPSPEED, TORCHINFO, FVCORE = "deepspeed", "torchinfo", "fvcore"
 HEAD: Final = (
-    "| model | of | by hand | rankscope | FlopCounterMode | profiler, with_flops | DeepSpeed | torchinfo |\n"
-    "|---|---|" + "---:|" * 6
+    "| model | of | by hand | rankscope | FlopCounterMode | profiler, with_flops | DeepSpeed | torchinfo | fvcore |\n"
+    "|---|---|" + "---:|" * 7
 )
 FLOPS_OF_MAC: Final = 2
+ALL: Final = {**MODELS, TENSOR_PARALLEL: make_tensor_parallel}
 
 
 class Count(NamedTuple):
@@ -58,7 +60,7 @@ class Count(NamedTuple):
 def make(name: str) -> Known:
     """Return a model of which nothing is left of another count."""
     torch.manual_seed(0)
-    return MODELS[name]()
+    return ALL[name]()
 
 
 def count_by_hand(name: str) -> Count:
@@ -112,8 +114,19 @@ def count_by_torchinfo(name: str) -> Count:
     return Count(FLOPS_OF_MAC * int(found.total_mult_adds), None)
 
 
+def count_by_fvcore(name: str) -> Count:
+    known = make(name)
+    analysis = importlib.import_module("fvcore.nn").FlopCountAnalysis(known.model, known.inputs)
+    found = analysis.unsupported_ops_warnings(enabled=False).uncalled_modules_warnings(enabled=False)
+    return Count(FLOPS_OF_MAC * int(found.total()), None)
+
+
 OURS: Final = (count_from_trace, count_by_torch, count_by_profiler)
-OTHERS: Final[Mapping[str, Callable[[str], Count]]] = {DEEPSPEED: count_by_deepspeed, TORCHINFO: count_by_torchinfo}
+OTHERS: Final[Mapping[str, Callable[[str], Count]]] = {
+    DEEPSPEED: count_by_deepspeed,
+    TORCHINFO: count_by_torchinfo,
+    FVCORE: count_by_fvcore,
+}
 
 
 def load_others(folder: Path | None) -> dict[str, str]:
@@ -160,9 +173,9 @@ def build_rows(name: str, counts: Sequence[Count | None]) -> list[str]:
 
 
 def count_all(others: Mapping[str, str]) -> str:
-    """Return the table. Other tools count last, since they replace functions of torch."""
+    """Return the table, in `one_of_two_ranks`. Other tools count last, since they replace functions of torch."""
     found: dict[str, list[Count | None]] = {
-        name: [count_by_hand(name), *(count(name) for count in OURS)] for name in MODELS
+        name: [count_by_hand(name), *(count(name) for count in OURS)] for name in ALL
     }
     for tool, count in OTHERS.items():
         for name, counts in found.items():
@@ -178,7 +191,8 @@ def main() -> None:
     options = parser.parse_args()
     head = describe_run("python -m bench.flops --others FOLDER")
     others = load_others(options.others)
-    table = count_all(others)
+    with one_of_two_ranks():
+        table = count_all(others)
     versions = ", ".join(f"{name} {version}" for name, version in others.items())
     head = f"{head}\n| other tools | {versions or 'none'} |"
     explanation = (__doc__ or "").split("\n\n", 1)[1].strip()

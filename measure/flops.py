@@ -340,7 +340,7 @@ _NAMES = """
 _WITHOUT_PRODUCTS = frozenset(_NAMES.split())
 _MANY_AT_ONCE = re.compile(
     r"^aten::(?:_foreach_|_amp_foreach_|_fused_(?:adam|adamw|sgd|adagrad)_?$)|^Optimizer\.|^autograd::engine::"
-    r"|^(?:c10d|nccl|gloo)::?|^record_param_comms$"
+    r"|^(?:c10d|_?c10d_functional(?:_autograd)?|_dtensor|fsdp|nccl|gloo)::?|^record_param_comms$"
     r"|^detach_?$"  # a range inside `aten::detach`
     r"|^(?:TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue)$"
 )
@@ -354,6 +354,8 @@ def has_no_product(name: str) -> bool:
     [True, True, True, False, False]
     >>> has_no_product("aten::_fused_adamw_"), has_no_product("detach"), has_no_product("mylib::attention")
     (True, True, False)
+    >>> has_no_product("_c10d_functional::wait_tensor"), has_no_product("symm_mem::fused_all_gather_matmul")
+    (True, False)
     >>> has_no_product("TorchDynamo Cache Lookup"), has_no_product("Torch-Compiled Region: 0/0")
     (True, False)
     """

@@ -26,8 +26,10 @@ ZERO_NS_MIN = 60 * NS_PER_S
 something on the host has launched, ZERO_WORK_NS_MIN."""
 ZERO_WORK_NS_MIN = NS_PER_S
 ZERO_TIME = "a time of zero"
+FAR_START = "a start a day or more from the others"
+TOO_LONG = "a length of a day or more"
 LATE_WORK = "device work that ends a minute or more after everything on the host"
-"""Reason for leaving out what exceeds the latter."""
+"""Reasons for leaving out events."""
 
 
 def find_impossible(start_ns: Ints, duration_ns: Ints, is_device: Bools) -> dict[str, Bools]:
@@ -50,8 +52,8 @@ def find_impossible(start_ns: Ints, duration_ns: Ints, is_device: Bools) -> dict
     late = _find_late(start_ns, duration_ns, is_device & known & ~long, ~is_device & known & ~long)
     found = {
         ZERO_TIME: zero,
-        "a start a day or more from the others": far,
-        "a length of a day or more": long,
+        FAR_START: far,
+        TOO_LONG: long,
         LATE_WORK: late,
     }
     return {reason: mask for reason, mask in found.items() if mask.any()}

@@ -21,8 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure.communication import MESSAGE_CALLS, needs_input_shapes
-from rankscope.measure.errors import NotATraceError
-from rankscope.measure.impossible_times import PROFILE_NS_MAX, clip_spilled, find_impossible, find_middle
+from rankscope.measure.errors import NotATraceError, TraceError
+from rankscope.measure.impossible_times import (
+    FAR_START,
+    LATE_WORK,
+    PROFILE_NS_MAX,
+    TOO_LONG,
+    ZERO_TIME,
+    clip_spilled,
+    find_impossible,
+    find_middle,
+)
 from rankscope.measure.kineto import (
     DEVICE_WORK,
     NONE,
@@ -60,6 +69,10 @@ NAME_CHARACTERS_MAX = 4_000
 """Longest name that is kept as it is. The longest in tests/traces has 2,990 characters."""
 REJECTED_MAX = 1_000_000
 """Values that are no events, beyond which a file without more events than these is none."""
+NAMES_MAX = THREADS_MAX = 100_000
+CATEGORIES_MAX = 10_000
+"""Different ones in a file. Each name is looked at in every table, 0.2 ms in all; traces of tests/traces have up to 386
+names, 7 threads and 9 categories."""
 WAITS_CATEGORY = "cuda_sync"
 
 
@@ -183,6 +196,17 @@ class TraceColumns:
             kept = (one for one, used in zip(block.read_counters(), timed, strict=True) if used)
             self._counters.update({first + row: found for row, found in enumerate(kept) if found})
         self._add_memory([e for e in block.events if type(e) is InstantEvent and e.name == "[memory]"])
+        self._refuse_too_many()
+
+    def _refuse_too_many(self) -> None:
+        """Raise TraceError where there are more names, threads or categories than can be summed up in time."""
+        for what, found, most, cure in (
+            ("names", self._names, NAMES_MAX, ". Leave numbers out of the names of ranges, or record fewer steps"),
+            ("threads and streams", self._threads, THREADS_MAX, ""),
+            ("categories", self._categories, CATEGORIES_MAX, ""),
+        ):
+            if len(found) > most:
+                raise TraceError(f"it has more than {most:,} different {what}, the most that are read{cure}")
 
     def _reject(self, reasons: list[str]) -> None:
         for reason in reasons:
@@ -324,6 +348,7 @@ class TraceColumns:
         self._rejected.update(later._rejected)
         self._row_count += later._row_count
         self._event_count += later._event_count
+        self._refuse_too_many()
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
@@ -343,12 +368,18 @@ class TraceColumns:
         duration_ns = np.maximum(duration_ns, 0)
         category = kinds[category] if spellings else category.astype(np.int8)
         impossible = find_impossible(start_ns, duration_ns, _DEVICE_MASK[category])
+        endless = 0
+        if TOO_LONG in impossible or LATE_WORK in impossible:
+            duration_ns, endless = _clip_endless(impossible, device_columns, start_ns, duration_ns, correlation)
+            impossible = find_impossible(start_ns, duration_ns, _DEVICE_MASK[category])
         left_out = {reason: int(mask.sum()) for reason, mask in impossible.items()}
         warnings += [f"{count:,} events left out: {reason}" for reason, count in left_out.items()]
         order = _order(start_ns, duration_ns, thread, name, external_id, correlation, category)
         for mask in impossible.values():
             order = order[~mask[order]]
-        columns = (category, name, thread, start_ns, duration_ns, correlation, external_id)
+        columns: tuple[npt.NDArray[Any], ...] = (
+            category, name, thread, start_ns, duration_ns, correlation, external_id,
+        )  # fmt: skip
         events = Events(*(column[order] for column in columns))
         keep, repeated = _find_repeats(events)
         if repeated:
@@ -360,6 +391,7 @@ class TraceColumns:
         place[order] = np.arange(len(order))
         device_work = _place_device_work(device_columns, place)
         events, spilled = _clip_spilled(events, device_work)
+        spilled += endless
         if spilled:
             warnings.append(
                 f"{spilled:,} pieces of device work last beyond the next ones of their stream: they end there"
@@ -476,19 +508,44 @@ def read_collective(a: Arguments) -> CollectiveArguments:
     )
 
 
+def _clip_endless(
+    impossible: Mapping[str, npt.NDArray[np.bool_]],
+    device_columns: Sequence[Ints],
+    start_ns: Ints,
+    duration_ns: Ints,
+    correlation: Ints,
+) -> tuple[Ints, int]:
+    """Return the durations with device work ended where its stream went on, and the number of pieces, before what is
+    too long is left out: a collective that is missing on one rank would be taken for the next one.
+    """
+    work = np.stack(device_columns[:3])
+    never = np.zeros(len(start_ns), dtype=bool)
+    for reason in {ZERO_TIME, FAR_START} & impossible.keys():
+        never |= impossible[reason]
+    return _clip_rows(work[:, ~never[work[0]]], start_ns, duration_ns, correlation)
+
+
 def _clip_spilled(events: Events, work: DeviceWork) -> tuple[Events, int]:
     """Return the events with device work ended where its stream went on, and the number of pieces."""
-    if not len(work.row):
-        return events, 0
-    start_ns, end_ns = events.start_ns[work.row], events.end_ns[work.row]
-    lane = np.unique(np.stack([work.device, work.stream], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    clipped_ns = clip_spilled(start_ns, end_ns, lane, events.correlation[work.row])
+    rows = np.stack([work.row, work.device, work.stream])
+    duration_ns, count = _clip_rows(rows, events.start_ns, events.duration_ns, events.correlation)
+    return replace(events, duration_ns=duration_ns) if count else events, count
+
+
+def _clip_rows(work: Ints, start_ns: Ints, duration_ns: Ints, correlation: Ints) -> tuple[Ints, int]:
+    """Return the durations of all events, those of device work ended where its stream went on, and how many were;
+    `work` are its rows, devices and streams, (3, n).
+    """
+    rows, *place = work
+    if not len(rows):
+        return duration_ns, 0
+    begin_ns, end_ns = start_ns[rows], (start_ns + duration_ns)[rows]
+    lane = np.unique(np.stack(place, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    clipped_ns = clip_spilled(begin_ns, end_ns, lane, correlation[rows])
     changed = np.flatnonzero(clipped_ns != end_ns)
-    if not len(changed):
-        return events, 0
-    duration_ns = events.duration_ns.copy()
-    duration_ns[work.row[changed]] = (clipped_ns - start_ns)[changed]
-    return replace(events, duration_ns=duration_ns), len(changed)
+    found = duration_ns.copy()
+    found[rows[changed]] = (clipped_ns - begin_ns)[changed]
+    return found, len(changed)
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ _FUNCTIONS_OF_TORCH = frozenset({
     "Redistribute",
 })  # fmt: skip
 """Functions of autograd that torch has written in Python, whose work is operators; of DDP, FSDP2 and DTensor."""
-_NAMESPACES_WITHOUT_PRODUCTS = frozenset({"_c10d_functional", "c10d_functional", "fsdp"})
 _COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunction|CompiledFxGraph|^## Call")
 
 
@@ -85,5 +84,4 @@ def find_reason(name: str, *, has_product_inside: bool) -> str | None:
     prefix, _, _ = name.rpartition("::")
     if not prefix or _CPP_NODE in name:
         return None if name.removesuffix("Backward") in _FUNCTIONS_OF_TORCH else OWN_KERNELS
-    is_made_of_others = prefix == "aten" and has_product_inside
-    return None if is_made_of_others or prefix in _NAMESPACES_WITHOUT_PRODUCTS else NO_FORMULA
+    return None if prefix == "aten" and has_product_inside else NO_FORMULA

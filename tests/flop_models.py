@@ -4,15 +4,19 @@ A multiplication and an addition are 2; only products count. In the backward eac
 for the gradient of each of its factors, but not for an input of the model, which needs none.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 B = 4
@@ -265,6 +269,28 @@ MODELS: dict[str, Callable[[], Known]] = {
     "MLP, torch.compile (eager)": lambda: make_compiled("eager"),
     "MLP, torch.compile (aot_eager)": lambda: make_compiled("aot_eager"),
 }
+
+
+@contextlib.contextmanager
+def one_of_two_ranks() -> Iterator[None]:
+    """A process group in which this process is rank 0 of 2, and collectives end without the other one."""
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+TENSOR_PARALLEL = "feed-forward, tensor parallel: one of 2 ranks"
+
+
+def make_tensor_parallel() -> Known:
+    """Return two products of which this rank has half of the inner width; in `one_of_two_ranks`."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    mesh = init_device_mesh("cpu", (2,))
+    parallel = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    half = B * 2 * 64 * 128 + B * 2 * 128 * 64
+    return Known(parallel, (torch.randn(B, 64, requires_grad=True),), half, 2 * half)
 
 
 def record(run: Callable[[], None], path: Path, *, stacks: bool = False) -> Path:

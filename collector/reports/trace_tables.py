@@ -143,7 +143,10 @@ def _note_lost(report: TraceReport) -> list[tuple[str, str]]:
         return []
     launched = sum(one.signs.launch_count or 0 for one in report.ranks)
     steps = sorted({step.step for one in report.ranks for step in one.steps if not step.is_judged})
-    text = f"{lost:,} of {launched:,} launches have no work in the traces: the profiler lost it."
+    text = (
+        f"{lost:,} of {launched:,} launches have no work in the traces: the profiler lost it, or it went into graphs "
+        "that were captured."
+    )
     if steps:
         text += f" Not judged, and not compared: {_name_steps(steps)}."
     return [("lost work", text)]

@@ -194,8 +194,8 @@ def _check_ends(
     if wrong > DISAGREEING_SHARE_MAX * len(spreads):
         return typical, (
             f"{wrong} of {len(spreads)} matched collectives end at different times on different ranks (by "
-            f"{typical / NS_PER_MS:.1f} ms in the median): the traces are of different steps, or collectives are "
-            "missing in some"
+            f"{typical / NS_PER_MS:.1f} ms in the median): the traces are of different steps, collectives are "
+            "missing in some, or times are wrong"
         )
     return typical, None
 

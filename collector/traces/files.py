@@ -21,6 +21,8 @@ CHUNK_BYTES = 1 << 17
 INFLATED_BYTES_MAX = 1 << 20
 """Largest chunk: still in the caches when it is decoded."""
 GZIP_MAGIC = b"\x1f\x8b"
+MEMBERS_MAX = 100_000
+"""Members of a gzip file. Each costs a copy of what was read behind it; compressors in blocks put 64 KiB into one."""
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 Paths: TypeAlias = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
@@ -208,7 +210,7 @@ def _open(path: str) -> IO[bytes]:
 def _inflate(first: bytes, file: _Watched) -> Iterator[bytes]:
     """Yield the inflated members of a gzip file, one after the other."""
     make, broken = _find_inflater()
-    inflater = make()
+    inflater, members = make(), 1
     data, read_bytes = first, len(first)
     while True:
         try:
@@ -216,7 +218,7 @@ def _inflate(first: bytes, file: _Watched) -> Iterator[bytes]:
                 if inflater.eof:
                     if not data.strip(b"\0"):  # padding behind the last member
                         return
-                    inflater = make()
+                    inflater, members = make(), _count_member(members)
                 out = inflater.decompress(data, INFLATED_BYTES_MAX)
                 data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
                 if out:
@@ -235,6 +237,13 @@ def _inflate(first: bytes, file: _Watched) -> Iterator[bytes]:
         raise CutOffError(
             "the gzip file is cut off. Was it still being written, or only partly copied?", byte=read_bytes
         )
+
+
+def _count_member(members: int) -> int:
+    """Return one more than the members before this one. Raises TraceError where that is too many."""
+    if members == MEMBERS_MAX:
+        raise TraceError(f"the gzip file has more than {MEMBERS_MAX:,} members: inflate it and compress it as one")
+    return members + 1
 
 
 def _find_inflater() -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:

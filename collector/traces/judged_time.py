@@ -23,8 +23,8 @@ from rankscope.measure.rank_view import RankView, Step
 LONG_STEP_RATIO_MIN = 3.0
 """Times the median of the steps. Steps of healthy runs differ by less than 2, also of one that saves or evaluates
 little; a step that compiles or saves takes tens of times as long."""
-LONG_STEPS_SHARE_MAX = 0.2
-"""Where more than a fifth of the steps are long, that is how the run is."""
+LONG_STEPS_SHARE_MAX = 1 / 3
+"""Where more than a third of the steps are long, that is how the run is."""
 LONG_STEP_STEPS_MIN = 3
 RANGE_SHARE_MIN = 0.5
 """A range must explain half of what a step took more to be named."""

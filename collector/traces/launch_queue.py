@@ -10,9 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.traces.report import QueueRow
+from rankscope.measure import intervals
+from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.rank_view import RankView
 
+QUEUE_FULL_MIN = 1_024
+"""Launches that a stream holds at most, by HolisticTraceAnalysis; then the call that launches the next one waits."""
 PARTS = 10
 """Parts of equal length into which a trace without steps is cut."""
 
@@ -64,6 +68,7 @@ def _sum_device(view: RankView, device: int) -> Iterator[QueueRow]:
     periods = _find_periods(view, int(called_ns.min()), int(end_ns.max()))
     begin_ns = min(int(called_ns.min()), periods[0].start_ns)
     waiting, outstanding = _Levels(called_ns, start_ns, begin_ns), _Levels(called_ns, end_ns, begin_ns)
+    full = _find_full(work.stream[places], called_ns, start_ns)
     launched = np.flatnonzero(call != NONE)
     launched = launched[np.argsort(called_ns[launched], kind="stable")]
     at_ns, delay_ns = called_ns[launched], (start_ns - called_ns)[launched]
@@ -86,7 +91,20 @@ def _sum_device(view: RankView, device: int) -> Iterator[QueueRow]:
             queue_max=int(levels.max()) if len(levels) else None,
             empty_ns=int(length_ns[levels == 0].sum()),
             starved_ns=int(left_ns[left == 0].sum()),
+            full_ns=intervals.total_ns(intervals.clip(full, period.start_ns, period.end_ns)),
         )
+
+
+def _find_full(stream: Ints, called_ns: Ints, start_ns: Ints) -> Intervals:
+    """Return when the queue of any stream was full."""
+    found = [intervals.EMPTY]
+    streams, counts = np.unique(stream, return_counts=True)
+    for one in streams[counts >= QUEUE_FULL_MIN].tolist():
+        mine = stream == one
+        queue = _Levels(called_ns[mine], start_ns[mine], int(called_ns[mine].min()))
+        full = np.flatnonzero(queue.levels[:-1] >= QUEUE_FULL_MIN)
+        found.append(np.stack([queue.times_ns[full], queue.times_ns[full + 1]], axis=1))
+    return intervals.union(np.concatenate(found))
 
 
 def _find_periods(view: RankView, start_ns: int, end_ns: int) -> list[_Period]:

@@ -113,9 +113,12 @@ def refuse_foreign(trace: KinetoTrace) -> None:
 
 def refuse_several(trace: KinetoTrace) -> None:
     """Raise NotATraceError for a file with the events of several processes: ranks that another tool has merged, or that
-    have written to one file. Their launches have the same numbers, so that their work cannot be told apart.
+    have written to one file. Their launches have the same numbers, so that their work cannot be told apart. Processes
+    are those with operators or ranges: MTIA writes some calls of its runtime under the number of the device.
     """
-    rows = trace.rows(Category.CPU_OP, Category.ANNOTATION, *LAUNCHES)
+    rows = trace.rows(Category.CPU_OP, Category.ANNOTATION)
+    if not len(rows):
+        rows = trace.rows(*LAUNCHES)
     processes = sorted({trace.threads[code][0] for code in np.unique(trace.events.thread[rows]).tolist()})
     cure = "name the files that it was made from, one for each rank"
     if len(processes) > 1:

@@ -31,6 +31,10 @@ from rankscope.measure.units import format_duration
 DEVICES_MAX = 1_024
 """Devices of one process, for each of which the trace is read once more. Servers have 16, partitions of them some
 hundreds."""
+STREAMS_MAX = 10_000
+"""Streams of all devices of a process, each looked at by itself. CUDA has at most some hundreds at work."""
+COLLECTIVE_KINDS_MAX = 10_000
+"""Kinds of collectives, by group, operation and type. A rank of a large job is in some dozens of groups."""
 UNCOUNTED_SHOWN_MAX = 5
 STEPS_MAX = 20_000
 """Steps that are divided into parts one by one. A profiler's cycle has a handful."""
@@ -89,13 +93,13 @@ def reduce_trace(
         communication_kernels=communication_kernels,
     )
     devices = np.unique(view.work.device).tolist()
-    if len(devices) > DEVICES_MAX:
-        raise NotATraceError(f"it has work on {len(devices):,} devices; a machine has at most {DEVICES_MAX:,}")
-    if len(view.steps) > STEPS_MAX:
-        raise TraceError(f"it has {len(view.steps):,} steps; choose some of them (--steps A:B), at most {STEPS_MAX:,}")
+    _refuse_too_many(view, len(devices))
     origin = origin if rank is None else origin._replace(rank=rank)
     origin = origin._replace(devices=match_devices(origin.devices, devices))
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
+    kinds = len({tables.kind_of(one) for one in collectives})
+    if kinds > COLLECTIVE_KINDS_MAX:
+        raise TraceError(f"it has {kinds:,} kinds of collectives; at most {COLLECTIVE_KINDS_MAX:,} are summed up")
     report = add_asked(_build_report(view, path, origin, collectives, asked), view, asked)
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
@@ -117,6 +121,17 @@ def reduce_trace(
         record_path(view, collectives, origin.base_ns) if asked.critical_path else None,
         find_judged_time(view).windows + origin.base_ns,
     )
+
+
+def _refuse_too_many(view: RankView, device_count: int) -> None:
+    """Raise TraceError where something that is looked at one by one is there too often."""
+    if device_count > DEVICES_MAX:
+        raise NotATraceError(f"it has work on {device_count:,} devices; a machine has at most {DEVICES_MAX:,}")
+    streams = len(np.unique(np.stack([view.work.device, view.work.stream]), axis=1).T)
+    if streams > STREAMS_MAX:
+        raise NotATraceError(f"it has work on {streams:,} streams; one process has at most {STREAMS_MAX:,}")
+    if len(view.steps) > STEPS_MAX:
+        raise TraceError(f"it has {len(view.steps):,} steps; choose some of them (--steps A:B), at most {STEPS_MAX:,}")
 
 
 def _refuse_other_steps(trace: KinetoTrace, steps: StepRange | None) -> None:

@@ -135,7 +135,8 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     """All kernels of one name. `pct` is of the kernel time. `uses_tensor_cores` is None where the name does not tell;
     `kind` is its class, as in the table of classes. `blocks_per_sm` and `occupancy_ratio` (the profiler's estimate) are
-    means over the time of those that have one, None without. `sources` are the places that launched the most of it,
+    means over the time of those that have one, None without. `median_ns` is that of the durations, `deviation_ns` their
+    standard deviation, over count - 1; None of a single one. `sources` are the places that launched the most of it,
     empty without stacks.
     """
 
@@ -152,6 +153,8 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = OTHER
     blocks_per_sm: float | None = None
     occupancy_ratio: float | None = None
+    median_ns: float | None = None
+    deviation_ns: float | None = None
 
 
 class KernelGroupRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,7 +310,8 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     (`part`, from 1); without either over all of them. The delay of work is from the start of the call that launched it
     to its own start, by the work that was launched in the period. The queue is the work that was launched and has not
     started; its median and p99 are over time. `empty_ns`: the queue was empty; `starved_ns`: all that was launched had
-    ended too, so that the device had nothing to do. Work whose launch is not in the trace is in no queue, only at work.
+    ended too, so that the device had nothing to do. `full_ns`: on some stream 1,024 or more pieces were queued, where
+    CUDA lets the host wait. Work whose launch is not in the trace is in no queue, only at work.
     """
 
     device: int | None
@@ -323,12 +327,15 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     queue_max: int | None
     empty_ns: int
     starved_ns: int
+    full_ns: int = 0
 
 
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator: host time, and device time of its launches, with and without the operators inside
     it; the least and the most of one call, with those inside. `allocated_bytes` is what was allocated right inside,
     None where memory was not recorded. `sources` are the places with the most of it, empty without stacks.
+    `may_use_tensor_cores` is whether it multiplies matrices, by its name; `tensor_core_ns` the part of
+    `device_self_ns` in kernels that are on tensor cores by theirs, a lower bound, None without a device.
     """
 
     name: str
@@ -343,6 +350,8 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     device_min_ns: int | None = None
     device_max_ns: int | None = None
     allocated_bytes: int | None = None
+    may_use_tensor_cores: bool = False
+    tensor_core_ns: int | None = None
 
 
 class LaunchedKernel(msgspec.Struct, frozen=True, kw_only=True):

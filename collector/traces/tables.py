@@ -22,9 +22,10 @@ from rankscope.collector.traces.sources import find_sources, sum_sources
 from rankscope.measure import communication, kernel_classes
 from rankscope.measure.backward_links import ENGINE
 from rankscope.measure.blocking_calls import find_blocking_calls, find_operators_around
+from rankscope.measure.flops import FORMULAS
 from rankscope.measure.kineto import NONE, Category, Codes, Floats, Ints
 from rankscope.measure.nesting import OUTSIDE
-from rankscope.measure.rank_view import STEP_NAME, RankView
+from rankscope.measure.rank_view import STEP_NAME, Bools, RankView
 from rankscope.measure.tensor_cores import uses_tensor_cores
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_S
@@ -64,6 +65,8 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
                 else kernel_classes.find_class(name),
                 blocks_per_sm=_weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
                 occupancy_ratio=_weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
+                median_ns=float(np.median(mine_ns)),
+                deviation_ns=float(mine_ns.std(ddof=1)) if len(mine) > 1 else None,
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
@@ -174,16 +177,29 @@ def sum_operators(view: RankView) -> list[OperatorRow]:
     own_ns = _device_ns_within(view, len(rows)) if view.has_device else view.host.operators.self_ns()
     sources = sum_sources(view, codes, rows, own_ns)
     allocated = _sum_allocated(view)
+    on_tensor_cores = _sum_tensor_cores(view, codes) if view.has_device else None
     found = [
         OperatorRow(
             name=view.trace.names[code],
             **sums,
             sources=sources.get(code, []),
             allocated_bytes=allocated.get(view.trace.names[code], 0) if len(view.trace.memory.time_ns) else None,
+            may_use_tensor_cores=view.trace.names[code] in FORMULAS,
+            tensor_core_ns=int(on_tensor_cores[code]) if on_tensor_cores is not None else None,
         )
         for code, sums in sum_calls(view, codes)
     ]
     return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name))
+
+
+def _sum_tensor_cores(view: RankView, codes: Codes) -> Ints:
+    """Return by name of an operator the device time of its own launches that is on tensor cores, by their names."""
+    used = np.unique(view.work.name)
+    used = used[[uses_tensor_cores(view.trace.names[code]) is True for code in used.tolist()]]
+    own_ns = _device_ns_within(view, len(codes), np.isin(view.work.name, used) & view.work.is_kernel)
+    found = np.zeros(len(view.trace.names), dtype=np.int64)
+    np.add.at(found, codes, own_ns)
+    return found
 
 
 def _sum_allocated(view: RankView) -> Mapping[str, int]:
@@ -256,30 +272,34 @@ def sum_calls(view: RankView, codes: Codes) -> Iterator[tuple[int, dict[str, int
     rows, nesting = view.host.operator_rows, view.host.operators
     device_self = _device_ns_within(view, nesting_rows=len(rows))
     device_total = nesting.sum_up(device_self)
-    host_self = nesting.self_ns()
     host_total = view.events.duration_ns[rows]
-    for code, mine in _by_name(codes):
-        yield (
-            code,
-            {
-                "count": len(mine),
-                "host_total_ns": int(host_total[mine].sum()),
-                "host_self_ns": int(host_self[mine].sum()),
-                "device_total_ns": int(device_total[mine].sum()),
-                "device_self_ns": int(device_self[mine].sum()),
-                "host_min_ns": int(host_total[mine].min()),
-                "host_max_ns": int(host_total[mine].max()),
-                "device_min_ns": int(device_total[mine].min()),
-                "device_max_ns": int(device_total[mine].max()),
-            },
-        )
+    if not len(codes):
+        return
+    order = np.argsort(codes, kind="stable")
+    sorted_codes = codes[order]
+    first = np.flatnonzero(np.diff(sorted_codes, prepend=sorted_codes[0] - 1))
+    sums = {
+        "count": np.diff(first, append=len(codes)),
+        "host_total_ns": np.add.reduceat(host_total[order], first),
+        "host_self_ns": np.add.reduceat(nesting.self_ns()[order], first),
+        "device_total_ns": np.add.reduceat(device_total[order], first),
+        "device_self_ns": np.add.reduceat(device_self[order], first),
+        "host_min_ns": np.minimum.reduceat(host_total[order], first),
+        "host_max_ns": np.maximum.reduceat(host_total[order], first),
+        "device_min_ns": np.minimum.reduceat(device_total[order], first),
+        "device_max_ns": np.maximum.reduceat(device_total[order], first),
+    }
+    for code, *row in zip(sorted_codes[first].tolist(), *(column.tolist() for column in sums.values()), strict=True):
+        yield code, dict(zip(sums, row, strict=True))
 
 
-def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
-    """Return for each operator the device time of its own launches, without those of operators inside it."""
+def _device_ns_within(view: RankView, nesting_rows: int, chosen: Bools | None = None) -> Ints:
+    """Return for each operator the device time of its own launches, without those of operators inside it; only of the
+    pieces of work that are chosen, if any are.
+    """
     own = np.zeros(nesting_rows, dtype=np.int64)
     if view.has_device:
-        launched = np.flatnonzero(view.launch != NONE)
+        launched = np.flatnonzero((view.launch != NONE) & (True if chosen is None else chosen))
         call = view.launch[launched]
         inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
         known = inside != OUTSIDE

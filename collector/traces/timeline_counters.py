@@ -94,13 +94,15 @@ def _of_devices(view: RankView, edges_ns: Ints) -> Iterator[tuple[str, Floats]]:
 
 
 def _of_memory(view: RankView, edges_ns: Ints) -> Iterator[tuple[str, Floats]]:
-    """Yield the allocator's totals, as they were at the end of each bin."""
+    """Yield the allocator's totals, as they were at the end of each bin; before the first event what it began with."""
     memory = view.trace.memory
     on_device = (memory.device_type != HOST_DEVICE_TYPE) & (memory.allocated_bytes != NONE)
     for device in np.unique(memory.device[on_device]).tolist():
         mine = np.flatnonzero(on_device & (memory.device == device))
         last = np.searchsorted(memory.time_ns[mine], edges_ns[1:], side="left") - 1
-        yield f"GPU {device} allocated (MB)", memory.allocated_bytes[mine][np.maximum(last, 0)] / MB
+        totals = memory.allocated_bytes[mine]
+        levels = np.concatenate([[totals[0] - memory.bytes[mine[0]]], totals])
+        yield f"GPU {device} allocated (MB)", levels[last + 1] / MB
 
 
 def _of_collectives(collectives: Sequence[Collective], edges_ns: Ints, base_ns: int) -> Iterator[tuple[str, Floats]]:

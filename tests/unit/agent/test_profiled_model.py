@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankscope import agent
 from rankscope.agent.profiled_model import main, profile_model
 from rankscope.collector.commands.main import main as run_command
-from tests.flop_models import BLOCK_PRODUCTS, BLOCK_SCORES, MODELS, B, Known
+from tests.flop_models import BLOCK_PRODUCTS, BLOCK_SCORES, MODELS, B, Known, make_tensor_parallel, one_of_two_ranks
 
 LAST_PRODUCT = B * 32 * 2 * 256 * 64
 """The last one of a block: a checkpoint that is not reentrant does not make it again."""
@@ -37,6 +37,17 @@ def test_flops_are_those_by_hand(name: str) -> None:
     found = profile_model(known.model, known.inputs, passes=1)
     assert (found.whole.forward_flops, found.whole.backward_flops) == own_flops_of(name, known)
     assert found.uncounted == {}
+
+
+def test_rank_of_a_tensor_parallel_model_counts_its_own_part() -> None:
+    with one_of_two_ranks():
+        known = make_tensor_parallel()
+        found = profile_model(known.model, known.inputs, passes=1)
+    assert (found.whole.forward_flops, found.whole.backward_flops) == (known.forward, known.backward)
+    assert found.uncounted == {}
+    assert {one.path: one.forward_flops for one in found.modules} == {
+        "": known.forward, "0": known.forward // 2, "1": 0, "2": known.forward // 2,
+    }  # fmt: skip
 
 
 @pytest.mark.rest("a comparison with another counter")

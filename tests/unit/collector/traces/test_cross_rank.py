@@ -122,7 +122,7 @@ def test_operations_of_different_steps_are_refused() -> None:
     # One further each time: 15, 45, 20, 90 and 30 ms, of which the median, 30 ms, is taken for the clocks.
     assert matching.refused == (
         "4 of 5 matched collectives end at different times on different ranks (by 15.0 ms in the median): "
-        "the traces are of different steps, or collectives are missing in some"
+        "the traces are of different steps, collectives are missing in some, or times are wrong"
     )
 
 

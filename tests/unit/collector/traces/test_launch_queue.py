@@ -60,6 +60,16 @@ def test_device_is_starved_when_all_that_was_launched_has_ended() -> None:
     assert [row.starved_ns for row in (whole, first, second)] == [50_000, 10_000, 40_000]
 
 
+def test_queue_of_a_stream_is_full_from_the_last_launch_it_holds_on() -> None:
+    # A launch each us from 0 on: the 1,024th waits from 1,023 us on. A start each us from 2,000 on: when the 77th of
+    # 1,100 starts, at 2,076 us, 1,023 wait.
+    calls = [(one, 2_000 + one, 1) for one in range(1_100)]
+    (whole, *_) = queues_of(*work(*calls))
+    assert whole.full_ns == (2_076 - 1_023) * 1_000
+    (other, *_) = queues_of(*work(*calls[:1_023]))
+    assert other.full_ns == 0
+
+
 def test_steps_have_their_place_in_the_trace() -> None:
     # The first event is step 1, at 0 us.
     rows = queues_of(*KNOWN)

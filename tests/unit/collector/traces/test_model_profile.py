@@ -17,7 +17,7 @@ from rankscope.collector.traces.profile_rows import FlopsModule, ModelProfile
 from rankscope.measure.errors import SettingError
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, Inputs
 from rankscope.measure.uncounted_operators import OUTSIDE_OPERATORS
-from tests.flop_models import MODELS, B, Block, record, train
+from tests.flop_models import MODELS, B, Block, make_tensor_parallel, one_of_two_ranks, record, train
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 
 ENGINE = "autograd::engine::evaluate_function: "
@@ -47,6 +47,13 @@ def test_flops_are_those_counted_by_hand(name: str, tmp_path: Path) -> None:
     assert (found.is_upper_bound, MAY_STOP_EARLY in found.notes) == (bool(known.recompute), bool(known.recompute))
     assert {row.dtype for row in found.operators} == {"bf16" if name.endswith("bf16") else "fp32"}
     assert sum(row.flops for row in found.operators) == found.executed_flops
+
+
+def test_rank_of_a_tensor_parallel_model_counts_its_own_part(tmp_path: Path) -> None:
+    with one_of_two_ranks():
+        known = make_tensor_parallel()
+        found = profile_of(record(known.run, tmp_path / "trace.json"))
+    assert phases(found) == (known.forward, 0, known.backward)
 
 
 def test_scaled_product_counts_once(tmp_path: Path) -> None:

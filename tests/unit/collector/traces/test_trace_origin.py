@@ -75,6 +75,15 @@ def test_events_of_two_processes_are_refused_and_named() -> None:
     ):
         refuse_several(read_events(event("cpu_op", "aten::mm", 0, 1), other))
     refuse_several(read_events(event("cpu_op", "aten::mm", 0, 1), {**kernel("k", 0, 1), "pid": 7}))
+    calls = launch(0, 1), {**launch(5, 2), "pid": 200}
+    with pytest.raises(NotATraceError, match="the events of 2 processes"):
+        refuse_several(read_events(*calls))
+
+
+def test_calls_under_the_number_of_a_device_are_of_the_one_process() -> None:
+    # As MTIA's runtime writes some of them: published by facebookresearch/HolisticTraceAnalysis.
+    call = {**event("mtia_runtime", "synchronize", 5, 1, correlation=9), "pid": 17}
+    refuse_several(read_events(event("cpu_op", "aten::mm", 0, 1), launch(1, 1), call))
 
 
 def test_steps_at_once_on_one_thread_are_of_several_ranks() -> None:

@@ -164,6 +164,37 @@ def test_blocks_and_occupancy_of_a_kernel_are_weighted_with_time(tmp_path: Path)
     (rank,) = report_of(tmp_path, kernel("k", 0, 30, **first), kernel("k", 50, 10, **second)).ranks
     # (2 x 30 + 0.5 x 10) / 40 blocks, (50 x 30 + 20 x 10) / 40 %.
     assert (rank.kernels[0].blocks_per_sm, rank.kernels[0].occupancy_ratio) == (1.625, 0.425)
+    # 10 us on either side of 20: the root of 2 x 10^2.
+    assert rank.kernels[0].median_ns == 20_000
+    assert rank.kernels[0].deviation_ns == pytest.approx(14_142.136)
+
+
+def test_operators_that_multiply_have_their_time_on_tensor_cores(tmp_path: Path) -> None:
+    found = report_of(
+        tmp_path,
+        event("cpu_op", "aten::linear", 0, 30), event("cpu_op", "aten::mm", 5, 20), launch(6, 1), launch(8, 2),
+        event("cpu_op", "aten::add", 40, 9), launch(41, 3),
+        kernel("ampere_bf16_s16816gemm", 100, 30, correlation=1), kernel("reduce_kernel", 130, 10, correlation=2),
+        kernel("elementwise_kernel", 150, 5, correlation=3),
+    )  # fmt: skip
+    rows = {one.name: one for one in found.ranks[0].operators}
+    # Of 40 us of the product's own kernels 30 are on tensor cores.
+    assert (rows["aten::mm"].tensor_core_ns, rows["aten::mm"].device_self_ns) == (30_000, 40_000)
+    assert (rows["aten::linear"].tensor_core_ns, rows["aten::add"].tensor_core_ns) == (0, 0)
+    assert [rows[name].may_use_tensor_cores for name in ("aten::mm", "aten::add")] == [True, False]
+
+
+def test_kernel_and_copy_tables_show_blocks_occupancy_tensor_cores_and_host_time(tmp_path: Path) -> None:
+    known = {"blocks per SM": 2.0, "est. achieved occupancy %": 50, "correlation": 1}
+    copied = event("gpu_memcpy", "Memcpy HtoD", 210, 2, correlation=4, bytes=4_000, device=0, stream=7)
+    call = event("cuda_runtime", "cudaMemcpyAsync", 85, 7, correlation=4)
+    kernels = kernel("ampere_bf16_s16816gemm", 0, 30, **known), kernel("mine", 50, 10, correlation=2)
+    found = report_of(tmp_path, *kernels, call, copied)
+    shown = {one.key: [[cell.text for cell in row] for row in one.rows] for one in build_sections(found, 5)}
+    assert [[row[0], *row[7:10]] for row in shown["kernels"]] == [
+        ["ampere_bf16_s16816gemm", "2.00", "50.0", "yes"], ["mine", "-", "-", "not known"],
+    ]  # fmt: skip
+    assert shown["copies"] == [["Memcpy HtoD", "1", "0.002", "0.007", "4,000", "2.00"]]
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
@@ -233,13 +264,7 @@ def test_levels_of_bins_are_means_over_their_time() -> None:
 def test_merged_timeline_has_counter_tracks_that_sum_to_the_work(tmp_path: Path) -> None:
     work = [kernel("k", 100, 400, correlation=1), kernel("k", 600, 500, correlation=2)]
     copies = event("gpu_memcpy", "Memcpy", 500, 50, bytes=1_000_000, correlation=3, device=0, stream=8)
-    (tmp_path / "rank0.json").write_bytes(to_json(launch(50, 1), launch(90, 2), launch(95, 3), *work, copies))
-    merge(str(tmp_path / "rank0.json"), tmp_path / "merged.json", counters=True)
-    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
-    tracks: dict[str, list[tuple[float, float]]] = {}
-    for one in events:
-        if one["ph"] == "C":
-            tracks.setdefault(one["name"], []).append((one["ts"], one["args"]["value"]))
+    tracks = read_tracks(tmp_path, launch(50, 1), launch(90, 2), launch(95, 3), *work, copies)
     # The window is 1,000 us long, in 1,000 bins: each point is the mean of 1 us.
     busy = tracks["GPU 0 utilization (%)"]
     assert [value for _, value in busy] == [100.0, 0.0, 100.0]
@@ -247,6 +272,42 @@ def test_merged_timeline_has_counter_tracks_that_sum_to_the_work(tmp_path: Path)
     # 1 MB in 50 us.
     assert [value for _, value in tracks["GPU 0 copies (GB/s)"]] == [0.0, 20.0, 0.0]
     assert "GPU 0 queue length" in tracks
+
+
+def read_tracks(folder: Path, *events: Event, **head: Any) -> dict[str, list[tuple[float, float]]]:
+    """Return the counter tracks of a merged timeline: time in us and value of each point."""
+    (folder / "rank0.json").write_bytes(to_json(*events, **head))
+    merge(str(folder / "rank0.json"), folder / "merged.json", counters=True)
+    tracks: dict[str, list[tuple[float, float]]] = {}
+    for one in json.loads((folder / "merged.json").read_text())["traceEvents"]:
+        if one["ph"] == "C":
+            tracks.setdefault(one["name"], []).append((one["ts"], one["args"]["value"]))
+    return tracks
+
+
+def test_counter_tracks_have_efficiency_queue_memory_and_bandwidth_by_hand(tmp_path: Path) -> None:
+    reduce_us = {
+        "Collective name": "allreduce", "In msg nelems": 1_000_000, "Out msg nelems": 1_000_000, "dtype": "Float",
+        "Group size": 2, "Process Group Name": "0", "correlation": 3, "device": 0, "stream": 8,
+    }  # fmt: skip
+    tracks = read_tracks(
+        tmp_path,
+        launch(0, 1), launch(50, 2), launch(60, 3),
+        kernel("k", 100, 400, correlation=1, **{"blocks per SM": 0.25}),
+        kernel("k", 600, 300, correlation=2, **{"blocks per SM": 3.0}),
+        kernel("ncclDevKernel_AllReduce", 900, 200, **reduce_us),
+        allocation(300, 3_000_000, **{"Total Allocated": 5_000_000}),
+        allocation(700, -4_000_000, **{"Total Allocated": 1_000_000}),
+    )  # fmt: skip
+    # From 100 us on, where the device begins, to 1,100: a point where a value changes, in bins of 1 us.
+    begin = tracks["GPU 0 SM efficiency (%)"][0][0]
+    found = {name: [(time_us - begin, value) for time_us, value in points] for name, points in tracks.items()}
+    assert found["GPU 0 SM efficiency (%)"] == [(0, 25.0), (400, 0.0), (500, 100.0), (800, 0.0)]
+    # The first kernel has just begun; two wait, then the all-reduce alone.
+    assert found["GPU 0 queue length"] == [(0, 2.0), (500, 1.0), (800, 0.0)]
+    assert found["GPU 0 allocated (MB)"] == [(0, 2.0), (200, 5.0), (600, 1.0)]
+    # 4 MB in 200 us.
+    assert found["collectives (GB/s)"] == [(0, 0.0), (800, 20.0)]
 
 
 def test_timeline_has_no_counters_unless_asked_for(tmp_path: Path) -> None:
