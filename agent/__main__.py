@@ -1,10 +1,23 @@
 """Entry point of `torchrun ... -m rankscope.agent train.py ARGS`: see launch.py."""
 
+import os  # runpy has imported it
 import sys
 
-# `python -m` searches the working directory first; the agent must not import anything from it.
-IS_SAFE = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
-DIRECTORY = None if IS_SAFE else sys.path.pop(0)
+
+def _take_directory() -> str | None:
+    """Take the working directory off the front of `sys.path`, where `python -m` puts it: the agent must not import
+    anything from it. Empty where it has been removed, None in safe-path mode: then it is not there.
+    """
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return None
+    try:
+        os.getcwd()
+    except OSError:
+        return ""
+    return sys.path.pop(0)
+
+
+DIRECTORY = _take_directory()
 
 from rankscope.agent.launch import main  # noqa: E402 - not before
 

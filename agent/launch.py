@@ -63,7 +63,8 @@ _mismatches_logged: set[tuple[str | None, ...]] = set()
 def main(directory: str | None) -> None:
     """Run the script of `python -m rankscope.agent` with the agent in it, and exit as the script does.
 
-    `directory` is the first entry of `sys.path` under `python -m`: the working directory; None in safe-path mode.
+    `directory` is the first entry of `sys.path` under `python -m`: the working directory, empty where that has been
+    removed; None in safe-path mode.
     """
     before = set(sys.modules)
     from rankscope.agent.import_path import forget_shadowed, standard_library_first  # noqa: PLC0415
@@ -74,8 +75,11 @@ def main(directory: str | None) -> None:
     archive = "" if is_module else _find_archive(script)
     if archive:
         sys.path.insert(0, archive)
-    elif directory is not None:  # the first folder of `sys.path` for a script or module
-        sys.path.insert(0, directory if is_module else os.path.dirname(os.path.realpath(script)))
+    elif is_module and directory:
+        sys.path.insert(0, directory)
+    elif directory is not None and not is_module:
+        with contextlib.suppress(OSError):  # it cannot be opened either
+            sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     forget_shadowed(before)
     sys.argv = ["-m" if is_module else script, *arguments]
     sys.excepthook = _leave_out_launcher(sys.excepthook)
@@ -367,8 +371,16 @@ def _find_archive(path: str) -> str:
     """
     import pkgutil  # noqa: PLC0415 - runpy has imported it
 
-    absolute = os.path.join(os.getcwd(), path)
+    absolute = _make_absolute(path)
     return "" if pkgutil.get_importer(absolute) is None else absolute
+
+
+def _make_absolute(path: str) -> str:
+    """Return a path as the interpreter makes it absolute; as it is where the working directory has been removed."""
+    try:
+        return os.getcwd() if path in {"", "."} else os.path.join(os.getcwd(), path)
+    except OSError:
+        return path
 
 
 def _make_main() -> types.ModuleType:
@@ -398,14 +410,14 @@ def _run_script(path: str) -> None:
     """Run a file of code, compiled or not, as `python FILE` does."""
     import pkgutil  # noqa: PLC0415 - runpy has imported it
 
-    absolute = os.path.join(os.getcwd(), path)
+    absolute = _make_absolute(path)
     try:
         with io.open_code(absolute) as file:
-            code = pkgutil.read_code(file)  # None unless it is compiled
-            is_source = code is None
-            if code is None:
-                file.seek(0)
-                code = compile(file.read(), absolute, "exec", dont_inherit=True)
+            text = file.read()  # once: it may be a pipe, `<(...)` or /dev/stdin
+        code = pkgutil.read_code(io.BytesIO(text))  # None unless it is compiled
+        is_source = code is None
+        if code is None:
+            code = compile(text, absolute, "exec", dont_inherit=True)
     except OSError as error:
         log_line(f"cannot open the script {path!r}: {error.strerror}")
         raise SystemExit(2) from None

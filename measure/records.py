@@ -107,6 +107,19 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     idle_ns: int
     operator_count: int | None = None
 
+    @property
+    def is_possible(self) -> bool:
+        """Return whether the parts sum to the window and none is below 0, so that no share of it is outside of 0 to 1.
+
+        >>> times = {"communication_ns": 40, "overlap_ns": 30, "exposed_communication_ns": 10, "copy_ns": 0}
+        >>> window = WindowBreakdown(first_step=1, step_count=1, window_ns=100, compute_ns=70, idle_ns=20, **times)
+        >>> window.is_possible, msgspec.structs.replace(window, compute_ns=170).is_possible
+        (True, False)
+        """
+        alone_ns, hidden_ns = self.compute_ns - self.overlap_ns, self.overlap_ns
+        parts_ns = (alone_ns, hidden_ns, self.exposed_communication_ns, self.copy_ns, self.idle_ns)
+        return min(parts_ns) >= 0 and sum(parts_ns) == self.window_ns and hidden_ns <= self.communication_ns
+
 
 SYNCHRONISATIONS_MAX = 8
 """Kinds of blocking call that a window reports one by one, those with the longest waits; all count in its sums."""

@@ -177,7 +177,7 @@ class Attempt:
 
     def record_report(self, rank: int, report: ReportFields, now_collector_ns: int, now_wall_s: float) -> None:
         """Record a report of a rank; its steps and collectives are added to the table by `flush_reports`."""
-        samples = self.samples[rank]
+        samples, report = self.samples[rank], self._without_impossible(rank, report)
         samples.record(report)
         state = self.ranks[rank]
         breakdown = samples.breakdowns.sum if report.breakdowns else state.breakdown
@@ -190,6 +190,15 @@ class Attempt:
         if report.compilations is not None:
             self.compilations = self.compilations.add(rank, report.compilations)
         self.batcher.add(rank, report)
+
+    def _without_impossible(self, rank: int, report: ReportFields) -> ReportFields:
+        """Return a report without the breakdowns that cannot be, which are noted."""
+        impossible = [window for window in report.breakdowns if not window.is_possible]
+        if not impossible:
+            return report
+        self.window.impossible.note("window", f"rank {rank}: {impossible[0]}", len(impossible))
+        possible = tuple(window for window in report.breakdowns if window.is_possible)
+        return msgspec.structs.replace(report, breakdowns=possible)
 
     def _record_group(self, group: GroupInfo) -> None:
         """Record the members of a group; mostly another rank has reported it already."""

@@ -57,6 +57,8 @@ def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
         return Ending(said.reason, said.detail, exit_code, said.line)
     if seen.reason == "finished":
         return Ending(said.reason, said.detail, seen.exit_code)
+    if said.reason == "finished" and seen.exit_code is not None:
+        return Ending(seen.reason, seen.detail, seen.exit_code)  # `sys.exit(3)`, which an exit handler does not see
     return Ending(seen.reason, f"after it had {said.reason}: {seen.detail}", seen.exit_code)
 
 

@@ -284,7 +284,7 @@ class StepTable:
                 self._wait_caused_ns = SparseRows(self._world_size + 1, self._cell)
             caused_ns = np.full(self._world_size + 1, np.nan)
             caused_ns[list(found.ranks)] = found.caused_ns
-            caused_ns[-1] = found.untraced_ns.sum() + found.not_traced_ns.sum()
+            caused_ns[-1] = found.unknown_ns
             self._wait_caused_ns.put(step % self._kept, caused_ns)
 
     def _match_step(self, step: int) -> KindColumns:

@@ -20,6 +20,9 @@ earlier one ends has the lateness of that one's end, any other the thread's.
 An operation with a root is not left by all together. Where it is known for which member another one waited
 (`rooted_waits.py`), the two are attributed as above; in a group of two, who waits, waits for the other.
 
+What a rank caused (`caused_ns`) is told as time: who waits in two operations at once, such as buckets of gradients or
+buffers, waits once, and what is charged for its waits is scaled to the time in which it waited.
+
 Not traced: who made a receiver of a point-to-point operation wait, or a member of one with a root where that is not
 known. It is counted (`not_traced_ns`), and is lateness without an origin
 (`untraced_ns`), so that ranks behind such an operation are not charged for it. A lateness from the step before counts
@@ -41,6 +44,7 @@ from rankscope.collector.steps.collectives import Step, count_rows, find_ranks
 from rankscope.collector.steps.rooted_waits import NOBODY
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.collector.steps.wait_times import Matched, match_operations
+from rankscope.measure import intervals
 from rankscope.measure.units import NS_PER_MS
 
 OPERATIONS_MAX: Final = 1024
@@ -56,7 +60,9 @@ class WaitAttribution(NamedTuple):
     """The waiting of one step by the rank that caused it. `charged_ns` has shape (ranks, ranks): the waiting of the
     row's rank that the column's caused; the diagonal is lateness that comes back to its origin. All else has shape
     (ranks,): `untraced_ns` is the waiting of each rank that is traced, for lateness without a known cause,
-    `not_traced_ns` that which is not, and `passed_on_ns` the waiting that each rank passed on.
+    `not_traced_ns` that which is not, and `passed_on_ns` the waiting that each rank passed on. `once_ratio` is the time
+    in which each rank waited over the sum of its waits, 0 to 1: in several operations at once, as in two buckets of
+    gradients or buffers, it waits only once.
     """
 
     ranks: tuple[int, ...]
@@ -64,11 +70,19 @@ class WaitAttribution(NamedTuple):
     untraced_ns: Ints
     passed_on_ns: Ints
     not_traced_ns: Ints
+    once_ratio: Floats
 
     @property
-    def caused_ns(self) -> Ints:
-        """The waiting that each rank caused, shape (ranks,)."""
-        return np.asarray(self.charged_ns.sum(axis=0))
+    def caused_ns(self) -> Floats:
+        """The time for which ranks waited because of each rank, shape (ranks,); that of several operations at once
+        counts once.
+        """
+        return np.asarray(self.once_ratio @ self.charged_ns)
+
+    @property
+    def unknown_ns(self) -> float:
+        """The time for which ranks waited, and of which it is not known who caused it."""
+        return float(self.once_ratio @ (self.untraced_ns + self.not_traced_ns))
 
     @property
     def waited_ns(self) -> Ints:
@@ -87,7 +101,8 @@ def attribute_waits(
     operation = _number_operations(matched.key)
     if operation.max(initial=-1) >= OPERATIONS_MAX:
         return None
-    paths = _Paths(matched, np.searchsorted(ranks, matched.rank))
+    columns = np.searchsorted(ranks, matched.rank)
+    paths = _Paths(matched, columns)
     charges = _Charges(len(ranks))
     for rows in _in_order(matched, operation):
         if matched.key[rows[0]] < 0:
@@ -97,9 +112,19 @@ def attribute_waits(
         else:
             charges.attribute(paths, rows, paths.wait_ns[rows])
     paid_ns = charges.paid_ns
+    once_ratio = np.array([_find_once_ratio(matched, columns == column) for column in range(len(ranks))])
     return WaitAttribution(
-        tuple(ranks.tolist()), paid_ns[:, :-1], paid_ns[:, -1], charges.passed_on_ns, charges.not_traced_ns
+        tuple(ranks.tolist()), paid_ns[:, :-1], paid_ns[:, -1], charges.passed_on_ns, charges.not_traced_ns, once_ratio
     )
+
+
+def _find_once_ratio(matched: Matched, rows: npt.NDArray[np.bool_]) -> float:
+    """Return the time in which the rank of these rows waited over the sum of its waits; 1 where it did not wait."""
+    waits_ns = matched.wait_ns[rows]
+    whole_ns = int(waits_ns.sum())
+    if not whole_ns:
+        return 1.0
+    return intervals.total_ns(intervals.union(intervals.from_starts(matched.start_ns[rows], waits_ns))) / whole_ns
 
 
 def _in_order(matched: Matched, operation: Ints) -> Iterator[Ints]:

@@ -276,9 +276,8 @@ def _open_file_system(path: str) -> tuple[Any, str]:
     try:
         system, inner = core.url_to_fs(path)
     except ImportError as error:
-        raise UnavailableError(
-            f"{path}: no driver for {scheme}:// ({error}): pip install 'rankscope[{_EXTRAS.get(scheme, 'traces')}]'"
-        ) from error
+        cure = f": pip install 'rankscope[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else ""
+        raise UnavailableError(f"{path}: no driver for {scheme}:// ({error}){cure}") from error
     except ValueError as error:
         raise SettingError(f"{path}: {_describe(error)}") from error
     except Exception as error:

@@ -34,12 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def end(folder: Path, *words: str) -> tuple[int, str, str]:
-    """Run the interpreter with these words; how it ended, and what it said besides the agent."""
+def end(folder: Path, *words: str, stdin: str = "", path: Path | None = None) -> tuple[int, str, str]:
+    """Run the interpreter with these words; how it ended, and what it said besides the agent. `path`: a folder that
+    modules are found in, too.
+    """
     ended = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, **ALONE, **NOBODY, "PYTHONPATH": CHECKOUT},
+        env={**os.environ, **ALONE, **NOBODY, "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{path}" if path else CHECKOUT},
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,
@@ -73,6 +76,31 @@ def test_program_finds_itself_run_as_python_runs_it(folder: Path, words: Sequenc
     # The same output, traceback and status. In safe-path mode a module of this folder is found by neither.
     assert watched == plain
     assert plain[1] or (options and "-m" in words)
+
+
+def test_program_from_a_pipe_runs_as_python_runs_it(folder: Path) -> None:
+    text = "import sys\nprint(sys.argv, __file__, __spec__)\nraise ValueError(1)\n"
+    plain, watched = (end(folder, *agent, "/dev/stdin", "a text", stdin=text) for agent in ((), AGENT))
+    assert watched == plain
+    assert plain[:2] == (1, "['/dev/stdin', 'a text'] /dev/stdin None\n")
+
+
+@pytest.mark.parametrize("words", [("{}/program.py", "3"), ("program.py",), ("-m", "program", "raise")], ids=" ".join)
+def test_program_in_a_removed_folder_runs_as_python_runs_it(folder: Path, words: Sequence[str]) -> None:
+    removed = (
+        "-c",
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(*eval(sys.argv[1]))",
+    )
+    words = [word.format(folder) for word in words]
+    plain, watched = (
+        end(folder, *removed, repr((sys.executable, [sys.executable, *agent, *words])), path=folder)
+        for agent in ((), AGENT)
+    )
+    if words == ["program.py"]:
+        assert (plain[0], watched[:2]) == (2, (2, ""))
+    else:
+        assert watched == plain
+        assert plain[1]
 
 
 @pytest.mark.parametrize(

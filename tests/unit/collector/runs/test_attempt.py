@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.runs import ratios
 from rankscope.collector.runs.events import ClockSampled, RankJoined, ReportAdmitted, RunEvent
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
@@ -21,6 +22,7 @@ from rankscope.measure.records import (
     Losses,
     StepRecord,
     Totals,
+    WindowBreakdown,
     collectives_to_table,
     steps_to_table,
 )
@@ -167,6 +169,29 @@ def test_snapshot_includes_pending_reports() -> None:
     run.apply(report_of(0, 1, range(3), np.random.default_rng(0)))
     (rank,) = run.snapshot(NOW_NS).ranks
     assert (rank.steps.published, rank.last_step) == (3, 2)
+
+
+def test_windows_that_cannot_be_are_left_out_and_noted() -> None:
+    """100 ns: 70 of computing, 30 of them hidden communication, 10 exposed, 20 idle; then four that contradict that."""
+    window = WindowBreakdown(
+        first_step=1, step_count=1, window_ns=100, compute_ns=70, communication_ns=40, overlap_ns=30,
+        exposed_communication_ns=10, copy_ns=0, idle_ns=20,
+    )  # fmt: skip
+    changes: list[dict[str, int]] = [
+        {"compute_ns": 170}, {"idle_ns": -20, "copy_ns": 40}, {"communication_ns": 20}, {"window_ns": 0},
+    ]  # fmt: skip
+    wrong = tuple(msgspec.structs.replace(window, **change) for change in changes)
+    admitted = report_of(0, 1, range(1), np.random.default_rng(1))
+    report = msgspec.structs.replace(admitted.report, breakdowns=(wrong[0], window, *wrong[1:]))
+    run = RunState("r", CollectorConfig())
+    run.apply(hello_of(0))
+    run.apply(msgspec.structs.replace(admitted, report=report))
+    (noted,) = run.pop_impossible()
+    assert (noted.kind, noted.times) == ("window", 4)
+    assert "compute_ns=170" in noted.inputs
+    (rank,) = run.snapshot(NOW_NS).ranks
+    assert rank.breakdown is not None
+    assert ratios.read_ratios(rank.breakdown)["compute"] == 0.7
 
 
 def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_self_time() -> None:

@@ -534,6 +534,23 @@ def test_wait_in_a_broadcast_is_charged_where_there_is_one_other_only(
     assert (series.wait_caused_ns[0].tolist(), series.wait_untraced_ns.tolist()) == (caused, [untraced])
 
 
+@pytest.mark.parametrize(("late_ns", "caused"), [(0, 40), (20, 60)], ids=["at once", "one beginning amid the other"])
+def test_waits_of_one_rank_in_operations_at_once_are_charged_once(late_ns: int, caused: int) -> None:
+    """Rank 0 starts two buckets, the second later; rank 1 comes 40 later to each, and both last 10."""
+    window = window_of(2, steps=1)
+    for rank, duration_ns in ((0, 50), (1, 10)):
+        buckets = [
+            CollectiveRecord(
+                step=0, group=GROUP, op="all_reduce", start_host_ns=number * late_ns + (0, 40)[rank], sequence=number,
+                bytes=64, duration_ns=duration_ns,
+            )
+            for number in range(2)
+        ]  # fmt: skip
+        add_collectives(window, rank, collectives_to_table(buckets))
+        cover(window, rank, 0, 0)
+    assert wait_caused(window) == [[0, caused]]
+
+
 def test_step_too_large_to_be_charged_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_attribution, "CELLS_MAX", 0)
     window = window_of(2, steps=1)

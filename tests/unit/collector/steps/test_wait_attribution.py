@@ -125,7 +125,8 @@ def test_operation_that_began_before_a_wait_was_over_is_not_late_with_it() -> No
         [Call(DP_02, 60, 2), Call("world", 71, 2), Call("world", 80, 3)],
     )
     # Rank 0 has come 2 later in the first, and 4 in the second; the others' waits of 1 and 2 for it count too.
-    assert caused_ms(found) == pytest.approx([2 + 1 + 52 * 4 / 54 + 2, 0, 50 + 50 + 52 * 50 / 54])
+    once = 62 / 104  # rank 1 waits from 20 to 72 and from 30 to 82
+    assert caused_ms(found) == pytest.approx([1 + 2 + (2 + 52 * 4 / 54) * once, 0, 50 + (50 + 52 * 50 / 54) * once])
 
 
 def test_wait_for_a_sender_is_untraced() -> None:

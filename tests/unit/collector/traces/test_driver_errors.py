@@ -85,3 +85,19 @@ def test_s3_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         "s3://some-bucket/traces cannot be listed: Unable to locate credentials. Check the address, the network and "
         "the credentials: AWS_PROFILE, or AWS_ACCESS_KEY_ID with its secret"
     )
+
+
+def fail_without_driver(*_: Any, **__: Any) -> None:
+    raise ImportError("it needs a driver")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cure"), [("sftp", ""), ("gs", ": pip install 'rankscope[gcs]'")], ids=["one of others", "one of ours"]
+)
+def test_driver_that_is_absent_has_a_cure_that_brings_it(
+    scheme: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsspec.core.url_to_fs", fail_without_driver)
+    with pytest.raises(UnavailableError) as raised:
+        find_traces(f"{scheme}://a/rank0.json")
+    assert str(raised.value) == f"{scheme}://a/rank0.json: no driver for {scheme}:// (it needs a driver){cure}"
