@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from rankscope.agent.own_thread import OwnThread
+
 EXIT_WAIT_S: Final = 2.0
 """How long after its begin a write may hold up the end of the process: what was found last is to be in the log."""
 
@@ -26,7 +28,7 @@ class BackgroundWrites:
             raise TimeoutError("the write before has not ended yet")
         error, self._error = self._error, None
         self._begun_s = time.monotonic()
-        thread = threading.Thread(target=self._carry_out, args=(write,), name="rankscope-run-log", daemon=True)
+        thread = OwnThread(target=self._carry_out, args=(write,), name="rankscope-run-log", daemon=True)
         thread.start()
         if self._thread is None:
             atexit.register(self._wait_at_exit)

@@ -13,6 +13,7 @@ from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, Forked, start
 SESSIONS = {
     "thread": ["1 on"],
     "raw": ["1 on"],
+    "joining": ["1 on"],
     "twice": ["1 on"],
     "changing": ["1 on"],
     "pool": ["1 on"],

@@ -153,9 +153,18 @@ def run_gloo() -> None:
     dist.destroy_process_group()
 
 
+def run_joining() -> None:
+    """Wait at the end for every thread there is, as scripts do that have started some."""
+    run_thread()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join()
+
+
 SHAPES: dict[str, Callable[[], object]] = {
     "thread": run_thread,
     "raw": run_raw,
+    "joining": run_joining,
     "twice": run_twice,
     "pool": run_pool,
     "asyncio": lambda: asyncio.run(asyncio.to_thread(train)),
