@@ -175,7 +175,7 @@ class AgentThread:
         """Wait after `stop`, at most `drain_s`, for the acknowledgement, and until the collector has fetched the files
         of captures that it has ordered.
         """
-        self._thread.join(self._config.drain_s + 2 * IDLE_WAIT_S)
+        self._thread.wait_for_end(self._config.drain_s + 2 * IDLE_WAIT_S)
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
 

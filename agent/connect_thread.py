@@ -55,7 +55,7 @@ class ConnectThread:
         """End the search. If a collector is configured, wait at most `drain_s` until its address has been passed on."""
         self._stopping.set()
         if self._config.collector and self._thread.ident is not None:
-            self._thread.join(self._config.drain_s)
+            self._thread.wait_for_end(self._config.drain_s)
 
     def leave_torch(self) -> None:
         """Keep the thread out of torch from now on, since the interpreter exits."""

@@ -10,11 +10,13 @@ class OwnThread(threading.Thread):
     """
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end for so many seconds; without a number do not wait. A script that joins all threads there are
-        means its own, and this one runs until the script has ended.
+        """Do not wait: a script that joins all threads there are means its own, and this one runs until the script has
+        ended.
         """
-        if timeout is not None:
-            super().join(timeout)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait for its end, at most so long."""
+        super().join(seconds)
 
     def _delete(self) -> None:
         with contextlib.suppress(KeyError):

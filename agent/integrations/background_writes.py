@@ -1,7 +1,6 @@
 """Writes that may wait for a network, one at a time on a daemon thread: nothing of training waits for them."""
 
 import atexit
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -16,7 +15,7 @@ class BackgroundWrites:
     """The writes of one log, which starts them on one thread."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
         self._begun_s = 0.0
         self._error: Exception | None = None
 
@@ -44,4 +43,4 @@ class BackgroundWrites:
 
     def _wait_at_exit(self) -> None:
         if self._thread is not None:
-            self._thread.join(max(0.0, self._begun_s + EXIT_WAIT_S - time.monotonic()))
+            self._thread.wait_for_end(max(0.0, self._begun_s + EXIT_WAIT_S - time.monotonic()))

@@ -144,11 +144,16 @@ class _Readings:
         microwatts = _number(self._module.amdsmi_get_power_cap_info(self._handle)["power_cap"])
         return (microwatts if isinstance(microwatts, Absent) else microwatts / MICROWATTS_PER_WATT,)
 
-    def _read_energy(self) -> tuple[float]:
-        """Return what the GPU has used since the first reading, from a counter and its resolution in uJ."""
+    def _read_energy(self) -> tuple[float | Absent]:
+        """Return what the GPU has used since the first reading, from a counter and its resolution in uJ. Of the two
+        devices of one package only one counts; the other's stays 0.
+        """
         count = self._module.amdsmi_get_energy_count(self._handle)
         total = count["energy_accumulator"] if "energy_accumulator" in count else count["power"]  # before ROCm 6.2
-        now = float(total) * float(count["counter_resolution"]) / MICROJOULES_PER_JOULE
+        counted, resolution = _number(total), _number(count["counter_resolution"])
+        if isinstance(counted, Absent) or isinstance(resolution, Absent) or not counted:
+            return (NOT_AVAILABLE,)
+        now = counted * resolution / MICROJOULES_PER_JOULE
         if self._energy_first is None:
             self._energy_first = now
         return (max(0.0, now - self._energy_first),)

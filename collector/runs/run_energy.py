@@ -36,20 +36,21 @@ def find_run_energy(
     """
     ranks = list(ranks)
     boards: dict[str, float | None] = {}
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     for _, devices in ranks:
         for device in devices:
             known = [one for one in (boards.get(device.uuid), device.energy_joules) if one is not None]
             boards[device.uuid] = max(known, default=None)
             if device.energy_joules is None:
-                reasons.append(device.absent.get("energy_joules", "not reported"))
+                reasons[device.uuid] = device.absent.get("energy_joules", "not reported")
     known_joules = [one for one in boards.values() if one is not None]
     without = sum(not devices for _, devices in ranks)
     if not boards:
         return RunEnergy()
     if without or len(known_joules) < len(boards):
-        why = f"{without} of {len(ranks)} ranks have no sample of a GPU" if without else reasons[0].replace("_", " ")
-        return RunEnergy(gpus=len(boards), absent=why)
+        why = f"{without} of {len(ranks)} ranks have no sample of a GPU"
+        unknown = [uuid for uuid, value in boards.items() if value is None]
+        return RunEnergy(gpus=len(boards), absent=why if without else reasons[unknown[0]].replace("_", " "))
     joules = sum(known_joules)
     totals = [one for one, _ in ranks]
     return RunEnergy(

@@ -126,8 +126,10 @@ def find_energy(run: RunSnapshot) -> RunEnergy:
 
 
 def find_lost_to_slow(goodput: GoodputSnapshot) -> float | None:
-    """Return the share of a run's time that was lost to slow ranks; None before there is any time."""
-    return goodput.slow_ns / goodput.wall_ns if goodput.wall_ns else None
+    """Return the share of a run's time that was lost to slow ranks; None before there is any time, and after a restart,
+    since the time is that of all attempts.
+    """
+    return goodput.slow_ns / goodput.wall_ns if goodput.wall_ns and not goodput.restart_ns else None
 
 
 def find_live(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:

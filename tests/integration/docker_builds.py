@@ -32,14 +32,15 @@ def read_instructions(dockerfile: Path) -> Iterator[tuple[str, str]]:
             yield word, rest.strip()
 
 
-def read_ignored(context: Path) -> list[re.Pattern[str]]:
-    """The patterns of .dockerignore; one that leads to a folder means all that is in it."""
+def read_ignored(context: Path) -> list[tuple[bool, re.Pattern[str]]]:
+    """The patterns of .dockerignore, each with whether it leaves out (or, with `!`, takes in again); one that leads to
+    a folder means all that is in it.
+    """
     patterns = []
     for line in (context / ".dockerignore").read_text().splitlines():
         if line and not line.startswith("#"):
-            assert not line.startswith("!"), "exceptions are not imitated"
-            name = re.escape(line).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
-            patterns.append(re.compile(f"{name}(?:/.*)?"))
+            name = re.escape(line.removeprefix("!")).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+            patterns.append((not line.startswith("!"), re.compile(f"{name}(?:/.*)?")))
     return patterns
 
 
@@ -47,9 +48,13 @@ def send_context(context: Path, sent: Path) -> None:
     """Copy what Docker's builder is sent."""
     ignored = read_ignored(context)
 
+    def is_left_out(path: str) -> bool:
+        """The last pattern that fits decides, as with Docker."""
+        return next((leaves_out for leaves_out, pattern in reversed(ignored) if pattern.fullmatch(path)), False)
+
     def leave_out(folder: str, names: list[str]) -> set[str]:
         paths = {name: Path(folder, name).relative_to(context).as_posix() for name in names}
-        return {name for name, path in paths.items() if any(pattern.fullmatch(path) for pattern in ignored)}
+        return {name for name, path in paths.items() if is_left_out(path)}
 
     shutil.copytree(context, sent, ignore=leave_out)
 

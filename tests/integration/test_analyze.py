@@ -31,7 +31,7 @@ def rankscope(*arguments: str | Path, **environment: str) -> "subprocess.Complet
 
 
 def test_folder_of_ranks_ends_in_tables_a_verdict_and_json(tmp_path: Path) -> None:
-    ended = rankscope("analyze", GLOO, "--json", tmp_path / "report.json", "--html", tmp_path / "report.html")
+    ended = rankscope("analyze", GLOO, "--json-file", tmp_path / "report.json", "--html", tmp_path / "report.html")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Rank 1 took" in ended.stdout
     report = json.loads((tmp_path / "report.json").read_text())
@@ -41,14 +41,14 @@ def test_folder_of_ranks_ends_in_tables_a_verdict_and_json(tmp_path: Path) -> No
 
 
 def test_steps_and_rank_choose_what_is_analysed(tmp_path: Path) -> None:
-    ended = rankscope("analyze", GLOO, "--rank", "1", "--steps", "2:3", "--json", tmp_path / "report.json")
+    ended = rankscope("analyze", GLOO, "--rank", "1", "--steps", "2:3", "--json-file", tmp_path / "report.json")
     assert ended.returncode == 0
     (rank,) = json.loads((tmp_path / "report.json").read_text())["ranks"]
     assert (rank["rank"], [step["step"] for step in rank["steps"]]) == (1, [2])
 
 
 def test_comparison_is_in_text_json_and_page(tmp_path: Path) -> None:
-    outputs = ("--json", tmp_path / "report.json", "--html", tmp_path / "report.html")
+    outputs = ("--json-file", tmp_path / "report.json", "--html", tmp_path / "report.html")
     ended = rankscope("analyze", GLOO, "--against", GLOO.with_name("ddp_2r_clean"), *outputs)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "DIFFERENCE BY OPERATOR" in ended.stdout
@@ -104,7 +104,7 @@ def test_broken_file_is_named_with_reason_and_byte(
 
 def test_file_cut_off_is_analysed_up_to_the_cut_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "rank0.json.gz").write_bytes(WHOLE[: len(WHOLE) // 2])
-    ended = rankscope("analyze", tmp_path, "--json", tmp_path / "out")
+    ended = rankscope("analyze", tmp_path, "--json-file", tmp_path / "out")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "the file is cut off at byte 2,298,807: what follows is missing" in ended.stdout
     (rank,) = json.loads((tmp_path / "out").read_text())["ranks"]
@@ -114,7 +114,7 @@ def test_file_cut_off_is_analysed_up_to_the_cut_with_a_warning(tmp_path: Path) -
 def test_other_files_are_still_analysed(tmp_path: Path) -> None:
     shutil.copy(GLOO / "rank0.json.gz", tmp_path)
     (tmp_path / "rank1.json.gz").write_bytes(BROKEN["cut_gzip.json.gz"][0])
-    ended = rankscope("analyze", tmp_path, "--json", tmp_path / "out")
+    ended = rankscope("analyze", tmp_path, "--json-file", tmp_path / "out")
     assert ended.returncode == 1
     report = json.loads((tmp_path / "out").read_text())
     assert [rank["rank"] for rank in report["ranks"]] == [0]
@@ -179,7 +179,7 @@ def test_rank_is_found_by_the_users_pattern(tmp_path: Path) -> None:
         (tmp_path / f"n{node}").mkdir()
         shutil.copy(GLOO / f"rank{node - 5}.json.gz", tmp_path / f"n{node}" / "x.json.gz")
     paths = [tmp_path / "n5", tmp_path / "n6"]
-    ended = rankscope("analyze", *paths, "--rank-from", r"/n(\d+)/", "--json", tmp_path / "out")
+    ended = rankscope("analyze", *paths, "--rank-from", r"/n(\d+)/", "--json-file", tmp_path / "out")
     assert ended.returncode == 0
     assert [rank["rank"] for rank in json.loads((tmp_path / "out").read_text())["ranks"]] == [5, 6]
 
@@ -193,11 +193,11 @@ def test_unwritable_page_is_an_error(tmp_path: Path) -> None:
 def test_output_that_would_cost_a_trace_or_another_output_is_refused(tmp_path: Path) -> None:
     shutil.copy(GLOO / "rank0.json.gz", tmp_path)
     trace = tmp_path / "rank0.json.gz"
-    ended = rankscope("analyze", trace, "--json", trace)
+    ended = rankscope("analyze", trace, "--json-file", trace)
     assert ended.returncode == 1
     assert "(from --json-file) is a trace, which would be lost: name another file" in ended.stderr
     assert trace.read_bytes() == WHOLE
-    ended = rankscope("analyze", trace, "--json", tmp_path / "out", "--html", tmp_path / "out")
+    ended = rankscope("analyze", trace, "--json-file", tmp_path / "out", "--html", tmp_path / "out")
     assert ended.returncode == 2
     assert "--json-file and --html are both" in ended.stderr
 
@@ -229,7 +229,7 @@ def bucket() -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("path", ["s3://runs/job/", "s3://runs/job/rank*.json.gz"])
 def test_traces_in_a_bucket_give_the_same_report(path: str, bucket: dict[str, str], tmp_path: Path) -> None:
-    ended = rankscope("analyze", path, "--json", tmp_path / "report.json", **bucket)
+    ended = rankscope("analyze", path, "--json-file", tmp_path / "report.json", **bucket)
     assert (ended.returncode, ended.stderr) == (0, "")
     report = json.loads((tmp_path / "report.json").read_text())
     local = analyze(str(GLOO))

@@ -92,7 +92,7 @@ def test_all_ranks_capture_the_same_steps_and_training_is_the_same_to_the_last_b
 
 def test_analyze_reads_a_capture_of_all_ranks(captured: Captured, tmp_path: Path) -> None:
     folder = str(captured.folder / JOB / "steps-21-23")
-    ended = run(python("-m", "rankscope.collector", "analyze", folder, "--json", str(tmp_path / "report.json")))
+    ended = run(python("-m", "rankscope.collector", "analyze", folder, "--json-file", str(tmp_path / "report.json")))
     assert ended.exit_code == 0, ended.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert [(rank["rank"], rank["world_size"]) for rank in report["ranks"]] == [(n, RANKS) for n in range(RANKS)]

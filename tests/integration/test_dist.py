@@ -226,7 +226,7 @@ def test_wheel_works_without_torch(empty: Path, tmp_path: Path) -> None:
     trace = next(TRACE.rglob("*.json*"))
     shutil.copy(trace, tmp_path)
     result = tmp_path / "result.json"
-    done = run(empty / "rankscope", "analyze", tmp_path, "--json", result, env=environment)
+    done = run(empty / "rankscope", "analyze", tmp_path, "--json-file", result, env=environment)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(result.read_text())["ranks"]) == 1
 

@@ -46,13 +46,13 @@ WHEN_SOMETHING_WENT_WRONG = {
     "rankscope_peers_refused_total", "rankscope_replies_failed_total", "rankscope_http_refused_total",
     "rankscope_rank_missing", "rankscope_node_missing",
     "rankscope_relay_frames_dropped_total", "rankscope_relay_refused_total",
-    "rankscope_store_lost_total",
+    "rankscope_store_lost_total", "rankscope_finding_left_seconds",
 }  # fmt: skip
 OF_A_RANK_WITH_A_GPU = (
     "rankscope_device_step", "rankscope_device_phase", "rankscope_device_timings", "rankscope_device_tail",
     "rankscope_torch_memory", "rankscope_gpu_memory_headroom",
-    "rankscope_run_gpu", "rankscope_node_gpu", "rankscope_agent_step_effect", "rankscope_host_sync",
-    "rankscope_nccl_bus_bandwidth",
+    "rankscope_run_gpu", "rankscope_run_energy", "rankscope_node_gpu", "rankscope_agent_step_effect",
+    "rankscope_host_sync", "rankscope_nccl_bus_bandwidth",
 )  # fmt: skip
 OF_SOME_MACHINES = {
     "rankscope_node_cpu_pressure_seconds_total", "rankscope_node_group_cpu_pressure_seconds_total",

@@ -30,7 +30,7 @@ def read_flops(path: Path) -> list[Any]:
 def test_script_is_ended_and_flops_are_those_by_hand(tmp_path: Path) -> None:
     files = tmp_path / "report.json", tmp_path / "report.html"
     ended = profile(
-        *("--steps", "2", "--skip", "3", "--peak-tflops", "1", "--json", str(files[0]), "--html", str(files[1])),
+        *("--steps", "2", "--skip", "3", "--peak-tflops", "1", "--json-file", str(files[0]), "--html", str(files[1])),
         *("-o", str(tmp_path / "traces"), "--", SCRIPT, ENDLESS),
     )
     assert ended.exit_code == 0, ended.stderr
@@ -52,7 +52,7 @@ def test_script_is_ended_and_flops_are_those_by_hand(tmp_path: Path) -> None:
 
 
 def test_two_ranks_of_torchrun_have_the_same_flops(tmp_path: Path) -> None:
-    ended = profile("--nproc-per-node", "2", "--json", str(tmp_path / "report.json"), SCRIPT, ENDLESS)
+    ended = profile("--nproc-per-node", "2", "--json-file", str(tmp_path / "report.json"), SCRIPT, ENDLESS)
     assert ended.exit_code == 0, ended.stderr
     found = [(one["forward_flops"], one["backward_flops"]) for one in read_flops(tmp_path / "report.json")]
     assert found == [(3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND))] * 2

@@ -61,12 +61,15 @@ class Growth(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """A machine that runs out of memory: how its ranks grow, what is available, and for how long that is enough."""
+    """A machine that runs out of memory: how its ranks grow, what is available, for how long that is enough, and by how
+    many bytes a second all its ranks grow.
+    """
 
     node: str
     growths: Mapping[int, Growth]
     available_bytes: int
     left_s: float
+    rate: float
 
 
 class MemoryGrowth:
@@ -170,9 +173,10 @@ def _find_machines(view: RunView, growths: Mapping[int, Growth], look_ahead: flo
             continue
         fastest = max(growth.rate for growth in ranks.values())
         named = {rank: one for rank, one in ranks.items() if one.rate >= FOLLOWERS_MIN * fastest}
-        left_s = available / sum(growth.rate for growth in ranks.values())
+        rate = sum(growth.rate for growth in ranks.values())
+        left_s = available / rate
         if left_s <= look_ahead * ns_to_s(max(growth.length_ns for growth in named.values())):
-            found.append(_Machine(node, named, available, left_s))
+            found.append(_Machine(node, named, available, left_s, rate))
     return sorted(found, key=lambda machine: machine.left_s)
 
 
@@ -183,7 +187,7 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
     growth = first.growths[fastest]
     rate = f"{format_bytes(growth.rise_bytes / growth.steps)} per step, {format_bytes(growth.rate * 3_600)} per hour"
     of_whom = "" if len(ranks) == 1 else f", fastest on rank {fastest}"
-    machine_rate = first.available_bytes / first.left_s * 3_600
+    machine_rate = first.rate * 3_600
     return Finding(
         kind=MEMORY_GROWTH,
         ranks=ranks,

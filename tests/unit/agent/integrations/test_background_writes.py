@@ -16,7 +16,7 @@ from tests.no_threads import allow_no_threads
 def finish(writes: BackgroundWrites) -> None:
     """Wait for the write that is on."""
     assert writes._thread is not None
-    writes._thread.join(60.0)
+    writes._thread.wait_for_end(60.0)
 
 
 def test_write_is_on_another_thread_that_ends_with_the_process() -> None:

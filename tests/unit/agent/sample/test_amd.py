@@ -115,6 +115,13 @@ def test_older_gpu_has_an_unspecified_throttle_reason(machine: Machine) -> None:
     assert machine.sample(2).throttle_reasons == ()
 
 
+@pytest.mark.parametrize("count", ["N/A", 0])
+def test_energy_that_is_not_counted_is_absent_and_all_else_is_read(machine: Machine, count: Any) -> None:
+    machine.gpu["energy"]["energy_accumulator"] = count
+    sample = machine.sample()
+    assert (sample.energy_joules, sample.absent["energy_joules"], sample.power_watts) == (None, "not_available", 702.0)
+
+
 @pytest.mark.parametrize("name", ["energy_accumulator", "power"])
 def test_energy_is_what_was_used_since_the_first_reading(machine: Machine, name: str) -> None:
     energy = machine.gpu["energy"]

@@ -2,7 +2,9 @@
 
 import pytest
 
+from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.run_energy import RunEnergy, describe_run_energy, find_run_energy
+from rankscope.collector.runs.run_status import find_lost_to_slow
 from rankscope.measure.records import DeviceSample, Totals
 
 
@@ -35,6 +37,7 @@ def test_board_that_one_of_its_ranks_can_read_is_known() -> None:
     [
         ([rank(gpu("A", 1.0)), rank(gpu("B", reason="not_supported"))], "not supported"),
         ([rank(gpu("A", 1.0)), rank(gpu("B"))], ""),
+        ([rank(gpu("A", 1.0)), rank(gpu("A", reason="x")), rank(gpu("B", reason="no_y"))], "no y"),
         ([rank(gpu("A", 1.0)), rank(), rank()], "2 of 3 ranks have no sample of a GPU"),
     ],
 )
@@ -59,3 +62,10 @@ def test_before_the_first_step_there_is_no_energy_of_a_step() -> None:
 
 def test_no_more_than_all_is_lost() -> None:
     assert find_run_energy([rank(gpu("A", 60.0))], 1.5).waiting_joules == 60.0
+
+
+@pytest.mark.parametrize(("restart_ns", "share"), [(0, 0.25), (1, None)])
+def test_share_lost_over_all_attempts_is_not_that_of_the_last(restart_ns: int, share: float | None) -> None:
+    goodput = GoodputSnapshot(wall_ns=100, slow_ns=25, restart_ns=restart_ns)
+    assert find_lost_to_slow(goodput) == share
+    assert find_lost_to_slow(GoodputSnapshot()) is None

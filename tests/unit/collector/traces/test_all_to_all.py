@@ -123,7 +123,7 @@ def test_other_collectives_are_in_no_row() -> None:
 def test_tables_are_there_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, target = write(tmp_path, [UNEVEN]), tmp_path / "out" / "report.json"
     target.parent.mkdir()
-    main(["analyze", path, "--all-to-all", "--json", str(target)])
+    main(["analyze", path, "--all-to-all", "--json-file", str(target)])
     assert "ALL-TO-ALLS, BY RANK" in capsys.readouterr().out
     assert len(msgspec.json.decode(target.read_bytes())["all_to_all"]["ranks"]) == MEMBERS
     main(["analyze", path])

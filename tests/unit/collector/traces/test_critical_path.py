@@ -323,7 +323,7 @@ def test_command_prints_the_path_and_writes_it(tmp_path: Path, capsys: pytest.Ca
     path = path_of(tmp_path, rank_with_kernel(20, 30), rank_with_kernel(70, 5))
     target, page = tmp_path / "out" / "report.json", tmp_path / "out" / "page.html"
     target.parent.mkdir()
-    main(["analyze", str(tmp_path), "--critical-path", "--json", str(target), "--html", str(page)])
+    main(["analyze", str(tmp_path), "--critical-path", "--json-file", str(target), "--html", str(page)])
     assert "CRITICAL PATH OF THE STEPS" in capsys.readouterr().out
     assert msgspec.json.decode(target.read_bytes())["critical_path"] == msgspec.to_builtins(path)
     assert "Critical path of the steps" in page.read_text()

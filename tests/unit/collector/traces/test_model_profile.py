@@ -403,7 +403,9 @@ def test_command_prints_the_profile_and_writes_it(tmp_path: Path, capsys: pytest
     write(tmp_path, *STEP)
     (tmp_path / "out").mkdir()
     target = tmp_path / "out" / "report.json"
-    main(["analyze", str(tmp_path), "--flops", "--json", str(target), "--html", str(tmp_path / "out" / "page.html")])
+    main(
+        ["analyze", str(tmp_path), "--flops", "--json-file", str(target), "--html", str(tmp_path / "out" / "page.html")]
+    )
     assert "MODEL PROFILE" in capsys.readouterr().out
     assert msgspec.json.decode(target.read_bytes())["ranks"][0]["flops"]["executed_flops"] == 8 * MILLION
     assert "Model profile" in (tmp_path / "out" / "page.html").read_text()

@@ -206,7 +206,7 @@ def test_command_prints_the_roofline_and_writes_it(tmp_path: Path, capsys: pytes
     rank_of(tmp_path, *PRODUCT)
     target = tmp_path / "out" / "report.json"
     target.parent.mkdir()
-    main(["analyze", str(tmp_path), "--roofline", "--peak-tflops", "40", "--json", str(target)])
+    main(["analyze", str(tmp_path), "--roofline", "--peak-tflops", "40", "--json-file", str(target)])
     assert "ROOFLINE" in capsys.readouterr().out
     assert msgspec.json.decode(target.read_bytes())["ranks"][0]["roofline"][0]["peak_flops_per_s"] == 40e12
     main(["analyze", str(tmp_path)])

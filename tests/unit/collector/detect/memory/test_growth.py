@@ -91,6 +91,12 @@ def test_time_left_is_that_of_the_machine() -> None:
     assert found.why.endswith(" left on n0, 7.5 GiB more needed per hour")
 
 
+def test_machine_that_is_full_has_no_time_left() -> None:
+    (found,) = found_in(view(LEAK, available=(0,)))
+    assert (found.evidence["left_s"], found.severity) == (0.0, "critical")
+    assert found.why.endswith(" left on n0, 3.75 GiB more needed per hour")
+
+
 def test_machine_with_room_for_thrice_the_time_is_silent() -> None:
     # 15 minutes were seen, so 45 are looked ahead: 2880 MiB.
     assert found_in(view(LEAK, available=(2880 * MIB,)))
