@@ -94,7 +94,7 @@ def test_time_left_is_that_of_the_machine() -> None:
 def test_machine_that_is_full_has_no_time_left() -> None:
     (found,) = found_in(view(LEAK, available=(0,)))
     assert (found.evidence["left_s"], found.severity) == (0.0, "critical")
-    assert found.why.endswith(" left on n0, 3.75 GiB more needed per hour")
+    assert found.why.endswith(" left on n0, 3.8 GiB more needed per hour")
 
 
 def test_machine_with_room_for_thrice_the_time_is_silent() -> None:
