@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -454,19 +454,23 @@ def main(arguments: Sequence[str]) -> int:
     if not colon:
         parser.error(f"{options.function!r} is no MODULE:FUNCTION")
     sys.path.insert(0, "")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        parser.error(f"{options.function!r} cannot be imported: {error}")
-    model, inputs = function()
-    found = profile_model(
-        model, inputs, backward=not options.forward_only, ignore=options.ignore, passes=options.passes,
-        dp=options.dp, mp=options.mp,
-    )  # fmt: skip
+    with redirect_stdout(sys.stderr if options.json else sys.stdout):  # what the model prints is no JSON
+        try:
+            function = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            parser.error(f"{options.function!r} cannot be imported: {error}")
+        model, inputs = function()
+        found = profile_model(
+            model, inputs, backward=not options.forward_only, ignore=options.ignore, passes=options.passes,
+            dp=options.dp, mp=options.mp,
+        )  # fmt: skip
     content = f"{json.dumps(found.to_plain(), indent=2)}\n"
     if options.json_file:
-        with open(options.json_file, "w", encoding="utf-8") as file:
-            file.write(content)
+        try:
+            with open(options.json_file, "w", encoding="utf-8") as file:
+                file.write(content)
+        except OSError as error:
+            parser.error(f"{options.json_file} (from --json-file) cannot be written: {error.strerror}")
     sys.stdout.write(content if options.json else f"{found.render(options.depth, options.top)}\n")
     return 0
 

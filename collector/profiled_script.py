@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TextIO
 
 import psutil
 
@@ -84,15 +84,18 @@ class Ended(NamedTuple):
     exit_status: int | None = None
 
 
-def profile_script(script: Script, folder: Path) -> Ended:
+def profile_script(script: Script, folder: Path, out: TextIO | None = None) -> Ended:
     """Run a script until the traces of all ranks are in `folder`, and end it; or until it ends by itself. It has our
-    input and output. Raises UnavailableError without a collector, OSError when it cannot be started.
+    input and output; with `out`, a file of the system, it prints there. Raises UnavailableError without a collector,
+    OSError when it cannot be started.
     """
     files = folder / RUN
     with _ending_by_signals(), running_collector() as collector:
         environment = build_environment(os.environ, script, folder, collector.agents)
         # In a session of its own, so that Ctrl-C is ours: we end the script.
-        child = subprocess.Popen(build_command(script), env=environment, start_new_session=True)  # noqa: S603
+        child = subprocess.Popen(  # noqa: S603
+            build_command(script), env=environment, stdout=out, start_new_session=True
+        )
         try:
             while not (found := find_traces(files, script.ranks or 1)) and child.poll() is None:
                 time.sleep(POLL_S)

@@ -25,8 +25,8 @@ BOOT: Final = (
     "home.__path__ = [sys.argv[1]]; sys.modules['rankscope'] = home; "
     "from rankscope.agent.captures.upload_file import main; main()"
 )
-"""The working directory is no place to import from: it may hold a `typing.py`. The namespace package is built by hand
-as for the reduction of windows: the folders have the same names in a wheel and in the sources."""
+"""The working directory is no place to import from: it may hold a `typing.py`. The package `rankscope` is made by
+hand, as for the reduction of windows: its folders have the same names in a wheel and in the sources."""
 NO_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 LEFT_OUT: Final = ("RANKSCOPE", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME")
 """Beginnings of variables that the process does not get: it must not measure itself."""

@@ -301,8 +301,8 @@ BOOT = (
     "sys.modules['rankscope'] = home; sys.path += sys.argv[2:]; "
     "from rankscope.agent.profiler.reduce_window import main; main()"
 )
-"""The namespace package is built by hand: without `site`, which takes two thirds of the interpreter's start, an
-editable install is not found. The folders have the same names in a wheel and in the sources."""
+"""The package `rankscope` is made by hand, without its own file: without `site`, which takes two thirds of the
+interpreter's start, an editable install is not found. Its folders have the same names in a wheel and in the sources."""
 ENVIRONMENT: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """No thread pools: nothing here multiplies matrices, and making them takes a third of the whole CPU time."""
 

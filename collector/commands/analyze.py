@@ -83,6 +83,8 @@ class Analyze:
 
         if options.top < 1:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
+        if options.list:
+            _check_list_only(options)
         if options.force and options.against is None:
             raise SettingError("--force is given without --against; there is nothing to compare")
         sort_by = choose_sort_key(options.sort_by)
@@ -143,6 +145,14 @@ def _write_outputs(report: TraceReport, options: argparse.Namespace, sort_by: st
         write_tables(report, options.tables, options.tables_as)
     if options.memory_flow is not None:
         write_flows_of(report, options.memory_flow)
+
+
+def _check_list_only(options: argparse.Namespace) -> None:
+    """Raise SettingError where `--list`, which makes no analysis, is given with an output of one."""
+    for name in ("json", "json_file", "html", "tables", "memory_flow"):
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise SettingError(f"{option} is given with --list, which analyzes nothing; leave out one of the two")
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Define the interface of a command, and share what several need: options of settings, the announced line."""
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -107,12 +108,20 @@ def add_json(parser: argparse.ArgumentParser, what: str, form: argparse._Mutuall
 
 
 def check_json_file(options: argparse.Namespace) -> None:
-    """Raise UnavailableError where `--json-file` cannot be written, before a work of minutes. A file that is there is
-    kept.
+    """Raise UnavailableError where `--json-file` cannot be written, before a work of minutes. Nothing is opened, which
+    a reader of a pipe would see, and nothing is made.
     """
-    if options.json_file is not None:
-        with naming(options.json_file, "--json-file"):
-            options.json_file.open("ab").close()
+    path: Path | None = options.json_file
+    if path is None:
+        return
+    with naming(path, "--json-file"):
+        place = path if path.exists() else path.parent
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if place is not path and not place.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {place}")
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def asks_for_json(options: argparse.Namespace) -> bool:

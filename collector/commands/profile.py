@@ -63,7 +63,6 @@ class Profile:
         """
         from rankscope.collector.profiled_script import Script, profile_script  # noqa: PLC0415 - as in `demo`
 
-        check_json_file(options)
         check_options(options, os.environ.get("RANK"))
         if importlib.util.find_spec("torch") is None:
             raise UnavailableError("profile runs a script with PyTorch, which is missing here: pip install torch")
@@ -74,7 +73,8 @@ class Profile:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankscope-profile-")))
             else:
                 folder = _make_empty(options.output)
-            ended = profile_script(script, folder)
+            check_json_file(options)
+            ended = profile_script(script, folder, sys.stderr if options.json else None)
             if ended.problem:
                 print(f"rankscope: {ended.problem}", file=sys.stderr)
                 return find_status(ended.exit_status)

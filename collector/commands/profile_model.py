@@ -38,9 +38,9 @@ class ProfileModel:
         """Run it, and return its exit status. Raises UnavailableError without torch, or where the file of `--json-file`
         cannot be written.
         """
-        check_json_file(options)
         if importlib.util.find_spec("torch") is None:
             raise UnavailableError("profile-model runs a model with PyTorch, which is missing here: pip install torch")
+        check_json_file(options)
         words = [
             options.function, "--top", str(options.top), "--passes", str(options.passes), "--dp", str(options.dp),
             "--mp", str(options.mp), *(["--forward-only"] if options.forward_only else []),
@@ -49,4 +49,5 @@ class ProfileModel:
             *(["--json-file", str(options.json_file)] if options.json_file is not None else []),
             *(word for name in options.ignore for word in ("--ignore", name)),
         ]  # fmt: skip
-        return subprocess.run(build_child_command(sys.executable, MODULE, *words), check=False).returncode  # noqa: S603
+        command = build_child_command(sys.executable, MODULE, *words)
+        return subprocess.run(command, check=False, close_fds=False).returncode  # noqa: S603 - FILE may be /dev/fd/N

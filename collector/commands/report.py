@@ -57,6 +57,8 @@ rankscope report bert --store runs.db --html > bert.html"""
 def _write_history(options: argparse.Namespace) -> int:
     if options.store is None:
         raise SettingError("--parquet reads the store itself: name it with --store.")
+    if options.json_file is not None:
+        raise SettingError("--json-file is given with --parquet, which writes no report; call `report` once for each.")
     with opening_run(options.store, options.run) as history:
         for name in write_parquet(history, options.parquet):
             print(name)

@@ -27,6 +27,7 @@ GONE_NS_MIN: Final = 2 * NS_PER_S
 SAID_BY_RANK: Final = frozenset({"failed", "interrupted"})
 """Reasons of a goodbye that explain the end; a later end of the process only follows from them."""
 ENDED_WELL: Final = frozenset({"finished", "stopped"})
+NO_ERROR_SEEN: Final = "its agent had seen no error"
 BROUGHT_DOWN: Final = frozenset({"terminated", "interrupted", "silent"})
 """Ends caused by others, or of unknown cause: no rank that ended so made its run fail, as far as is known."""
 
@@ -58,7 +59,8 @@ def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
     if seen.reason == "finished":
         return Ending(said.reason, said.detail, seen.exit_code)
     if said.reason == "finished" and seen.exit_code is not None:
-        return Ending(seen.reason, seen.detail, seen.exit_code)  # `sys.exit(3)`, which an exit handler does not see
+        # `sys.exit(3)`, which an exit handler does not see, or a status that was made after the script had finished.
+        return Ending(seen.reason, f"{seen.detail}; {NO_ERROR_SEEN}", seen.exit_code)
     return Ending(seen.reason, f"after it had {said.reason}: {seen.detail}", seen.exit_code)
 
 

@@ -128,6 +128,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     window_times: WindowTimes | None = None
     #: Its last SYNCHRONISATIONS_KEPT windows with blocking calls as one; None while there is none.
     synchronisations: WindowSynchronisations | None = None
+    #: What an earlier collector saved of these: for the store alone, until a window comes.
+    saved_synchronisations: WindowSynchronisations | None = None
     #: Frame of its last report; empty before any.
     frame: bytes = b""
     #: Frame of an earlier report, where the last one has no sample of the host: empty where none has had one.
@@ -171,6 +173,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             last_report_wall_s=saved.last_report_wall_s,
             last_step=saved.last_step,
             liveness=Liveness.restore(saved.said, saved.seen, is_gone=saved.is_gone, ended_collector_ns=ended_ns),
+            saved_synchronisations=saved.synchronisations,
             frame=encode(report),
         )
 
@@ -190,13 +193,18 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             totals=last.totals,
             losses=last.losses,
             flops=last.flops,
-            synchronisations=self.synchronisations if _find_basis(self, last).absent is None else None,
+            synchronisations=self._find_lasting_synchronisations(last),
             devices=self.devices,
             said=liveness.said,
             seen=liveness.seen,
             is_gone=liveness.is_gone,
             ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
         )
+
+    def _find_lasting_synchronisations(self, last: Report) -> WindowSynchronisations | None:
+        if self.window_times is None:
+            return self.saved_synchronisations
+        return self.synchronisations if _find_basis(self, last).absent is None else None
 
     # -- who it is, and whether it runs --------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Check the GPU tests on a machine without GPU: they are collected, skipped with a reason, and the report passes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,14 @@ def test_gpu_tests_are_skipped_with_a_reason_without_gpu() -> None:
     assert "skipped" in summary
     assert not {"passed", "failed", "error"} & set(summary.split())
     assert "GPU" in done.stdout
+
+
+def test_every_module_is_there_with_nothing_installed() -> None:
+    """Of what is installed under a name of its own; the files that are shipped are found beside the sources."""
+    mapped = re.findall(r'^"rankscope\.(\w+)" = "([\w/.]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    folders = {name: ROOT / folder for name, folder in mapped if name != "shipped"}
+    assert set(folders) >= {"agent", "collector", "preflight"}
+    assert {name: (ROOT / ".package" / "rankscope" / name).resolve() for name in folders} == folders
 
 
 def test_without_a_gpu_the_report_says_so_and_ends_well() -> None:

@@ -339,8 +339,9 @@ export class HeatMap {
       writeBefore(pen, number(ranks[row]), left - 6, ((row - first) / (end - first)) * (height - BELOW) + 11);
     }
     const latest = Math.max(...columns.map(({ step }) => step ?? 0)); // after a restart the last one may be earlier
-    const ends = columns.map(({ end_wall_s: wallS }) => wallS ?? 0);
-    const widest = Math.max(...[`step ${number(latest)}`, clock(Math.min(...ends))].map((text) => pen.measureText(text).width));
+    const ends = columns.map(({ end_wall_s: wallS }) => wallS).filter((wallS) => wallS !== null);
+    const texts = [`step ${number(latest)}`, ...(ends.length ? [clock(Math.min(...ends))] : [])];
+    const widest = Math.max(...texts.map((text) => pen.measureText(text).width));
     const tickPx = Math.max(TICK_PX, 2 * widest + TICK_GAP); // the last one is written to its left
     const ticks = Math.max(2, Math.min(columns.length, Math.floor((width - left) / tickPx)));
     const wide = (width - left) / columns.length;

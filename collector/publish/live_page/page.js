@@ -196,6 +196,7 @@ const showSnapshot = (snapshot) => {
   }
   const isFirst = shown.snapshot === null || shown.snapshot.run?.run_id !== snapshot.run?.run_id;
   const isNewStep = isFirst || shown.snapshot.run?.latest_step !== snapshot.run?.latest_step;
+  const isNewEnd = JSON.stringify(shown.snapshot?.run?.end) !== JSON.stringify(snapshot.run?.end);
   if (isFirst) Object.assign(shown, { ...NOTHING_KNOWN }); // may be a new run of that name
   shown.snapshot = snapshot;
   at("sign-in").hidden = true;
@@ -214,7 +215,9 @@ const showSnapshot = (snapshot) => {
   showFindings(snapshot.run, isFirst);
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);
   at("capture-rank").hidden = snapshot.run.end !== null;
-  for (const one of ["history", "incidents", "stepTimes", "machines", "ranks", "rank"]) refreshers[one].ask();
+  for (const one of ["history", "incidents", "stepTimes", "machines"]) refreshers[one].ask();
+  const mayDiffer = isNewStep || isNewEnd || snapshot.run.end === null; // without a new step silent ranks grow older
+  if (mayDiffer) for (const one of ["ranks", "rank"]) refreshers[one].ask();
   if (isNewStep) refreshers[at("source").value].ask();
 };
 

@@ -71,7 +71,8 @@ AGENT: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_process_throttled_ratio", "gauge", "", RANK,
         "Share of the periods of its container's CPU limit in which the limit stopped the training process.",
-        "nr_throttled / nr_periods of cpu.stat since the previous sample; absent without a limit", _PROCESS, RATIO,
+        "nr_throttled / nr_periods of cpu.stat since the previous sample; absent without a limit at the agent's start, "
+        "which is when it is looked up", _PROCESS, RATIO,
         of_host(lambda host: host.throttled_ratio),
     ),
     Measure(

@@ -1,6 +1,7 @@
 """`rankscope.agent.profile_model` against counts by hand, and torch's own counter beside it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,56 @@ def test_json_has_every_module_and_is_printed_and_written(
     # 4 rows of 3 values, each by 2 columns: 24 multiply-accumulates of 2 FLOPs.
     (whole,) = found["modules"]
     assert (whole["kind"], whole["parameters"], whole["forward_flops"], found["batch"]) == ("Linear", 8, 48, 4)
+
+
+CHATTY = """
+import os, torch
+print("imported")
+class Chatty(torch.nn.Linear):
+    def forward(self, rows):
+        print("called")
+        return super().forward(rows)
+def make():
+    print("made")
+    return Chatty(3, 2), torch.ones(4, 3)
+"""
+
+
+@pytest.mark.parametrize("prints_json", [True, False])
+def test_what_the_model_prints_is_no_json(
+    prints_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"chatty_{prints_json}".lower()
+    (tmp_path / f"{module}.py").write_text(CHATTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([f"{module}:make", "--passes", "1", *(["--json"] if prints_json else [])]) == 0
+    said = capsys.readouterr()
+    prints = {"imported", "made", "called"}
+    assert prints <= set((said.err if prints_json else said.out).split())
+    if prints_json:
+        assert json.loads(said.out)["modules"][0]["kind"] == "Chatty"
+
+
+def test_file_that_cannot_be_written_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lost.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 2), torch.ones(4, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as raised:
+        main(["lost:make", "--passes", "1", "--json-file", str(tmp_path / "no" / "found.json")])
+    assert raised.value.code == 2
+    assert "found.json (from --json-file) cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_json_is_written_to_a_descriptor_of_the_shell(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "piped.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 2), torch.ones(4, 3)\n")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "found.json"
+    with path.open("wb") as file:
+        os.set_inheritable(file.fileno(), True)
+        words = ["piped:make", "--passes", "1", "--json-file", f"/dev/fd/{file.fileno()}"]
+        assert run_command(["profile-model", *words]) == 0
+    assert json.loads(path.read_text())["batch"] == 4
+    assert "forward" in capfd.readouterr().out

@@ -2,14 +2,20 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TextIO
 
 import psutil
 import pytest
 
 from rankscope.agent.capture_settings import CaptureSteps, parse_schedule
 from rankscope.agent.config import read_launch_config
+from rankscope.collector import profiled_script
+from rankscope.collector.commands.main import main as run_command
 from rankscope.collector.profiled_script import (
+    Ended,
     Script,
     build_command,
     build_environment,
@@ -93,3 +99,27 @@ def test_script_that_ignores_sigterm_is_killed_with_its_children() -> None:
     assert child.poll() is not None
     _, living = psutil.wait_procs([helper], 10)
     assert [one for one in living if one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.parametrize("prints_json", [True, False])
+def test_script_prints_elsewhere_where_json_is_printed(prints_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[TextIO | None] = []
+
+    def pretend(script: Script, folder: Path, out: TextIO | None = None) -> Ended:
+        del script
+        found.append(out)
+        return Ended(folder, "no profile")
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(profiled_script, "profile_script", pretend)
+    assert run_command(["profile", *(["--json"] if prints_json else []), __file__]) == 1
+    assert found == [sys.stderr if prints_json else None]
+
+
+def test_script_prints_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiled_script, "running_collector", lambda: nullcontext(SimpleNamespace(agents={})))
+    monkeypatch.setattr(profiled_script, "build_command", lambda _script: [sys.executable, "-c", "print('a step')"])
+    monkeypatch.setattr(profiled_script, "_count_steps", lambda _collector: 0)
+    with (tmp_path / "printed").open("w+") as out:
+        assert profiled_script.profile_script(SCRIPT, tmp_path, out).exit_status == 0
+        assert (tmp_path / "printed").read_text() == "a step\n"

@@ -65,8 +65,8 @@ def stall_in(activity: str) -> Stall:
         (None, seen("exit_unknown"), "exit_unknown", "what was seen", None),
         # Destructors of the interpreter's end crash after the script is over.
         (goodbye("finished"), seen("crashed", signal=11), "crashed", "after it had finished: what was seen", None),
-        # The script has left with a status of its own, which its exit handlers do not see.
-        (goodbye("finished"), seen("failed", exit_code=3), "failed", "what was seen", 3),
+        # The script has left with a status of its own, which its exit handlers do not see; or one of these has.
+        (goodbye("finished"), seen("failed", exit_code=3), "failed", "what was seen; its agent had seen no error", 3),
         (goodbye("stopped"), seen("failed", exit_code=3), "failed", "after it had stopped: what was seen", 3),
     ],
 )

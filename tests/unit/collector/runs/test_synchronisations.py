@@ -1,6 +1,7 @@
 """Blocking calls of a rank on their way from its reports to its snapshot and to detection; how much is kept."""
 
 from rankscope.collector.runs.events import ReportAdmitted
+from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run_view import read_samples
 from rankscope.collector.runs.sample_rings import SYNCHRONISATIONS_KEPT
@@ -8,6 +9,7 @@ from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.messages import Report
 from rankscope.measure.records import Synchronisation, WindowBreakdown, WindowSynchronisations
 from tests.unit.collector.runs.run_stories import Story, boot_of
+from tests.unit.collector.runs.test_saved_runs import kill, wall_of
 
 CALL = "cudaStreamSynchronize"
 
@@ -33,6 +35,12 @@ def report(story: Story, *windows: WindowSynchronisations) -> None:
 
 def snapshot_of(story: Story, rank: int) -> RankSnapshot:
     return story.run.snapshot(story.now_ns).ranks[rank]
+
+
+def saved_of(story: Story) -> SavedRank:
+    """What is saved of rank 0."""
+    assert story.run.attempt is not None
+    return story.run.attempt.ranks[0].save(wall_of(story))
 
 
 def test_windows_of_a_rank_are_added_up_in_its_snapshot() -> None:
@@ -66,3 +74,21 @@ def test_detection_reads_them_oldest_first() -> None:
     samples = read_samples(story.run.attempt)
     assert list(samples.synchronisations[0]) == [window(4, 10), window(36, 30)]
     assert list(samples.synchronisations[1]) == []
+
+
+def test_they_are_saved_over_a_restart_until_a_window_comes() -> None:
+    """Two restarts without a window; then one comes, which is saved alone."""
+    story = Story(2).join()
+    report(story, window(4, 10), window(36, 30))
+    saved = saved_of(story)
+    assert saved.synchronisations is not None
+    assert saved.synchronisations.call_ns == {CALL: 40}
+    for _ in range(2):
+        kill(story)
+        report(story)
+        assert saved_of(story).synchronisations == saved.synchronisations
+        assert snapshot_of(story, 0).synchronisations is None  # what is live is of the present
+    report(story, window(68, 2))
+    after = saved_of(story).synchronisations
+    assert after is not None
+    assert after.call_ns == {CALL: 2}
