@@ -103,11 +103,11 @@ _SLOW_RANK: Final = {
         "riser, or exclude the node."
     ),
     "host_cpu": (
-        "Look at the line that samples name (rankscope status --run RUN --rank N), else compare `py-spy top` with a "
+        "Look at the line that samples name (rankscope status RUN --rank N), else compare `py-spy top` with a "
         "peer's. Move other threads that it names elsewhere."
     ),
     UNSEEN: (
-        "Look at the line that samples name (rankscope status --run RUN --rank N), else run `py-spy dump` while it "
+        "Look at the line that samples name (rankscope status RUN --rank N), else run `py-spy dump` while it "
         "is slow. Look for storage, locks and sleeps."
     ),
     "cpu_pressure": (
@@ -196,8 +196,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "hang": Advice("RankscopeRunStalled", {
         "dead_rank": "Find out how the rank ended. The ranks that wait for it cannot continue: restart the run.",
         "missing_rank": (
-            "Continue its process if it is stopped (kill -CONT PID). Else read its stack (rankscope status --run "
-            "RUN --rank N): that call keeps the others waiting."
+            "Continue its process if it is stopped (kill -CONT PID). Else read its stack (rankscope status RUN "
+            "--rank N): that call keeps the others waiting."
         ),
         "order_mismatch": "Look for a branch that not all ranks take: all must call the same collectives in one order.",
         "silent_rank": "Check its machine: the power, the network, and whether the process is still alive.",
@@ -211,7 +211,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
         ),
         "all_in_collective": "Check the network and the devices of the group: links, switches, Xid errors.",
         UNATTRIBUTED: (
-            "See where the stalled ranks are: rankscope status --run RUN --rank N has the line, `py-spy dump` on a "
+            "See where the stalled ranks are: rankscope status RUN --rank N has the line, `py-spy dump` on a "
             "rank the stacks of all threads."
         ),
     }),

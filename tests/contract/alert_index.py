@@ -14,12 +14,16 @@ INTRODUCTION = """\
 
 A page for each alert of `deploy/prometheus/rules/alerts.yml`: what it means, how to check, what to do. In the pages
 RUN and NODE stand for what the alert's message names, COLLECTOR for the machine of your collector: with
-`export RANKSCOPE_URL=http://COLLECTOR:18491 RANKSCOPE_TOKEN_FILE=...` the commands need no `--url`. Findings without an
-alert are in [findings](findings.md).
+`export RANKSCOPE_URL=http://COLLECTOR:18491 RANKSCOPE_TOKEN_FILE=...` the commands need no `--url`; `rankscope capture`
+needs `RANKSCOPE_CONTROL_TOKEN_FILE=...` besides. Findings without an alert are in [findings](findings.md).
 
 - **Urgent?** `critical`: act now. `warning`: in working hours. `info`: no action needed. Severities of incidents are
-  their own ([incidents.md](../incidents.md#severity)): those rise with time and cost. A failed run is a warning, since
-  nothing is lost by waiting; a collector that is down is critical, since nothing else is found meanwhile.
+  their own ([incidents.md](../incidents.md#severity)): those rise with time and cost. A failed run is a warning:
+  waiting loses no more steps, but its GPUs may stay reserved and idle. A collector that is down is critical, since
+  nothing else is found meanwhile.
+- **Before you restart**: keep what `rankscope status RUN --json-file status.json` and
+  `rankscope incidents RUN --json-file incidents.json` write. A collector that rank 0 has started ends with its run,
+  and without a `store` what it knew is gone.
 - **Over?** Alertmanager sends `[resolved]`, and `rankscope incidents RUN --open` is empty.
 - **To hand over**: the output of `rankscope incidents RUN --json`.
 - **Silenced**: a slow or missing rank or node silences the symptoms of its run, a stalled run all other symptoms, a

@@ -189,7 +189,7 @@ class Row:
         said = self.shape.says or ("compared without Kineto's own log" if self.shape.without_kineto else "")
         return (
             f"| {self.shape.what} | {status} | {same} of {count} | {open_at_end} of {count} | "
-            f"{took[0]:.0f}, {took[1]:.0f} | {found or said} |"
+            f"{took[0]:.0f}; {took[1]:.0f} | {found or said} |"
         )
 
 
@@ -214,8 +214,8 @@ def measure(shapes: Sequence[Shape], repeats: int, workers: int) -> list[Row]:
 def render(rows: Sequence[Row], missing: Sequence[Shape]) -> str:
     """Return the table."""
     head = (
-        "| the training runs in | exit status | as without the monitor | a window open at its end | s, without and with"
-        " | said or different |\n|---|---|---|---|---|---|"
+        "| the training runs in | exit status | as without the monitor | a window open at its end | s without; s with,"
+        " which trains on until a window opens (no measure of cost) | said or different |\n|---|---|---|---|---|---|"
     )
     left_out = [f"| {shape.what} | not run: {shape.needs} is not installed | | | | |" for shape in missing]
     return "\n".join([head, *(row.render() for row in rows), *left_out])

@@ -467,7 +467,7 @@ def test_source_line_of_a_finding_stands_with_its_table(page: LivePage, world: L
     said = "146.0 ms per step in time.sleep, called at train.py:104 (augment); its peer rank 3: none."
     lines = SampledLines(sentence=said, rank=SLOW_RANK, peer=3, steps=9, first_step=1, last_step=9, lines=(sleeps,))
     show(page, world, msgspec.structs.replace(straggler(1, SLOW_RANK), lines=lines))
-    page.wait_for_text("#open-findings", f"line: {said}")
+    page.wait_for_text("#open-findings", f"Source line: {said}")
     page.run("document.querySelector('#open-findings details').open = true")
     page.wait_for_text("#open-findings table", "train.py:104 (augment)")
     assert "Source lines, per step, mean of 9 steps" in page.text("#open-findings table")

@@ -79,6 +79,8 @@ const build = (finding, onCapture) => {
   suggestion.className = "do";
   const todo = element("span");
   suggestion.append(element("strong", {}, "What to do:"), " ", todo);
+  const lineSaid = element("span");
+  line.append(element("strong", {}, "Source line:"), " ", lineSaid);
   links.className = "links";
   const rows = FACTS.map((name) => element("div", {}, element("dt", {}, name), element("dd")));
   const facts = element("dl", { class: "facts" }, ...rows);
@@ -94,7 +96,7 @@ const build = (finding, onCapture) => {
       say(rows[place].lastChild, text);
       rows[place].hidden = !text;
     });
-    say(line, `line: ${now.lines?.sentence}`);
+    say(lineSaid, now.lines?.sentence ?? "");
     line.hidden = !now.lines;
     sayWithCode(todo, now.suggestion);
     suggestion.hidden = !now.suggestion;
