@@ -164,7 +164,7 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}, device_tails_skipped={"traced": 0}),
         host=HostSample(
             host_ns=now_ns, cpu_ns=now_ns * 9 // 10, resident_bytes=2 * GIB, gc_pause_ns=now_ns // 1000,
-            run_queue_wait_ns=now_ns // 500,
+            run_queue_wait_ns=now_ns // 500, throttled_ratio=0.25,
         ),
         devices=tuple(_add_to_device(device, number, now_ns) for device in rank.devices),
         allocator=AllocatorSample(
@@ -243,6 +243,7 @@ def _add_to_device(device: DeviceSample, number: int, now_ns: int) -> DeviceSamp
         memory_total_bytes=140 * GIB,
         power_watts=520.0 if is_slow else 650.0,
         power_limit_watts=700.0,
+        energy_joules=seconds * 650.0,
         temperature_celsius=88.0 if is_slow else 60.0 + number % 8,
         memory_clock_hertz=3_201_000_000,
         nvlink_tx_bytes=seconds * 50 * GIB,

@@ -43,6 +43,6 @@ def test_wait_of_a_root_for_a_late_receiver_is_charged_to_it() -> None:
     caused_ns = [find_rank(run, rank).wait_caused_ns_median for rank in range(3)]
     assert caused_ns[2] is not None
     assert run.wait_untraced_ns is not None
-    assert caused_ns[2] > 80e6, "two ranks wait 40 ms each, one of them in several buckets"
+    assert 60e6 < caused_ns[2] < 120e6, "two ranks wait 40 ms each, one of them in several buckets at once"
     assert run.wait_untraced_ns < 0.2 * caused_ns[2]
     assert all(other is not None and other < 0.5 * caused_ns[2] for other in caused_ns[:2]), caused_ns

@@ -160,6 +160,10 @@ ANNOTATIONS = [asked for dashboard in find_dashboards() for asked in find_annota
 VARIABLES = [(dashboard, *found) for dashboard in find_dashboards() for found in find_variables(dashboard)]
 
 
+OF_NO_STORY = "rankscope_finding_left_seconds"
+"""No machine of the history runs out of memory."""
+
+
 def choice_for(asked: Asked) -> Mapping[str, str]:
     """On a node all ranks are looked at, elsewhere one."""
     return ALL_RANKS if asked.dashboard == "node" else CHOSEN
@@ -168,7 +172,7 @@ def choice_for(asked: Asked) -> Mapping[str, str]:
 @pytest.mark.parametrize("asked", QUERIES, ids=str)
 def test_every_query_of_a_panel_has_an_answer_of_few_lines(stored: StoredPrometheus, asked: Asked) -> None:
     found = stored.ask(asked, choice_for(asked))
-    assert sum(len(series.values) for series in found) > 0, asked.expr
+    assert sum(len(series.values) for series in found) > 0 or OF_NO_STORY in asked.expr, asked.expr
     assert len(found) <= LINES_MAX
 
 

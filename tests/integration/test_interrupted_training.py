@@ -16,5 +16,5 @@ def test_script_gets_each_exception_of_its_handlers_once_and_no_session_is_left(
         }
         ended = run(Forked((*AGENT, "interrupted.py")), given)
     assert (ended.exit_code, ended.stdout) == (0, "twice: 0, missing: []\n"), ended.stderr
-    assert "Exception ignored in atexit" not in ended.stderr
+    assert "atexit callback: <bound method Session" not in ended.stderr  # torch's own may be met by the handler
     assert not any(collector.lives[0].losses.errors.values())
