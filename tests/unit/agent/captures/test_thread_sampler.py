@@ -84,7 +84,7 @@ def test_errors_are_counted_and_end_the_thread_in_the_end() -> None:
     sampler = make(guard)
     sampler.start()
     sampler.begin(Broken())
-    sampler._thread.join(DEADLINE_S)
+    sampler._thread.wait_for_end(DEADLINE_S)
     assert (sampler._thread.is_alive(), sampler.is_usable, guard.errors) == (False, False, {PART: 3})
 
 
@@ -105,7 +105,7 @@ def test_real_frames_are_those_of_the_thread() -> None:
     sampler.begin(Seen(threading.get_ident()))
     assert found.wait(DEADLINE_S)
     sampler.close()
-    sampler._thread.join(DEADLINE_S)
+    sampler._thread.wait_for_end(DEADLINE_S)
     assert not sampler._thread.is_alive()
 
 
@@ -113,7 +113,7 @@ def test_closed_sampler_takes_nobody() -> None:
     sampler = make()
     sampler.start()
     sampler.close()
-    sampler._thread.join(DEADLINE_S)
+    sampler._thread.wait_for_end(DEADLINE_S)
     sampler.begin(kept := Kept())
     assert (sampler.is_usable, kept.frames) == (False, [])
 

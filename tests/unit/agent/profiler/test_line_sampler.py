@@ -158,7 +158,7 @@ def test_real_thread_finds_the_line_at_which_this_one_waits() -> None:
     assert sampled.wait(DEADLINE_S)
     found = sampler.end()
     thread.close()
-    thread._thread.join(DEADLINE_S)
+    thread._thread.wait_for_end(DEADLINE_S)
     assert found is not None
     assert not found.is_wanted
     assert len(found.places) > 0
