@@ -24,6 +24,8 @@ class CpuLimit:
         """
         if self._path is None:
             self._path = self._find_path()
+        if not self._path:
+            return None
         before, self._last = self._last, _read(self._path)
         periods, throttled = self._last[0] - before[0], self._last[1] - before[1]
         return min(1.0, max(0.0, throttled / periods)) if before[0] and periods > 0 else None

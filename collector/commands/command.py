@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rankscope.collector.output_files import check_place
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.settings import Settings, find_settings
 
@@ -114,14 +115,9 @@ def check_json_file(options: argparse.Namespace) -> None:
     path: Path | None = options.json_file
     if path is None:
         return
-    with naming(path, "--json-file"):
-        place = path if path.exists() else path.parent
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if place is not path and not place.is_dir():
-            raise FileNotFoundError(errno.ENOENT, f"there is no folder {place}")
-        if not os.access(place, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    check_place(path, "--json-file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UnavailableError(f"{path} (from --json-file) cannot be written: {os.strerror(errno.EACCES)}")
 
 
 def asks_for_json(options: argparse.Namespace) -> bool:

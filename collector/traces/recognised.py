@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankscope.collector.output_files import check_place
 from rankscope.collector.traces.files import TraceFile, rank_in_name, read_chunks
 from rankscope.collector.traces.origin import Origin, read_origin
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, UnavailableError
@@ -125,10 +126,7 @@ def check_output(path: Path, option: str) -> None:
     """Raise UnavailableError where the file of an option cannot be written, or is a trace that would be lost: before
     the traces are read, which may take minutes.
     """
-    if path.is_dir():
-        raise UnavailableError(f"{path} (from {option}) cannot be written: it is a folder")
-    if not path.parent.is_dir():
-        raise UnavailableError(f"{path} (from {option}) cannot be written: there is no folder {path.parent}")
+    check_place(path, option)
     if path.is_file() and _is_trace(path):
         raise UnavailableError(f"{path} (from {option}) is a trace, which would be lost: name another file")
 

@@ -68,12 +68,11 @@ def capture_graph() -> None:
 model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 batch = torch.ones(4, 16)
-step, steps, is_awaited = -1, options.steps, options.after_detached is not None
-while (step := step + 1) < steps:
-    if is_awaited and gpu.counts.detached:
-        steps, is_awaited = step + options.after_detached, False
-    elif is_awaited:
-        steps = min(step + 2, STEPS_MAX)
+after_detached = 0
+for step in range(options.steps if options.after_detached is None else STEPS_MAX):
+    after_detached += gpu.counts.detached
+    if options.after_detached is not None and after_detached > options.after_detached:
+        break
     if step == options.graph_at:
         print(json.dumps(gpu.counts), flush=True)
         capture_graph()
