@@ -22,6 +22,8 @@ ENQUEUE_PREFIX = "c10d::"
 POINT_TO_POINT_OPS = frozenset({"send", "recv", "send_recv", "recvAnySource"})
 """In our spelling and in gloo's. Not in the flight recorder's count of collectives."""
 
+ALL_TO_ALL = "all_to_all"
+
 
 def is_on_host(backend: str) -> bool:
     """Return whether all backends of a group are host ones. `backend` is one name, or several by device.

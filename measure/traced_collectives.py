@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 
 from rankscope.measure import communication
+from rankscope.measure.communication import ALL_TO_ALL
 from rankscope.measure.kineto import NONE, CollectiveArguments, Ints
 from rankscope.measure.rank_view import RankView
 
 GROUP_UNKNOWN = "unknown"
 UNNAMED = "?"
-ALL_TO_ALL = "all_to_all"
 ALL_TO_ALL_NAMES = frozenset({"all_to_all", "all_to_allv"})
 """Names that torch gives its all-to-alls in the arguments of kernels."""
 

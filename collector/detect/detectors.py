@@ -39,9 +39,9 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         UnmatchedCollectives(thresholds.steps_min),
         DeviceModels(thresholds),
         StageSlowdowns(thresholds),
+        StageImbalance(read_imbalance_thresholds(config), thresholds),
         RunSlowdown(thresholds),
         EarlierRuns(),
-        StageImbalance(read_imbalance_thresholds(config)),
         BatchImbalance(config.uneven_work_ratio_min, thresholds),
         RunRules(config.detect_steps),
     )

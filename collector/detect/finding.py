@@ -89,7 +89,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `kind` is what a detector finds (`straggler`, `hang`, ...), `number` counts the findings of a run from 1 and stays
     when the finding changes, `cause` is the reason, for a straggler one of docs/definitions.md section 5. `since_step`
     is the first step it is about, an estimate: noise allows for any from `since_step_min` to `since_step_max`, where
-    those are known; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the machines it is
+    those are known (no `since_step_min`: for that one or any before, as it held in all steps that could be judged);
+    `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the machines it is
     about: for a straggler those nearly all of whose ranks are slow, for a link those it joins. `evidence` holds the
     numbers behind it, with their unit; `details` the texts (a stack, the names of links).
     `run_slowdown_ratio` is the step over the ideal step (of the slowest of several stragglers: without all of them),
@@ -211,6 +212,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         if self.since_step_min is None or self.since_step_max is None:
             return None
         return self.since_step_min, self.since_step_max
+
+    @property
+    def is_older(self) -> bool:
+        """Return whether it may have begun in any step before the first that could be judged."""
+        return self.since_step_min is None and self.since_step_max is not None
 
     @property
     def groups(self) -> tuple[str | None, ...]:

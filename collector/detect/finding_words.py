@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SURE_STEPS: Final = 5
 """A begin is stated without a range where that reaches no further: nobody acts on so few steps."""
+OR_BEFORE: Final = " or before"
 COST_RATIO_STATED_MIN: Final = 1.01
 """A run that is slower by less is said to cost nothing."""
 TENTHS_MIN: Final = 1.95
@@ -143,6 +144,7 @@ def write_when(finding: "Finding") -> str:
         if since is None:
             return ""
         begin = describe_begin(since, finding.since_range, is_gradual=finding.pattern == "drifting")
+        begin = f"{begin}{_write_older(finding)}"
         if finding.since_wall_s is None:
             return f" since {begin}"
         at = f"{format_clock(finding.since_wall_s)} UTC"
@@ -155,9 +157,17 @@ def write_when(finding: "Finding") -> str:
     began = ""
     if since is not None and finding.since_range is not None and _is_wide(since, finding.since_range):
         began = f"began at {finding.since_range[0]}-{finding.since_range[1]}"
+    elif _write_older(finding):
+        began = f"began then{OR_BEFORE}"
     length = "" if finding.lasted_s is None else format_length(finding.lasted_s)
     beside = "; ".join(part for part in (length, _write_clocks(finding), began) if part)
     return f"{f', {steps}' if steps else ''}{f' ({beside})' if beside else ''}"
+
+
+def _write_older(finding: "Finding") -> str:
+    """Return that it may have begun before the first step that could be judged; empty where few steps were before."""
+    since = finding.since_step
+    return OR_BEFORE if finding.is_older and since is not None and since > SURE_STEPS else ""
 
 
 def _write_clocks(finding: "Finding") -> str:

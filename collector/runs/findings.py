@@ -35,6 +35,8 @@ ADJUSTED_S_MAX: Final = 1.0
 """By how much a wall clock that is adjusted moves a time that was said."""
 LOSS_RATIO_MAX: Final = 1.01
 """A loss may exceed the step it is of by this ratio, for times that are kept in 32 bits, and is that step then."""
+SPREAD_MAX: Final = 4096
+"""Steps of unknown loss, last ones first, that are charged one by one: a pass over 20 s of steps of 5 ms."""
 NO_REPORTS_YET: Final = "no rank has reported yet"
 RECURS_NS: Final = 300 * NS_PER_S
 """A straggler that is found again within this time after it had passed comes and goes. It is kept open until it has not
@@ -416,24 +418,33 @@ def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
 
 
 def _spread(lost_ns: Floats, view: RunView, after_step: int, *, is_of_some: bool) -> tuple[Ints, Floats]:
-    """Return the steps after that one whose loss is known, shape (m,) each, and what each is charged, in ns: itself,
-    and the steps before it back to the one before, whose loss is not known. Each of these is taken to have lost as
-    much; of a slowness of some steps (`is_of_some`) at most what it lasted beyond what the known one has not lost, and
-    those of which nothing is known nothing. Together they lost at most what they lasted.
+    """Return the steps after that one up to the last whose loss is known, shape (m,) each, and what each is charged, in
+    ns. A step whose loss is not known is taken to have lost as much as the next one that is; of a slowness of some
+    steps (`is_of_some`) at most what it lasted beyond what that one has not lost, and nothing where nothing is known of
+    it. Together they lost at most what they lasted. Of more than SPREAD_MAX steps the first has the charge of those
+    before it.
     """
     series, longest_ns = view.series, view.longest_ns
     rows = np.flatnonzero((series.steps > after_step) & ~np.isnan(lost_ns))
-    steps, own_ns, each_ns = series.steps[rows], longest_ns[rows], lost_ns[rows]
-    others = np.flatnonzero((series.steps > after_step) & np.isnan(lost_ns) & ~np.isnan(longest_ns))
-    place = np.searchsorted(steps, series.steps[others])
-    others, place = others[place < len(steps)], place[place < len(steps)]
-    most_ns = each_ns[place]
+    if not len(rows):
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    known, own_ns, each_ns = series.steps[rows], longest_ns[rows], lost_ns[rows]
+    steps = np.arange(max(after_step + 1, known[-1] + 1 - SPREAD_MAX), known[-1] + 1)
+    place = np.searchsorted(known, steps)
+    charged_ns, lasted_ns = each_ns[place], own_ns[place]
+    others = np.flatnonzero((series.steps >= steps[0]) & (series.steps < known[-1]) & ~np.isnan(longest_ns))
+    at = series.steps[others] - steps[0]
+    lasted_ns[at] = longest_ns[others]
     if is_of_some:
-        most_ns = np.clip(longest_ns[others] - (own_ns - each_ns)[place], 0.0, most_ns)
-    missing = np.diff(steps, prepend=after_step) - 1 - np.bincount(place, minlength=len(steps))
-    charged_ns = (1 + (0 if is_of_some else missing)) * each_ns + np.bincount(place, most_ns, minlength=len(steps))
-    lasted_ns = (1 + missing) * own_ns + np.bincount(place, longest_ns[others], minlength=len(steps))
-    return steps, np.minimum(charged_ns, np.where(np.isnan(own_ns), np.inf, lasted_ns))
+        is_seen = np.isin(steps, series.steps[others])
+        most_ns = np.clip(lasted_ns - (own_ns - each_ns)[place], 0.0, charged_ns)
+        charged_ns = np.where(np.isin(steps, known), charged_ns, np.where(is_seen, most_ns, 0.0))
+    else:
+        before = steps[0] - (after_step + 1)
+        charged_ns[0], lasted_ns[0] = (1 + before) * charged_ns[0], (1 + before) * lasted_ns[0]
+    charged_sum, lasted_sum = np.bincount(place, charged_ns), np.bincount(place, lasted_ns)
+    share = np.minimum(1.0, lasted_sum / np.maximum(charged_sum, 1.0))
+    return steps, charged_ns * np.where(np.isnan(share), 1.0, share)[place]
 
 
 def _add_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:

@@ -91,6 +91,13 @@ class PeerSearch:
         models, last = self.gpu_models.read(states), self._last
         is_same = last is not None and last.signatures is signatures and last.models is models
         if last is None or not is_same or last.ranks != ranks or last.classes != classes:
-            peers = find_peer_groups(ranks, signatures, models, Signature.coarsen, classes)
+            peers = find_peer_groups(
+                ranks,
+                signatures,
+                models,
+                coarsen=Signature.coarsen,
+                measure_apart=Signature.without_exchanges,
+                classes=classes,
+            )
             last = self._last = _Found(ranks, signatures, models, classes, peers)
         return last.peers

@@ -47,17 +47,20 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class PackedRing(Sequence[T], Generic[T]):
-    """The last `kept` samples of one kind, packed. `decoder` is shared by all rings of the kind."""
+    """The last `kept` samples of one kind, packed. `decoder` is shared by all rings of the kind. With `keeps_first` the
+    first one stays: what is usual for a rank is known by it for ever.
+    """
 
-    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]", kept: int) -> None:
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]", kept: int, *, keeps_first: bool = False) -> None:
         self._decoder = decoder
         self._kept = kept
+        self._oldest = 1 if keeps_first else 0
         self._packed: list[bytes] = []  # an empty deque has room for 64 already, which is 0.6 KB
 
     def append(self, sample: T) -> None:
         """Add a sample; beyond `kept` the oldest is dropped."""
         if self.is_full:
-            del self._packed[0]
+            del self._packed[self._oldest]
         self._packed.append(_ENCODER.encode(sample))
 
     @property
@@ -209,8 +212,8 @@ class RankSamples:
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
         #: At most SYNCHRONISATIONS_KEPT, oldest first.
         self.synchronisations = SynchronisationRing(SYNCHRONISATIONS_KEPT)
-        #: At most ALLOCATOR_COUNTS_KEPT, oldest first.
-        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
+        #: The first, and at most ALLOCATOR_COUNTS_KEPT with it, oldest first.
+        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT, keeps_first=True)
         #: At most GC_PAUSES_KEPT, oldest first.
         self.gc_pauses = TimeRing(GC_PAUSES_KEPT)
         #: At most HOST_TIMES_KEPT each, oldest first: CPU time of the process, and waits of its main thread for a CPU.

@@ -60,13 +60,15 @@ class PeerGroups(NamedTuple):
 
     `works` are the groups of two ranks and more that do the same work, on whatever GPUs: a pipeline stage, an expert
     group, or the run. `models`: the model of each rank's GPU where there are several, None where it is not known; empty
-    otherwise.
+    otherwise. `alike`: groups of ranks that do the same kind of work, of which some have more of it (bytes in
+    all-to-alls), and so no peers.
     """
 
     comparisons: tuple[Comparison, ...]
     place: Mapping[int, int]
     works: tuple[tuple[int, ...], ...] = ()
     models: Mapping[int, str | None] = {}
+    alike: tuple[tuple[int, ...], ...] = ()
 
     def of(self, rank: int) -> Comparison:
         """Return the comparison that a rank is a member of."""
@@ -105,12 +107,14 @@ def find_peer_groups(
     ranks: Sequence[int],
     signatures: Mapping[int, Hashable],
     models: Mapping[int, str | None] | None = None,
+    *,
     coarsen: Callable[[Any], Hashable | None] = _itself,
+    measure_apart: Callable[[Any], Hashable] = _itself,
     classes: Mapping[int, int] | None = None,
 ) -> PeerGroups:
     """Group ranks by the signatures of their steps, then by what `coarsen` leaves of them, by the `classes` of their
     batches, and by their `models`. Few ranks with a signature of which it leaves None are no peers, unless they are all
-    ranks.
+    ranks. What `measure_apart` leaves of a signature is the kind of its work, without how much that is.
 
     Ranks without a peer, and those without a known signature, are compared with all ranks. When no signature is known
     at all, every rank is a peer of every other of its model.
@@ -128,7 +132,22 @@ def find_peer_groups(
     if remaining:
         comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures and not models and not classes))
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
-    return PeerGroups(tuple(comparisons), place, tuple(work for work in works if len(work) > 1), models)
+    alike = _find_alike(remaining, signatures, measure_apart)
+    return PeerGroups(tuple(comparisons), place, tuple(work for work in works if len(work) > 1), models, alike)
+
+
+def _find_alike(
+    alone: tuple[int, ...], signatures: Mapping[int, Hashable], measure_apart: Callable[[Any], Hashable]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of ranks with the same kind of work that have any of those that are `alone`."""
+    if not alone or not signatures:
+        return ()
+    kinds = {id(one): measure_apart(one) for one in signatures.values()}  # ranks with equal ones share the object
+    groups: dict[Hashable, list[int]] = {}
+    for rank, signature in signatures.items():
+        groups.setdefault(kinds[id(signature)], []).append(rank)
+    found = [tuple(sorted(group)) for group in groups.values() if len(group) > PEERS_MIN]
+    return tuple(sorted(group for group in found if not set(alone).isdisjoint(group)))
 
 
 def middle_of_ranks(self_ns: Floats) -> Floats:

@@ -87,6 +87,8 @@ class StepSeries:
     collectives: not where every rank reports how much of each was exposed. `lags`: ranks that have left out a
     collective, and so make the waits of their group unknown. `enqueues`: when the hosts of the ranks enqueued
     collectives that torch does not time, of steps of its own; None where self times are measured, and where none are.
+    `exchanged_bytes`: what each rank moved in all-to-alls, shape (n, ranks), known of steps whose waiting is; None
+    where there are none.
     """
 
     steps: Ints
@@ -106,6 +108,7 @@ class StepSeries:
     is_by_device: bool = False
     timed_waits_ns: Mapping[int, npt.NDArray[Any]] = field(default_factory=dict)
     enqueues: EnqueueSeries | None = None
+    exchanged_bytes: Floats | None = None
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

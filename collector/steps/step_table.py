@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.invariants import ImpossibleNumbers, require
-from rankscope.collector.steps.collectives import CollectiveBlock, NameLists, count_rows
+from rankscope.collector.steps.collectives import CollectiveBlock, Kinds, NameLists, Rows, count_rows
 from rankscope.collector.steps.device_self_times import DeviceSelfTimes, fill_from_device
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.host_self_times import WAITS_IN, fill_from_cpu
@@ -30,7 +30,7 @@ from rankscope.collector.steps.unwatched_steps import fill_from_phases
 from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
-from rankscope.measure.communication import is_on_host
+from rankscope.measure.communication import ALL_TO_ALL, is_on_host
 from rankscope.measure.records import BACKWARD_CPU, CAPTURED, PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
 
@@ -129,6 +129,8 @@ class StepTable:
         self._wait_ns = SparseRows(world_size, self._cell)
         #: The part of that in point-to-point operations; None before any.
         self._handover_ns: SparseRows | None = None
+        #: Bytes of each rank in all-to-alls of the matched steps; None before any.
+        self._exchanged: SparseRows | None = None
         #: Ranks that have left out a collective.
         self._lags = Lags()
         #: Whether the self times of the step matched last hold transfers.
@@ -305,11 +307,24 @@ class StepTable:
             self._handover_ns = self._handover_ns or SparseRows(self._world_size, self._cell)  # only of a pipeline
             self._handover_ns.put(slot, _spread(waits.handover_ns, waits.ranks, self._world_size))
         self._self_has_transfers = waits.is_transfer_kept
+        self._keep_exchanged(slot, waits.rows, waits.kinds.kinds)
         groups = GroupFacts(
             self._group_sizes, self._world_size, lambda rank, group: self._places.get((rank, group), -1)
         )
         self.signatures = self._signature_search.find(waits.rows, waits.kinds.kinds, groups)
         return waits.kinds
+
+    def _keep_exchanged(self, slot: int, rows: Rows, kinds: Kinds) -> None:
+        """Keep what each rank moved in all-to-alls in a step: the experts of a model get as many tokens as bytes."""
+        exchanges = np.array([op == ALL_TO_ALL for _, op in kinds], dtype=bool)
+        if not exchanges.any():  # as in most jobs
+            return
+        chosen = exchanges[rows.kind] & (rows.size_bytes != MISSING)
+        if not chosen.any():
+            return
+        self._exchanged = self._exchanged or SparseRows(self._world_size, self._cell)
+        moved = np.bincount(rows.rank[chosen], weights=rows.size_bytes[chosen], minlength=self._world_size)
+        self._exchanged.put(slot, moved.astype(np.float64))
 
     def _without_longer_than_step(self, step: int, slot: int, exposed_ns: Floats) -> Floats:
         """Return the exposed waiting of all ranks in a step, NaN where it is longer than the step."""
@@ -378,7 +393,7 @@ class StepTable:
 
     @property
     def _sparse_columns(self) -> list[SparseRows | TransferRing | DeviceSelfTimes]:
-        of_some = [rows for rows in (self._wait_caused_ns, self._handover_ns) if rows is not None]
+        of_some = [rows for rows in (self._wait_caused_ns, self._handover_ns, self._exchanged) if rows is not None]
         return [self._wait_ns, self._transfers, self._device, *of_some]
 
     def _move_to(self, step: int) -> None:
@@ -450,6 +465,7 @@ class StepTable:
             self_has_transfers=self._self_has_transfers,
             lags=self._lags.read(),
             earlier_count=int(np.count_nonzero(slots >= self._kept)),
+            exchanged_bytes=None if self._exchanged is None else self._exchanged.read(slots)[:, columns],
             is_by_device=is_by_device,
             timed_waits_ns=self._device.read_waits(slots) if is_by_device else {},
         )

@@ -14,7 +14,7 @@ from rankscope.collector.steps.collectives import (
     order_by,
 )
 from rankscope.collector.steps.step_series import Ints
-from rankscope.measure.communication import POINT_TO_POINT_OPS
+from rankscope.measure.communication import ALL_TO_ALL, POINT_TO_POINT_OPS
 from rankscope.measure.table import MISSING
 
 FindPlace = Callable[[int, str], int]
@@ -71,6 +71,12 @@ class Signature(NamedTuple):
             if call[2] < 0 or SMALL_RATIO * call[2] > largest or call[0] in POINT_TO_POINT_OPS
         ]  # fmt: skip
         return Signature(tuple(kept), self.places)
+
+    def without_exchanges(self) -> "Signature":
+        """Return the signature without the bytes of all-to-alls: how many tokens an expert gets is not what it does."""
+        return Signature(
+            tuple((op, size, VARIES if op == ALL_TO_ALL else moved) for op, size, moved in self.calls), self.places
+        )
 
 
 class GroupFacts(NamedTuple):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from rankscope.collector.traces.cross_rank import Matched, Matching
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import AllToAllCall, AllToAllRank, AllToAlls
-from rankscope.measure.traced_collectives import ALL_TO_ALL, Collective
+from rankscope.measure.communication import ALL_TO_ALL
+from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.traced_messages import read_members
 
 CALLS_MAX = 1_000

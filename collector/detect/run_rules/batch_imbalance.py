@@ -21,6 +21,8 @@ import numpy as np
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, Abstain, Finding
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.run_rules.turns_finding import TURNS, describe_turns, find_turns_share
+from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
+from rankscope.collector.detect.statistics.change_points import find_last_change
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, share_of_time
 from rankscope.collector.detect.stragglers.persistent import Thresholds
@@ -140,8 +142,7 @@ class BatchImbalance:
 
 def find_gaps(view: RunView, steps: int = STEPS_JUDGED) -> Gaps | None:
     """Return the gaps of the last `steps` known steps; None when too few are known of all ranks."""
-    known = ~np.isnan(view.series.self_ns).any(axis=1) & ~np.isnan(view.longest_ns)
-    rows = np.flatnonzero(known)[-steps:]
+    rows = _find_known(view)[-steps:]
     if len(rows) < STEPS_MIN:
         return None
     beyond_ns = view.excess_ns[rows]
@@ -152,6 +153,11 @@ def find_gaps(view: RunView, steps: int = STEPS_JUDGED) -> Gaps | None:
     is_random = most_often < find_chance_limit(len(rows), len(view.series.ranks)) and steady < STEADY_SHARE_MAX * gap
     step = max(float(np.median(view.longest_ns[rows])), 1.0)
     return Gaps(rows, gap_ns, gap / step, most_often, is_random)
+
+
+def _find_known(view: RunView) -> Ints:
+    """Return the rows of the steps that are known of all ranks."""
+    return np.flatnonzero(~np.isnan(view.series.self_ns).any(axis=1) & ~np.isnan(view.longest_ns))
 
 
 def _are_frequent(view: RunView, turns: Turns) -> bool:
@@ -224,10 +230,13 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
     """Build the finding. An open one keeps its first step, and its cause unless waits for CPU cores explain it."""
     correlation = correlate_with_batches(view, gaps.rows)
     is_correlated = correlation is not None and correlation >= CORRELATION_MIN
-    cause, since_step = "data_imbalance" if is_correlated else "unattributed", int(view.series.steps[gaps.rows[0]])
-    core_wait_ns = find_core_wait(view, since_step)
+    cause = "data_imbalance" if is_correlated else "unattributed"
+    core_wait_ns = find_core_wait(view, int(view.series.steps[gaps.rows[0]]))
     if known is not None and known.since_step is not None:
         cause, since_step = known.cause, known.since_step
+        earliest, latest = known.since_step_min, known.since_step_max
+    else:
+        since_step, earliest, latest = _find_begin(view)
     if core_wait_ns is not None and core_wait_ns >= EXPLAINS * np.median(gaps.ns):
         # What holds up a step as a whole makes its forward longer with the rest, as a larger batch does.
         cause = cause if is_correlated and _has_tokens(view, gaps.rows) else CPU_PRESSURE
@@ -244,6 +253,8 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
     finding = Finding(
         kind=UNEVEN_WORK,
         since_step=since_step,
+        since_step_min=earliest,
+        since_step_max=latest,
         cause=cause,
         what=(
             "no single straggler, a different rank slowest in each step, by "
@@ -256,6 +267,20 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
         evidence=evidence if correlation is None else {**evidence, "correlation": correlation},
     )
     return Candidate(finding, lost_ns)
+
+
+def _find_begin(view: RunView) -> tuple[int, int | None, int]:
+    """Return since when ranks differ so much, with the earliest and the latest step it may be; no earliest where they
+    have in all steps that are known.
+    """
+    rows = _find_known(view)
+    ratios = np.clip(np.max(view.excess_ns[rows], axis=1), 0.0, None) / np.maximum(view.longest_ns[rows], 1.0)
+    begin = find_last_change(ratios, STEPS_MIN)
+    steps = view.series.steps[rows]
+    if not begin:
+        return int(steps[0]), None, int(steps[0])
+    earliest, latest = to_since_range(steps, *find_begin_range(ratios, begin, len(ratios)))
+    return int(steps[begin]), earliest, latest
 
 
 def find_core_wait(view: RunView, from_step: int) -> float | None:

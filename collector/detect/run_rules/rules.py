@@ -54,7 +54,7 @@ EXPLAINS: Final = 0.5
 """Share of the idle time that blocking calls must explain to be named."""
 LONG_RATIO: Final = 0.25
 """Time beyond the median, over it, from which a step is taken for one with a pause."""
-PAUSES_MIN: Final = 8
+PAUSES_MIN, PAUSES_SURE = 3, 8
 GAPS_MAX: Final = 5.0
 """Usual gaps between long steps after which there were no pauses."""
 INTERVALS_RATIO_MIN: Final = 0.5
@@ -290,7 +290,8 @@ def _price_pauses(finding: Finding, view: RunView, ratio: float, known: Finding 
     if len(long_steps) - first < PAUSES_MIN:
         return Candidate(found, lost_ns)
     since = int(long_steps[first])
-    earliest = max(int(steps[0]), since - int(gaps[first:].max()))
+    few = 2 if len(long_steps) - first < PAUSES_SURE else 1  # the longest gap may not have been seen yet
+    earliest = max(int(steps[0]), since - few * int(gaps[first:].max()))
     found = msgspec.structs.replace(found, since_step=since, since_step_min=earliest, since_step_max=since)
     return Candidate(found, lost_ns)
 
@@ -383,7 +384,7 @@ def _describe(kind: str, judged: Judged, signals: RunSignals, known: Finding | N
         # The windows move on with the run: the begin of an open finding is kept.
         since_step=signals.since_step if known is None else known.since_step,
         since_step_min=None if known is None else known.since_step_min,
-        since_step_max=None if known is None else known.since_step_max,
+        since_step_max=signals.since_step if known is None else known.since_step_max,
         cause=kind,
         what=judged.what,
         why=judged.why,

@@ -141,10 +141,10 @@ class SlowRank(NamedTuple):
 
 
 def find_stragglers(
-    view: RunView, thresholds: Thresholds, found: Collection[int] = ()
+    view: RunView, thresholds: Thresholds, found: Collection[int] = (), among: Collection[int] | None = None
 ) -> tuple[SlowRank, ...] | Abstain:
     """Return every rank that is slow now, slowest first; or why no verdict can be given. Those `found` to be steadily
-    slow before need not pass the tests again, only not have recovered.
+    slow before need not pass the tests again, only not have recovered. Only ranks `among` some are judged, if given.
     """
     series = view.series
     if len(series.ranks) < view.world_size:
@@ -159,6 +159,7 @@ def find_stragglers(
         return Abstain(f"{text} ({NOT_BY_DEVICE})" if series.is_by_device and not known else text)
     worth = np.flatnonzero(is_worth_judging(view.excess, thresholds)).tolist()
     ranks = {series.ranks[column] for column in worth}.union(rank for rank in found if series.has(rank))
+    ranks = ranks if among is None else ranks.intersection(among)
     judged = [_judge(view, rank, thresholds, is_found=rank in found) for rank in sorted(ranks)]
     return tuple(sorted((slow for slow in judged if slow is not None), key=lambda slow: -slow.slowdown_ratio))
 

@@ -66,6 +66,19 @@ def test_closed_finding_with_an_unsure_begin_has_all_of_its_period() -> None:
     assert short.headline.endswith(", steps 60-70 (5 s; 1970-01-01 14:02 UTC; began at 43-62)")
 
 
+def test_begin_before_the_first_step_that_could_be_judged_is_said() -> None:
+    older = msgspec.structs.replace(SLOW, since_step_min=None, since_step_max=60)
+    assert older.headline.endswith(" than its 3 peers since step 60 or before")
+    assert older.is_older
+    closed = close_finding(older, until_step=159, lasted_s=35.0)
+    assert closed.headline.endswith(" than its 3 peers, steps 60-159 (35 s; began then or before)")
+
+
+def test_nobody_asks_for_the_few_steps_before_the_first() -> None:
+    first = msgspec.structs.replace(SLOW, since_step=3, since_step_min=None, since_step_max=3)
+    assert first.headline.endswith(" than its 3 peers since step 3")
+
+
 def test_closed_finding_without_a_begin_has_its_end() -> None:
     closed = close_finding(msgspec.structs.replace(SLOW, since_step=None), until_step=80, lasted_s=9.0)
     assert closed.headline.endswith(" than its 3 peers, until step 80 (9 s)")

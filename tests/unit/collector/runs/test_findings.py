@@ -124,6 +124,16 @@ def test_each_step_is_charged_once_with_unknown_ones_before() -> None:
     assert lost.lost_rank_seconds == pytest.approx(4 * lost_s)
 
 
+def test_step_of_unknown_loss_is_charged_as_the_next_known_one_under_its_own_number() -> None:
+    # So that a run that has charged it to another finding counts it once.
+    told, verdicts = started()
+    told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, np.nan, 0.2))]
+    look(verdicts, told, view_until(3, step_s=10))
+    ((steps, lost_ns),) = verdicts.charged
+    assert steps.tolist() == [1, 2, 3]
+    assert (lost_ns / 1e9).tolist() == pytest.approx([0.1, 0.2, 0.2])
+
+
 def test_stall_is_charged_once_also_where_another_finding_about_its_rank_follows() -> None:
     told, verdicts = started()
     stalls = SingleLosses(np.array([1, 3, 5]), seconds(0.1, 0.2, 0.4))

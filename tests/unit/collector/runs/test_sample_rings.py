@@ -97,6 +97,13 @@ def test_packed_samples_come_back_in_their_order() -> None:
     )
 
 
+def test_the_first_sample_of_a_ring_that_keeps_it_stays() -> None:
+    ring = PackedRing(msgspec.msgpack.Decoder(AllocatorCounts), kept=3, keeps_first=True)
+    for step in range(5):
+        ring.append(AllocatorCounts(step, AllocatorSample(host_ns=step)))
+    assert [one.steps for one in ring] == [0, 3, 4]
+
+
 def test_the_last_pauses_are_kept_however_many_there_were() -> None:
     ring = TimeRing(kept=10)
     for step in range(1, 60):

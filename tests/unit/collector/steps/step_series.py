@@ -31,6 +31,7 @@ def series_of(
     first_step: int = 0,
     self_is_measured: bool = True,
     tokens: Rows | None = None,
+    exchanged_bytes: Rows | None = None,
 ) -> StepSeries:
     """Each step takes as long as its longest self time, unless told otherwise; all else is unknown."""
     self_ns = to_ns(self_ms)
@@ -44,6 +45,7 @@ def series_of(
         phases_ns={name: to_ns(rows) for name, rows in (phases_ms or {}).items()},
         self_is_measured=self_is_measured,
         tokens=None if tokens is None else np.array(tokens, dtype=np.float64),
+        exchanged_bytes=None if exchanged_bytes is None else np.array(exchanged_bytes, dtype=np.float64),
     )
 
 

@@ -68,6 +68,17 @@ def test_alternating_slow_ranks_are_uneven_work_of_no_rank() -> None:
     )
 
 
+def test_uneven_work_is_dated_beyond_the_steps_that_prove_it() -> None:
+    even = np.full((60, 4), 100.0)
+    finding = only(view(np.concatenate([even, two_and_two(140)])))
+    assert (finding.since_step, finding.since_range) == (60, (60, 60))
+
+
+def test_uneven_work_in_all_known_steps_may_be_older() -> None:
+    finding = only(view(two_and_two(140)))
+    assert (finding.since_step, finding.is_older) == (0, True)
+
+
 def test_each_step_loses_the_gap_of_its_slowest_rank() -> None:
     (candidate,) = candidates(view(two_and_two(130)))
     assert candidate.lost_ns is not None

@@ -76,7 +76,7 @@ def test_host_bound_run_has_idle_gpus_without_other_reason() -> None:
     idle: Shares = {"compute": 55, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=2))
     assert (finding.kind, finding.severity) == ("host_bound", "warning")
-    assert finding.headline == "GPUs idle 40 % of the time, waiting for their hosts, since step 40"
+    assert finding.headline == "GPUs idle 40 % of the time, waiting for their hosts, since step 40 or before"
     assert finding.why == "waiting for data 2 % of the time"
     assert finding.evidence == pytest.approx({"host_idle_ratio": 0.38, "host_idle_ratio_min": 0.3, "idle_ratio": 0.4})
 
@@ -453,6 +453,12 @@ def test_begin_of_pauses_is_where_long_steps_become_frequent() -> None:
     assert isinstance(lost_ns, np.ndarray)
     # 8 steps are 200 ms longer; all of it is lost, as the ranks pause for 4 x 6 ms in each step.
     assert lost_ns[[39, 40, 41, 110]].tolist() == pytest.approx([0.0, 200e6, 0.0, 200e6])
+
+
+def test_few_pauses_have_a_wider_begin_at_once() -> None:
+    (finding,) = findings_in(pausing((6.0, 6.0, 6.0, 6.0), 1000.0, long_from=90))
+    # 3 pauses, 10 steps apart: a longer distance between two may not have been seen yet.
+    assert (finding.since_step, finding.since_range) == (90, (70, 90))
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,16 @@ def test_retries_must_have_become_more(retries: tuple[int, ...], name: str) -> N
     slow = slow_from(BEGIN)._replace(level_from_step=BEGIN)
     series = series_of([[100.0] * 3 + [150.0]] * 200)
     assert find_cause(slow, series, samples).name == name
+
+
+def test_one_count_before_the_slowness_is_of_the_process_since_its_begin() -> None:
+    # A retry a step since the first one; the counts between have left the ring.
+    mine = [
+        AllocatorCounts(step, AllocatorSample(host_ns=step, retries=step, device_allocs=None))
+        for step in (60, 120, 180)
+    ]
+    none = counts(0, 0, 0, 0, 0)
+    allocators = {SLOW: mine, **dict.fromkeys(PEERS, none)}
+    assert cause_of(HEALTHY, {}, allocators=allocators)[0] == "unattributed"
+    later = [one if one.steps > 60 else AllocatorCounts(60, AllocatorSample(host_ns=60, retries=0)) for one in mine]
+    assert cause_of(HEALTHY, {}, allocators={**allocators, SLOW: later})[0] == "memory_pressure"
