@@ -16,10 +16,11 @@ from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.steps.enqueue_times import EnqueueTimes
+from rankscope.collector.steps.long_steps import SIDE_STEPS
 from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.step_series import Floats, StepSeries
-from rankscope.collector.steps.step_table import StepTable
+from rankscope.collector.steps.step_table import StepTable, find_ring_steps
 from rankscope.collector.steps.token_classes import find_token_classes
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo
@@ -131,7 +132,13 @@ class Attempt:
     @classmethod
     def begin(cls, identity: RankIdentity, config: CollectorConfig, former: "Attempt | None") -> "Attempt":
         """Return the attempt that a rank process begins after the `former` one."""
-        window = StepTable(config.steps_kept, identity.world_size, config.count_measured_min(identity.world_size))
+        world_size = identity.world_size
+        window = StepTable(
+            config.steps_kept,
+            world_size,
+            config.count_measured_min(world_size),
+            ring_steps=find_ring_steps(config.steps_kept, world_size),
+        )
         former_nodes = frozenset(() if former is None else former.counts_by_node)
         attempt = cls(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
         if former is not None:
@@ -255,6 +262,16 @@ class Attempt:
         """
         series = self.window.series(ranks, skip_steps=skip_steps, is_on_cpus=not self._has_gpus(ranks))
         return series if series.self_is_measured else replace(series, enqueues=self.enqueues.read())
+
+    def read_unseen(self, series: StepSeries, after_step: int, *, skip_steps: int) -> StepSeries:
+        """Return a series of `read_series` with all steps after that one, and some before it, as far as they are
+        kept.
+        """
+        kept = series.steps[series.earlier_count :]
+        if not self.window.keeps_more or not len(kept) or kept[0] <= after_step - SIDE_STEPS:
+            return series
+        is_on_cpus = not self._has_gpus(series.ranks)
+        return self.window.series(series.ranks, skip_steps=skip_steps, is_on_cpus=is_on_cpus, is_whole=True)
 
     def _has_gpus(self, ranks: tuple[int, ...]) -> bool:
         """Return whether any of the first ranks has a GPU, also one that NVML does not show."""

@@ -285,7 +285,7 @@ class RunState:
             # A rank that is only silent may come back, and the findings hold then: so that is no end.
             is_last=end is not None and not end.lost_ranks,
         )
-        return self.speed.add_to(view)
+        return self.speed.add_to(view, self.attempt)
 
     def _apply_detected(self, found: Detected) -> list[RunEffect]:
         """Apply the results of a pass, unless another attempt has begun since its view was made."""

@@ -10,7 +10,7 @@ from rankscope.collector.detect.view import RunView
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.events import EarlierRunsRead
 from rankscope.collector.runs.rank import RankState, SavedRank
-from rankscope.collector.runs.run_view import keep_levels
+from rankscope.collector.runs.run_view import SKIP_STEPS, keep_levels
 from rankscope.collector.runs.sign_history import SignHistory
 from rankscope.collector.steps.equal_work import Work
 from rankscope.collector.steps.long_steps import LongSteps
@@ -42,9 +42,10 @@ class SpeedHistory:
         #: Earlier runs of the same work in the store, the latest first; None while they have not been read.
         self.earlier_runs: tuple[EarlierRun, ...] | None = None
 
-    def add_to(self, view: RunView) -> RunView:
+    def add_to(self, view: RunView, attempt: Attempt) -> RunView:
         """Return a view that has all of this, with the long steps up to now."""
-        self.long_steps.add(view.series, is_last=view.is_last)
+        unseen = attempt.read_unseen(view.series, self.long_steps.last_step, skip_steps=SKIP_STEPS)
+        self.long_steps.add(unseen, is_last=view.is_last)
         if len(view.series.steps):
             self.signs.look(view.series.ranks, view.samples.devices, int(view.series.steps[-1]))
         return replace(
@@ -64,6 +65,7 @@ class SpeedHistory:
 
     def keep(self, attempt: Attempt, view: RunView, held: Sequence[Finding]) -> None:
         """Keep what the steps of a detection pass say. `held`: the findings that are open."""
+        view = replace(view, series=attempt.read_unseen(view.series, self.histogram.last_step, skip_steps=SKIP_STEPS))
         keep_levels(self.levels, view)
         ended = view.series.steps <= view.series.steps.max(initial=-1) - (0 if view.is_last else PATIENCE_STEPS)
         self.histogram.add(view.series.steps[ended], view.longest_ns[ended])

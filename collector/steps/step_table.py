@@ -7,12 +7,15 @@ steps that a report completes, the waiting is attributed to the ranks that cause
 Windows may be further apart than the ring is long. Where fewer *measured* steps, whose waiting is known, are in the
 ring than a verdict needs, measured steps that leave the ring move to slots behind it until there are enough again. So
 do steps that all ranks timed on their devices.
+
+Steps of a millisecond come by the thousand between two detection passes. So in a run of few ranks the ring is longer
+than what a pass judges (`find_ring_steps`): what is counted or looked at once, as stalls, is that of every step.
 """
 
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +51,16 @@ OVERLAP_RATIO_MAX = 0.01
 rank that waited for longer has waited in another step as well, and its self time in this one is not known."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Columns of a table of collectives, in the order of CollectiveBlock."""
+
+
+RING_CELLS: Final = 2**14
+RING_STEPS_MAX: Final = 4096
+"""A ring has so many steps x ranks, or as many steps as are judged, if these are more: 8 ranks 2,048 steps, 1.7 MB."""
+
+
+def find_ring_steps(steps_kept: int, world_size: int) -> int:
+    """Return how many steps are kept of which `steps_kept` are judged."""
+    return max(steps_kept, min(RING_STEPS_MAX, RING_CELLS // world_size))
 
 
 def _mark(marks: npt.NDArray[np.bool_], counts: Ints, ranks: Ints, steps: Ints) -> list[int]:
@@ -112,16 +125,18 @@ class StepColumns:
 
 class StepTable:
     """The last `steps_kept` steps of `world_size` ranks, and earlier ones as needed to have `measured_min` measured
-    steps.
+    steps; the last `ring_steps` to be counted, if these are more.
     """
 
-    def __init__(self, steps_kept: int, world_size: int, measured_min: int = 0) -> None:
+    def __init__(self, steps_kept: int, world_size: int, measured_min: int = 0, *, ring_steps: int = 0) -> None:
+        #: Steps that are judged.
+        self._judged = steps_kept
         #: Slots of the ring; slots from here on hold measured steps that have left it.
-        self._kept = steps_kept
+        self._kept = max(steps_kept, ring_steps)
         self._measured_min = measured_min
         self._world_size = world_size
         self._cell = np.float64 if steps_kept * world_size <= WHOLE_CELLS_MAX else np.float32
-        slots = steps_kept + 2 * measured_min
+        slots = self._kept + 2 * measured_min
         self._columns = StepColumns(slots, world_size, self._cell)
         #: Step in each slot, the array of the columns. Step s of the ring is in slot s % `_kept`.
         self._steps = self._columns.steps
@@ -146,13 +161,13 @@ class StepTable:
         #: Collectives of steps of the ring that are not matched yet, by step.
         self._pending: dict[int, list[CollectiveBlock]] = {}
         #: Whether all collectives of a step of a rank have come, shape (`_kept`, ranks).
-        self._covered = np.zeros((steps_kept, world_size), dtype=bool)
+        self._covered = np.zeros((self._kept, world_size), dtype=bool)
         #: Sums of the rows of `_covered`, for the slots that are in use.
-        self._covered_count = np.zeros(steps_kept, dtype=np.int64)
+        self._covered_count = np.zeros(self._kept, dtype=np.int64)
         #: Whether those have come that a window or the flight recorder had, shape as above; implied by `_covered`.
-        self._reported = np.zeros((steps_kept, world_size), dtype=bool)
+        self._reported = np.zeros((self._kept, world_size), dtype=bool)
         #: Sums of the rows of `_reported`.
-        self._reported_count = np.zeros(steps_kept, dtype=np.int64)
+        self._reported_count = np.zeros(self._kept, dtype=np.int64)
         #: Steps whose collectives all ranks have reported, to be matched, in the order of their completion.
         self._complete: deque[int] = deque()
         #: Results of steps that left the ring before `match_collectives` was called.
@@ -423,16 +438,20 @@ class StepTable:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def series(self, ranks: tuple[int, ...], *, skip_steps: int, is_on_cpus: bool = False) -> StepSeries:
+    def series(
+        self, ranks: tuple[int, ...], *, skip_steps: int, is_on_cpus: bool = False, is_whole: bool = False
+    ) -> StepSeries:
         """Return the steps of these ranks in order, without the first `skip_steps` of the run (start-up is no
         slowness). `is_on_cpus`: whether the ranks have no GPUs, so that phases of the host are those of the training.
+        `is_whole`: all steps of the ring, also those before the ones that are judged.
         """
-        slots = self._columns.slots_from(skip_steps)
+        slots = self._columns.slots_from(skip_steps) if is_whole else self._find_judged(skip_steps)
+        is_earlier = slots >= self._kept if is_whole else self._steps[slots] <= self.latest_step - self._judged
         columns = np.array(ranks, dtype=np.int64)
         step_ns = _read(self._columns.records["duration_ns"], slots, columns)
         phases_ns = {name: _Cells(values, slots, columns) for name, values in self._columns.phases_ns.items()}
-        measured = self._distance.is_measured(self.latest_step, self._kept, step_ns)
-        is_by_device = not measured and self._device.still_come(self.latest_step, self._kept, step_ns)
+        measured = self._distance.is_measured(self.latest_step, self._judged, step_ns)
+        is_by_device = not measured and self._device.still_come(self.latest_step, self._judged, step_ns)
         if is_by_device:
             self_ns = self._device.read(slots, columns, self._group_sizes)
         else:
@@ -464,7 +483,7 @@ class StepTable:
             handover_ns=None if self._handover_ns is None else self._handover_ns.read(slots)[:, columns],
             self_has_transfers=self._self_has_transfers,
             lags=self._lags.read(),
-            earlier_count=int(np.count_nonzero(slots >= self._kept)),
+            earlier_count=int(np.count_nonzero(is_earlier)),
             exchanged_bytes=None if self._exchanged is None else self._exchanged.read(slots)[:, columns],
             is_by_device=is_by_device,
             timed_waits_ns=self._device.read_waits(slots) if is_by_device else {},
@@ -483,7 +502,24 @@ class StepTable:
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
         """Return the transfers of each process group in the steps of `series`."""
-        return self._transfers.read(self._columns.slots_from(skip_steps))
+        return self._transfers.read(self._find_judged(skip_steps))
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether it has steps before those that are judged."""
+        return self._judged < self._kept and self.latest_step >= self._judged
+
+    def _find_judged(self, skip_steps: int) -> Ints:
+        """Return the slots of the last steps, in order, and of as many measured ones before them as are needed."""
+        slots = self._columns.slots_from(skip_steps)
+        if not self.keeps_more:
+            return slots
+        is_last = self._steps[slots] > self.latest_step - self._judged
+        chosen = is_last.copy()
+        for is_known in (self._wait_ns.has(slots), self._device.is_complete[slots]):
+            needed = self._measured_min - int(np.count_nonzero(is_known & is_last))
+            chosen[_find_last(np.flatnonzero(is_known & ~is_last), needed)] = True
+        return slots[chosen]
 
     def read_finished(self, after_step: int, *, patience: int) -> tuple[Ints, Floats, Mapping[str, Cells]]:
         """Return the steps after `after_step` that every rank has reported, in order: their numbers, shape (n,), and

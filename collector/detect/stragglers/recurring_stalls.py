@@ -93,13 +93,41 @@ def find_recurring(seen: LongStepsSeen, ranks: int, known: Collection[int] = ())
     """
     steps = [one for one in seen.steps if one.owner != EVERYBODY]
     owners = {one.owner for one in steps if one.owner >= 0}
-    found = (_judge(owner, steps, seen.total_ns, ranks, is_known=owner in known) for owner in sorted(owners))
+    found = (_find_of(owner, steps, seen.total_ns, ranks, is_known=owner in known) for owner in sorted(owners))
     return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.share))
 
 
-def _judge(rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, is_known: bool) -> Recurring | None:
-    mine = [one for one in steps if one.owner == rank][-CLASS_MAX:]
-    size_ns = CLASS_RATIO * statistics.median(one.owned_ns for one in mine)
+def _find_of(rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, is_known: bool) -> Recurring | None:
+    """Return the stalls of a rank: of the size that holds half of the time of its long steps, of which many are long by
+    noise where steps take a millisecond; else of their usual size.
+    """
+    owned_ns = [one.owned_ns for one in steps if one.owner == rank][-CLASS_MAX:]
+    for usual_ns in (_find_half_of_time(owned_ns), statistics.median(owned_ns)):
+        found = _judge(rank, steps, total_ns, ranks, size_ns=CLASS_RATIO * usual_ns, is_known=is_known)
+        if found is not None:
+            return found
+    return None
+
+
+def _find_half_of_time(owned_ns: Sequence[float]) -> float:
+    """Return the time that a stall takes of which longer ones, and those as long, hold half of the time of all.
+
+    >>> _find_half_of_time([1.0, 1.0, 1.0, 1.0, 9.0, 10.0])
+    9.0
+    """
+    ordered = sorted(owned_ns, reverse=True)
+    half_ns = sum(ordered) / 2
+    return next(
+        (one for one, so_far in zip(ordered, itertools.accumulate(ordered), strict=True) if so_far >= half_ns), 0.0
+    )
+
+
+def _judge(
+    rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, size_ns: float, is_known: bool
+) -> Recurring | None:
+    mine = [one for one in steps if one.owner == rank and one.owned_ns >= size_ns][-CLASS_MAX:]
+    if not mine:
+        return None
     alike = [one for one in steps if one.step >= mine[0].step and one.excess_ns >= size_ns][-CLASS_MAX:]
     mine = [one for one in alike if one.owner == rank]
     if len(mine) < STALLS_MIN:

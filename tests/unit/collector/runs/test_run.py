@@ -18,6 +18,7 @@ from rankscope.collector.runs.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.liveness import GONE_NS_MIN
+from rankscope.collector.steps import step_table
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
 from rankscope.measure.records import StepRecord
@@ -303,7 +304,8 @@ def test_gaps_and_duplicates_are_counted_by_sequence() -> None:
     assert (rank.reports_admitted, rank.report_gaps, rank.reports_duplicate, rank.last_sequence) == (2, 3, 1, 5)
 
 
-def test_old_steps_beyond_the_window_are_late_and_counted() -> None:
+def test_old_steps_beyond_the_window_are_late_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_table, "RING_STEPS_MAX", 0)
     story = Story(2, CollectorConfig(steps_kept=32)).join().train(100)
     old = StepRecord(step=3, start_host_ns=0, duration_ns=5, phases_ns={})
     story.report(0, [old], [])

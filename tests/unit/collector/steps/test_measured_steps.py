@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.steps.measured_steps import STAND_IN_NS, STAND_IN_STEPS, WindowDistance
 from rankscope.collector.steps.step_series import StepSeries
-from rankscope.collector.steps.step_table import StepTable
+from rankscope.collector.steps.step_table import StepTable, find_ring_steps
 from rankscope.measure.records import steps_to_table
 from rankscope.measure.units import NS_PER_MS
 from tests.unit.collector.steps.one_rank import add_steps, mark_complete
@@ -20,8 +20,8 @@ PHASES_NS = {"data": 1, "forward": 2, "backward": 40, "optimizer": 3, "other": 4
 COMPUTING_NS = 1 + 2 + 3 + 4
 
 
-def window_of(measured_min: int, kept: int = KEPT) -> StepTable:
-    window = StepTable(kept, len(RANKS), measured_min)
+def window_of(measured_min: int, kept: int = KEPT, ring_steps: int = 0) -> StepTable:
+    window = StepTable(kept, len(RANKS), measured_min, ring_steps=ring_steps)
     window.set_group_size(GROUP, len(RANKS))
     return window
 
@@ -113,11 +113,36 @@ def test_phase_that_comes_later_is_not_known_of_saved_steps() -> None:
     assert mine[-1, 0] == 5
 
 
+def test_whole_series_has_the_steps_of_the_ring_before_those_that_are_judged() -> None:
+    window = window_of(2, ring_steps=16)
+    make(window, *range(30))
+    assert read(window).steps.tolist() == list(range(22, 30))
+    whole = window.series(RANKS, skip_steps=0, is_whole=True)
+    assert (whole.steps.tolist(), whole.earlier_count) == (list(range(14, 30)), 0)
+    assert whole.step_ns[:, 0].tolist() == [STEP_NS] * 16
+
+
+def test_no_step_is_late_while_the_ring_holds_it() -> None:
+    # A report of 1,000 steps of one rank, and then the same of the other.
+    assert find_ring_steps(256, 2) == 4096
+    window = window_of(2, 256, find_ring_steps(256, 2))
+    for rank in RANKS:
+        late = add_steps(window, rank, steps_to_table([step_of(step) for step in range(1000)]))
+        assert late == 0
+    assert not np.isnan(window.series(RANKS, skip_steps=0, is_whole=True).step_ns).any()
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 4096), (8, 2048), (64, 256), (1024, 256)])
+def test_ring_of_many_ranks_is_as_long_as_what_is_judged(ranks: int, steps: int) -> None:
+    assert find_ring_steps(256, ranks) == steps
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_saved_steps_are_those_of_a_plain_list(seed: int) -> None:
+@pytest.mark.parametrize("ring_steps", [0, 24])
+def test_saved_steps_are_those_of_a_plain_list(seed: int, ring_steps: int) -> None:
     chance = random.Random(seed)
     kept, measured_min = chance.randint(2, 12), chance.randint(1, 6)
-    window = window_of(measured_min, kept)
+    window = window_of(measured_min, kept, ring_steps)
     measured: list[int] = []
     saved: list[int] = []
     step = 0

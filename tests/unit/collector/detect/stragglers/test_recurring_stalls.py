@@ -53,6 +53,17 @@ def found_in(seen: LongStepsSeen, ranks: int = 2, known: Sequence[int] = ()) -> 
     return [one.rank for one in find_recurring(seen, ranks, known)]
 
 
+def test_large_stalls_are_found_among_many_small_ones_by_noise() -> None:
+    # By their number they are a fifth of the long steps, by their time nearly all.
+    noise = {step: step % 2 for step in range(37, 4000, 90)}
+    owners = {**noise, **every(500, 4000)}
+    seen = seen_of(owners, 4000, ms=dict.fromkeys(noise, 12.0))
+    (found,) = find_recurring(seen, 2)
+    assert (found.rank, found.period, found.is_regular, len(found.stalls)) == (1, 500, True, 7)
+    (again,) = find_recurring(seen, 2, (1,))
+    assert again == found
+
+
 def test_stall_every_100_steps_is_found_with_its_share() -> None:
     (found,) = find_recurring(seen_of(every(100, 1000), 1000), 2)
     assert (found.rank, found.period, found.is_regular, found.part) == (1, 100, True, "forward")
