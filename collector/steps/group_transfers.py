@@ -92,8 +92,9 @@ class TransferRing:
 def sum_groups(kinds: KindColumns, group_sizes: Mapping[str, int]) -> dict[str, Sequence[float]]:
     """Return the sums of one step by group, in the order of GroupTransfers.
 
-    Transfer and bytes are the same on all members, so those of the first one count. Exposure is not: the smallest of
-    any member counts, since that one would have delayed the others had the transfer been shorter.
+    The transfer is the same on all members, so that of the first one counts. Bytes of an all-to-all are not: the most
+    of any member count, which the others wait for. Exposure is not either: the smallest of any member counts, since
+    that one would have delayed the others had the transfer been shorter.
     """
     synchronises = np.array([op in SYNCHRONISING_OPS for _, op in kinds.kinds], dtype=bool)
     rows = np.flatnonzero(synchronises[kinds.kind]) if len(kinds.kind) else kinds.kind
@@ -104,9 +105,11 @@ def sum_groups(kinds: KindColumns, group_sizes: Mapping[str, int]) -> dict[str, 
     least_ns = _least_exposed(group, kinds.rank[rows], kinds.exposed_transfer_ns[rows], len(names))
     found: dict[str, list[float]] = {}
     firsts = rows[np.unique(kinds.kind[rows], return_index=True)[1]]
-    columns = (kinds.kind, kinds.transfer_ns, kinds.size_bytes)
-    for kind, transfer_ns, size in zip(*(column[firsts].tolist() for column in columns), strict=True):
+    most_bytes = np.full(len(kinds.kinds), MISSING)
+    np.maximum.at(most_bytes, kinds.kind[rows], kinds.size_bytes[rows])
+    for kind, transfer_ns in zip(kinds.kind[firsts].tolist(), kinds.transfer_ns[firsts].tolist(), strict=True):
         name, op = kinds.kinds[kind]
+        size = int(most_bytes[kind])
         if number[name] in unmatched:
             continue
         size_bytes = float("nan") if size == MISSING else float(size)
