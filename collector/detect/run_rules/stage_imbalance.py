@@ -170,9 +170,7 @@ def _describe_loaded(view: RunView, loaded: Loaded, explained: Sequence[Finding]
     slow, more = loaded
     known = next((one for one in explained if one.kind == IMBALANCE and one.ranks == (slow.rank,)), None)
     slow = date_begin(slow, view, explained)
-    since_step = (
-        slow.since_step if known is None or known.since_step is None else min(known.since_step, slow.since_step)
-    )
+    since_step = slow.since_step if known is None or known.since_step is None else known.since_step
     earliest, latest = find_since_range(slow, since_step, view, known.since_range if known else None) or (
         None,
         since_step,

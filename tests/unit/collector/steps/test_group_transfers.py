@@ -48,6 +48,12 @@ def test_transfer_of_a_group_counts_once_and_not_once_a_member() -> None:
     assert sum_groups([kind(0), kind(1), kind(2), kind(3)], SIZES)["dp"] == [20, 1_000, 1_500, 5]
 
 
+def test_bytes_are_those_of_the_member_with_the_most() -> None:
+    # The expert that the router prefers: its all-to-all takes longer for all, and no link is slow.
+    kinds = [kind(rank, op="all_to_all", size_bytes=1_400 if rank == 2 else 1_000) for rank in range(4)]
+    assert sum_groups(kinds, SIZES)["dp"] == [20, 1_400, 1_050, 5]
+
+
 def test_operations_of_a_group_add_up_each_with_its_bus_factor() -> None:
     # Of four ranks an all-reduce moves 2 * 3/4 of its bytes over the bus, an all-gather 3/4.
     found = sum_groups([kind(), kind(op="all_gather", transfer_ns=7, size_bytes=400, exposed_transfer_ns=1)], SIZES)
