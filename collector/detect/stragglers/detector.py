@@ -438,9 +438,13 @@ def _recall_cause(cause: Cause, finding: Finding | None) -> Cause:
 
 
 def _recall_begin(slow: SlowRank, known: Mapping[int, Finding]) -> SlowRank:
-    """Return a slow rank with the last step before its open finding began, where that has left the step table."""
+    """Return a slow rank with the last step before its open finding began, which may have left the step table: what was
+    there when it became slow is no older for a level that begins later.
+    """
     begin = known[slow.rank].since_step_min if slow.rank in known else None
-    return slow if begin is None or slow.before_step is not None else slow._replace(before_step=begin - 1)
+    if begin is None or (slow.before_step is not None and slow.before_step < begin):
+        return slow
+    return slow._replace(before_step=begin - 1)
 
 
 def _wait_caused(view: RunView, slow_ranks: Sequence[SlowRank], since: SlowRank) -> dict[str, float]:

@@ -210,12 +210,13 @@ def find_signs(device: DeviceSample) -> set[str]:
 
 def find_old_signs(slow: SlowRank, samples: Samples) -> set[str]:
     """Return the signs that the rank's GPU has shown since before it became slow: they have not made it slow. Empty
-    where the begin of the slowness is not known.
+    where the begin of the slowness is not known. One that was seen by a step was there in the one after it at the
+    latest, whose report was yet to come.
     """
     if slow.before_step is None:
         return set()
     seen = samples.signs_by_step.get(slow.rank, {})
-    return {sign for sign, by_step in seen.items() if by_step <= slow.before_step}
+    return {sign for sign, by_step in seen.items() if by_step < slow.before_step}
 
 
 def phase_excess(slow: SlowRank, series: StepSeries) -> dict[str, float]:

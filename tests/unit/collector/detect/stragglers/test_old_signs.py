@@ -43,7 +43,13 @@ def test_sign_from_before_the_slowness_stands_beside_its_cause(broken: dict[str,
     assert find_signs(device) == {sign}
     assert cause_of(device, {sign: BEGIN}) == (cause, cause_of(device, {})[1])
     beside = f"no known cause (already before it was slow: {sign})"
-    assert cause_of(device, {sign: BEGIN - 1}) == ("unattributed", beside)
+    assert cause_of(device, {sign: BEGIN - 2}) == ("unattributed", beside)
+
+
+def test_sign_of_the_step_in_which_it_began_is_not_from_before() -> None:
+    # The sample came with the report of step 99: it may be of step 100.
+    device = msgspec.structs.replace(HEALTHY, xid_last=63)
+    assert cause_of(device, {"Xid 63": BEGIN - 1}) == ("gpu_fault", "reported by its GPU: Xid 63")
 
 
 def test_new_sign_beside_an_old_one_is_the_cause() -> None:
