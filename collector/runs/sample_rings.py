@@ -33,6 +33,8 @@ SYNCHRONISATIONS_KEPT: Final = 8
 """Windows whose blocking calls are kept: with one call of one kind each 0.1 KB, with the most 2 KB and more."""
 GC_PAUSES_KEPT: Final = 256
 ALLOCATOR_COUNTS_KEPT: Final = 32
+ALLOCATOR_COUNTS_FIRST: Final = 4
+"""Of the first 8 s, of which the last ones are no start-up any more."""
 NODE_COUNTS_KEPT: Final = 16
 """Of the last 160 s: an agent samples its machine every 10 s."""
 COMPILED_KEPT: Final = 256
@@ -47,20 +49,20 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class PackedRing(Sequence[T], Generic[T]):
-    """The last `kept` samples of one kind, packed. `decoder` is shared by all rings of the kind. With `keeps_first` the
-    first one stays: what is usual for a rank is known by it for ever.
+    """The last `kept` samples of one kind, packed, and among them the `first` ones: what is usual for a rank is known
+    by these for ever. `decoder` is shared by all rings of the kind.
     """
 
-    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]", kept: int, *, keeps_first: bool = False) -> None:
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]", kept: int, *, first: int = 0) -> None:
         self._decoder = decoder
         self._kept = kept
-        self._oldest = 1 if keeps_first else 0
+        self._first = first
         self._packed: list[bytes] = []  # an empty deque has room for 64 already, which is 0.6 KB
 
     def append(self, sample: T) -> None:
         """Add a sample; beyond `kept` the oldest is dropped."""
         if self.is_full:
-            del self._packed[self._oldest]
+            del self._packed[self._first]
         self._packed.append(_ENCODER.encode(sample))
 
     @property
@@ -212,8 +214,8 @@ class RankSamples:
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
         #: At most SYNCHRONISATIONS_KEPT, oldest first.
         self.synchronisations = SynchronisationRing(SYNCHRONISATIONS_KEPT)
-        #: The first, and at most ALLOCATOR_COUNTS_KEPT with it, oldest first.
-        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT, keeps_first=True)
+        #: The first ones, and at most ALLOCATOR_COUNTS_KEPT with them, oldest first.
+        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT, first=ALLOCATOR_COUNTS_FIRST)
         #: At most GC_PAUSES_KEPT, oldest first.
         self.gc_pauses = TimeRing(GC_PAUSES_KEPT)
         #: At most HOST_TIMES_KEPT each, oldest first: CPU time of the process, and waits of its main thread for a CPU.

@@ -107,12 +107,13 @@ def _per_step(
 
 def _per_step_before(slow: SlowRank, samples: Samples, count: Callable[[AllocatorSample], int | None]) -> float:
     """Return the slow rank's count per step before it became slow; 0 where that is not known. A process begins without
-    retries, but with calls to the driver: so of retries one sample is enough.
+    retries, so of these one sample is enough; but with calls to the driver, which its first steps make.
     """
     until = -1 if slow.before_step is None else slow.before_step
     known = [counts for counts in samples.allocators.get(slow.rank, ()) if counts.steps <= until]
     if len(known) == 1 and known[0].steps > 0 and count is _retries:
         return (count(known[0].sample) or 0) / known[0].steps
+    known = known[2:] if len(known) > 3 else known  # noqa: PLR2004 - without the start, where more is known
     if len(known) < 2 or known[-1].steps == known[0].steps:  # noqa: PLR2004 - a difference takes two
         return 0.0
     first, last = count(known[0].sample), count(known[-1].sample)

@@ -97,8 +97,8 @@ def test_packed_samples_come_back_in_their_order() -> None:
     )
 
 
-def test_the_first_sample_of_a_ring_that_keeps_it_stays() -> None:
-    ring = PackedRing(msgspec.msgpack.Decoder(AllocatorCounts), kept=3, keeps_first=True)
+def test_the_first_samples_of_a_ring_that_keeps_them_stay() -> None:
+    ring = PackedRing(msgspec.msgpack.Decoder(AllocatorCounts), kept=3, first=1)
     for step in range(5):
         ring.append(AllocatorCounts(step, AllocatorSample(host_ns=step)))
     assert [one.steps for one in ring] == [0, 3, 4]
