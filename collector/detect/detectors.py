@@ -20,6 +20,7 @@ from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
 from rankscope.collector.detect.run_rules.unmatched_collectives import UnmatchedCollectives
 from rankscope.collector.detect.stragglers.detector import Stragglers
+from rankscope.collector.detect.stragglers.more_work import MoreWork
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, Detected, Detector, DetectorResult, RunView
 
@@ -35,11 +36,12 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         OutOfMemoryErrors(),
         MemoryGrowth(),
         SlowLinks(read_link_thresholds(config)),
+        MoreWork(thresholds),
         Stragglers(thresholds),
         UnmatchedCollectives(thresholds.steps_min),
         DeviceModels(thresholds),
         StageSlowdowns(thresholds),
-        StageImbalance(read_imbalance_thresholds(config), thresholds),
+        StageImbalance(read_imbalance_thresholds(config)),
         RunSlowdown(thresholds),
         EarlierRuns(),
         BatchImbalance(config.uneven_work_ratio_min, thresholds),

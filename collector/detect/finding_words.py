@@ -34,9 +34,13 @@ OVER: Final = {
     "ended": ", until the run ended",
 }
 """What followed a hang, by `Finding.outcome`."""
-COST_THAN: Final = {"imbalance": " than with an even split", "slow_gpu_model": " than with the faster model only"}
+COST_THAN: Final = {
+    "imbalance": " than with an even split",
+    "more_work": " than with an even split",
+    "slow_gpu_model": " than with the faster model only",
+}
 """What the cost of a kind compares with, where that is not the run without what is found."""
-WITHOUT_RATIO: Final = frozenset({"periodic_work", "imbalance"})
+WITHOUT_RATIO: Final = frozenset({"periodic_work", "imbalance", "more_work"})
 """Kinds whose ratio says less than what they are."""
 AT_ONCE: Final = frozenset({"out_of_memory", "run_failure", "nothing_heard"})
 """Kinds that happen at a time, which `what` says."""
@@ -48,6 +52,7 @@ STEP: Final = "Step"
 OF_PEERS: Final = {
     "straggler": ("Own time", "self_ns", "peers_self_ns", "peers"),
     "imbalance": ("Own time", "self_ns", "mean_self_ns", "mean of all ranks"),
+    "more_work": ("Own time", "self_ns", "mean_self_ns", "mean of all ranks"),
     "slow_gpu_model": ("Own time", "self_ns", "fastest_self_ns", "on the faster model"),
     "run_slowdown": (STEP, "after_ns", "before_ns", "before"),
     "stage_slowdown": ("Own time", "after_ns", "before_ns", "before"),

@@ -292,6 +292,12 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "tokens of the experts."
         ),
     }),
+    "more_work": Advice(FINDINGS_PAGE, {
+        "more_work": (
+            "No hardware is at fault. Balance the tokens: a larger weight of the router's load-balancing loss or a "
+            "capacity of the experts, samples packed to one length."
+        ),
+    }),
     "uneven_work": Advice(FINDINGS_PAGE, {
         "data_imbalance": (
             "Give all ranks equal work in each step. Bucket samples by length, pack them into sequences of one "

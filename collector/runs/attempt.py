@@ -76,6 +76,12 @@ class GroupMembers:
         return members
 
 
+def build_step_table(config: CollectorConfig, world_size: int) -> StepTable:
+    """Return an empty table for a run of so many ranks."""
+    measured_min, ring = config.count_measured_min(world_size), find_ring_steps(config.steps_kept, world_size)
+    return StepTable(config.steps_kept, world_size, measured_min, ring_steps=ring)
+
+
 @dataclass(slots=True)
 class Attempt:
     """State that an elastic restart discards, and the checkpoints of the run, which the next attempt continues."""
@@ -132,13 +138,7 @@ class Attempt:
     @classmethod
     def begin(cls, identity: RankIdentity, config: CollectorConfig, former: "Attempt | None") -> "Attempt":
         """Return the attempt that a rank process begins after the `former` one."""
-        world_size = identity.world_size
-        window = StepTable(
-            config.steps_kept,
-            world_size,
-            config.count_measured_min(world_size),
-            ring_steps=find_ring_steps(config.steps_kept, world_size),
-        )
+        window = build_step_table(config, identity.world_size)
         former_nodes = frozenset(() if former is None else former.counts_by_node)
         attempt = cls(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
         if former is not None:

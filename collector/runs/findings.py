@@ -35,8 +35,8 @@ ADJUSTED_S_MAX: Final = 1.0
 """By how much a wall clock that is adjusted moves a time that was said."""
 LOSS_RATIO_MAX: Final = 1.01
 """A loss may exceed the step it is of by this ratio, for times that are kept in 32 bits, and is that step then."""
-SPREAD_MAX: Final = 4096
-"""Steps of unknown loss, last ones first, that are charged one by one: a pass over 20 s of steps of 5 ms."""
+SPREAD_MAX: Final = 2**17
+"""Steps, last ones first, that are charged one by one: more lie between no two profiler windows."""
 NO_REPORTS_YET: Final = "no rank has reported yet"
 RECURS_NS: Final = 300 * NS_PER_S
 """A straggler that is found again within this time after it had passed comes and goes. It is kept open until it has not

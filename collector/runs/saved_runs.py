@@ -14,7 +14,7 @@ import msgspec
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.attempt import Attempt, build_step_table
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
@@ -28,7 +28,6 @@ from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCou
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.run_start import RunStart
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
-from rankscope.collector.steps.step_table import StepTable
 
 
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +151,7 @@ def restore_run(
 ) -> RunState:
     """Return the run as an earlier collector saved it; its ranks are awaited."""
     run = RunState(saved.run, config)
-    window = StepTable(config.steps_kept, saved.world_size, config.count_measured_min(saved.world_size))
+    window = build_step_table(config, saved.world_size)
     attempt = run.attempt = Attempt(saved.restart_count, saved.world_size, window)
     attempt.step_ns, attempt.recorded_step = saved.step_ns, saved.recorded_step
     attempt.checkpoints.restore(saved.attempt, story.checkpoints)

@@ -40,7 +40,7 @@ import numpy as np
 from rankscope.collector.invariants import require
 from rankscope.collector.steps.host_self_times import WAITS_IN
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
-from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
+from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints, StepSeries
 from rankscope.measure.records import PHASES
 
 LONG_RATIO: Final = 0.5
@@ -63,6 +63,7 @@ LARGEST_MAX: Final = 256
 CELLS_MAX: Final = 2**17
 """Ranks x long steps that are looked at in a pass: 8 of 16,384 ranks, half a second; others count in the time only."""
 
+NONE: Final = np.empty(0, dtype=np.int64)
 UNKNOWN: Final = -1
 """Owner of a step of which it is not known whose it was."""
 EVERYBODY: Final = -2
@@ -130,10 +131,11 @@ class LongSteps:
         longest_ns = np.fmax.reduce(step_ns[rows], axis=1, initial=0.0)
         until = len(rows) if is_last else len(rows) - SIDE_STEPS
         fresh = [place for place in range(until) if steps[rows[place]] > self.last_step]
+        may_be_long = _may_be_long(longest_ns)
         seen = 0
         for place in fresh:
             begin, end = max(0, place - SIDE_STEPS), place + SIDE_STEPS + 1
-            around = np.delete(np.arange(begin, min(end, len(rows))), place - begin)
+            around = np.delete(np.arange(begin, min(end, len(rows))), place - begin) if may_be_long[place] else NONE
             usual_ns = _find_usual(longest_ns[place], longest_ns[around])
             step, lasted_ns = int(steps[rows[place]]), float(longest_ns[place])
             if self.last_step < 0:
@@ -192,6 +194,18 @@ class _Owned(NamedTuple):
     column: int
     part: str
     ns: float
+
+
+def _may_be_long(longest_ns: Floats) -> Flags:
+    """Return which steps may be long, shape (n,): a quick test that leaves out none that is. The median of those around
+    a step is at least the lower middle one of all, with the step itself where that is longer.
+    """
+    found = np.ones(len(longest_ns), dtype=bool)
+    if len(longest_ns) > 2 * SIDE_STEPS:
+        windows = np.lib.stride_tricks.sliding_window_view(longest_ns, 2 * SIDE_STEPS + 1)
+        lower_ns = np.partition(windows, SIDE_STEPS - 1, axis=1)[:, SIDE_STEPS - 1]
+        found[SIDE_STEPS:-SIDE_STEPS] = longest_ns[SIDE_STEPS:-SIDE_STEPS] >= (1 + LONG_RATIO) * lower_ns
+    return found
 
 
 def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:

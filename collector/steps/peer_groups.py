@@ -25,6 +25,9 @@ noise of so few is read from all ranks of the run that have peers."""
 PEERS_SAMPLED_MAX = 128
 """At most this many peers of a rank, evenly spread, are read for more than their step times (samples, windows)."""
 
+SIGNATURES_MAX = 256
+"""Different signatures among which ranks with the same kind of work are looked for."""
+
 SMALL_GROUP_MAX = 64
 SLOW_SHARE_MIN = 0.25
 """Share of a rank's peers that are known to be slow, in a group of at most so many ranks, from which on they move the
@@ -142,7 +145,10 @@ def _find_alike(
     """Return the groups of ranks with the same kind of work that have any of those that are `alone`."""
     if not alone or not signatures:
         return ()
-    kinds = {id(one): measure_apart(one) for one in signatures.values()}  # ranks with equal ones share the object
+    different = {id(one): one for one in signatures.values()}  # ranks with equal ones share the object
+    if len(different) > SIGNATURES_MAX:  # sizes that vary from rank to rank; they are left out once they are known to
+        return ()
+    kinds = {number: measure_apart(one) for number, one in different.items()}
     groups: dict[Hashable, list[int]] = {}
     for rank, signature in signatures.items():
         groups.setdefault(kinds[id(signature)], []).append(rank)

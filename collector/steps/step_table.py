@@ -416,7 +416,7 @@ class StepTable:
             while self._complete and min(self._complete) <= step - self._kept:
                 self._matched_early.append(self._match_step(self._complete.popleft()))
             self.latest_step = step
-            self._pending = {kept: found for kept, found in self._pending.items() if kept > step - self._kept}
+            self._pending = {kept: found for kept, found in self._pending.items() if kept > step - self._judged}
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""

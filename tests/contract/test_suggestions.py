@@ -68,7 +68,7 @@ PAIRS = [
     *((FAILURE, reason) for reason in VERBS if reason not in GOOD_ENDS),
     (NOTHING_HEARD, NOTHING_HEARD),
     ("memory_growth", "host_memory"),
-    ("imbalance", "more_work"),
+    ("imbalance", "more_work"), ("more_work", "more_work"),
     *(("uneven_work", cause) for cause in ("data_imbalance", "cpu_pressure", "unattributed")),
 ]  # fmt: skip
 

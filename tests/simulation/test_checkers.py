@@ -6,6 +6,7 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.invariants import InvariantError
+from rankscope.collector.steps import step_table
 from tests.simulation.checkers import CounterWatch, check_loss_identity, count_steps, measure_state
 from tests.simulation.clocks import CLOCKS
 from tests.simulation.faults import Fault
@@ -49,7 +50,8 @@ def test_steps_dropped_by_a_cut_off_rank_are_counted() -> None:
     assert count_steps(world, 0) == (120, 120, 0, 0, 0, 0)
 
 
-def test_steps_older_than_the_window_are_counted() -> None:
+def test_steps_older_than_the_window_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_table, "RING_STEPS_MAX", 0)
     cut = replace(LONG_CUT, frames_max=1024)
     world = made(replace(HEALTHY, network=cut), CollectorConfig(steps_kept=32))
     check_loss_identity(world)

@@ -97,7 +97,7 @@ class BatchImbalance:
         have one, and else none while it may be other load on the machines.
         """
         known = next((finding for finding in explained if finding.kind == UNEVEN_WORK), None)
-        candidate = _describe(view, gaps, known)
+        candidate = _describe(view, gaps, known, self._cost_ratio_min)
         if candidate.finding.cause != UNATTRIBUTED:
             return [candidate]
         in_turns = self._find_turns(view, explained)
@@ -226,7 +226,7 @@ def _rank_values(values: Floats) -> Floats:
     return middles[inverse]
 
 
-def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
+def _describe(view: RunView, gaps: Gaps, known: Finding | None, cost_ratio_min: float) -> Candidate:
     """Build the finding. An open one keeps its first step, and its cause unless waits for CPU cores explain it."""
     correlation = correlate_with_batches(view, gaps.rows)
     is_correlated = correlation is not None and correlation >= CORRELATION_MIN
@@ -236,7 +236,7 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
         cause, since_step = known.cause, known.since_step
         earliest, latest = known.since_step_min, known.since_step_max
     else:
-        since_step, earliest, latest = _find_begin(view)
+        since_step, earliest, latest = _find_begin(view, cost_ratio_min)
     if core_wait_ns is not None and core_wait_ns >= EXPLAINS * np.median(gaps.ns):
         # What holds up a step as a whole makes its forward longer with the rest, as a larger batch does.
         cause = cause if is_correlated and _has_tokens(view, gaps.rows) else CPU_PRESSURE
@@ -269,14 +269,17 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
     return Candidate(finding, lost_ns)
 
 
-def _find_begin(view: RunView) -> tuple[int, int | None, int]:
-    """Return since when ranks differ so much, with the earliest and the latest step it may be; no earliest where they
-    have in all steps that are known.
+def _find_begin(view: RunView, cost_ratio_min: float) -> tuple[int, int | None, int]:
+    """Return since when ranks differ by that much, with the earliest and the latest step it may be; no earliest where
+    they have in all steps that are known.
     """
     rows = _find_known(view)
     ratios = np.clip(np.max(view.excess_ns[rows], axis=1), 0.0, None) / np.maximum(view.longest_ns[rows], 1.0)
-    begin = find_last_change(ratios, STEPS_MIN)
-    steps = view.series.steps[rows]
+    begin, steps = find_last_change(ratios, STEPS_MIN), view.series.steps[rows]
+    while begin and float(np.median(ratios[(earlier := find_last_change(ratios[:begin], STEPS_MIN)) : begin])) >= (
+        cost_ratio_min
+    ):
+        begin = earlier
     if not begin:
         return int(steps[0]), None, int(steps[0])
     earliest, latest = to_since_range(steps, *find_begin_range(ratios, begin, len(ratios)))

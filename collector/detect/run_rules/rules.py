@@ -384,7 +384,7 @@ def _describe(kind: str, judged: Judged, signals: RunSignals, known: Finding | N
         # The windows move on with the run: the begin of an open finding is kept.
         since_step=signals.since_step if known is None else known.since_step,
         since_step_min=None if known is None else known.since_step_min,
-        since_step_max=signals.since_step if known is None else known.since_step_max,
+        since_step_max=signals.older_than if known is None else known.since_step_max,
         cause=kind,
         what=judged.what,
         why=judged.why,

@@ -40,6 +40,10 @@ INTERVALS_READ: Final = 8
 """Intervals between samples of the allocator, which come every few seconds: eight are about a minute."""
 
 
+FIRST_PASSES: Final = 3
+"""A run with fewer steps than this many times those that are judged has hardly been judged before."""
+
+
 class RunSignals(NamedTuple):
     """Shares of the time, 0 to 1; None: not known.
 
@@ -48,7 +52,8 @@ class RunSignals(NamedTuple):
     all communication. `retrying` and `churning` are shares of the intervals between samples: those in which the
     allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
     over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why GPUs' windows do not
-    count, None where those of enough ranks do; `since_step` is the first step used.
+    count, None where those of enough ranks do; `since_step` is the first step used, `older_than` the same where no pass
+    can have judged those before it.
     `computing` is the CPU time of the process, all threads together, over the time: of one core, so it may be more than
     1; more than half of the ranks do not exceed it. `queueing` is the wait of the training thread for a CPU core,
     `throttled` the share of its periods in which a CPU limit stops a rank, and `machine` the name of the machine where
@@ -73,6 +78,7 @@ class RunSignals(NamedTuple):
     absent: str | None = None
     synchronising: float | None = None
     synchronises_in: str = ""
+    older_than: int | None = None
     computing: float | None = None
     queueing: float | None = None
     throttled: float | None = None
@@ -101,8 +107,10 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
     ]
     firsts = [seen[0].first_step for seen in windows.values()]
     intervals = [one for rank in sampled if (one := _read_intervals(view.samples.allocators.get(rank, ()), steps))]
+    since_step = min([int(series.steps[-steps]), *firsts])
     return RunSignals(
-        since_step=min([int(series.steps[-steps]), *firsts]),
+        since_step=since_step,
+        older_than=since_step if int(series.steps[-1]) < FIRST_PASSES * steps else None,
         step_ns=median(usual_ns.values()),
         has_windows=len(shares) >= KNOWN_MIN * len(sampled),
         data=_data_share(view, sampled, steps),

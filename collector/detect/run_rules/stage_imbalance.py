@@ -10,9 +10,6 @@ single rank is not judged: whether it has more work or is slow is not known.
 
 It is the split and not a fault because it has lasted from the first known step to the last; an excess that began later
 is left to the detectors of slowness.
-
-A single rank is judged, whenever it began, where its own work is counted (`more_work.py`): a hot expert, longer
-sequences. It is compared with the mean as well.
 """
 
 from collections.abc import Sequence
@@ -22,9 +19,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.finding_words import format_ratio
-from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
 from rankscope.collector.detect.stragglers.cost import price
-from rankscope.collector.detect.stragglers.more_work import MORE_WORK, Loaded, compare_alike, find_loaded
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.stragglers.sentence import describe_self
 from rankscope.collector.detect.suggestions import suggest
@@ -33,8 +28,6 @@ from rankscope.collector.steps.peer_groups import Comparison, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats
 
 IMBALANCE: Final = "imbalance"
-LOADED_MAX: Final = 8
-"""Ranks with more work of their own that are told, those that take the longest first."""
 
 
 class StageImbalance:
@@ -42,25 +35,11 @@ class StageImbalance:
 
     kinds = frozenset({IMBALANCE})
 
-    def __init__(self, thresholds: Thresholds, of_ranks: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._of_ranks = of_ranks
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Return every rank whose own work is more than its peers', and every group whose ranks have more than the mean
-        in every step, the heaviest first.
-        """
-        open_ranks = [
-            rank for one in explained if one.kind == IMBALANCE and MORE_WORK in one.evidence for rank in one.ranks
-        ]
-        loaded = find_loaded(view, self._of_ranks, open_ranks)
-        found = [_describe_loaded(view, one, explained) for one in loaded[:LOADED_MAX]]
-        stages = self._find_stages(view, explained)
-        if isinstance(stages, Abstain):
-            return found or stages
-        return [*found, *stages]
-
-    def _find_stages(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """Return every group whose ranks have more work than the mean in every step, the heaviest first."""
         if len(view.series.ranks) < view.world_size:
             missing = view.world_size - len(view.series.ranks)
             return Abstain(f"no steps of {missing} of {view.world_size} ranks are known")
@@ -80,14 +59,7 @@ class StageImbalance:
         ]
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Return whether the group's work is near the mean, of a single rank near its peers'; False when its ranks are
-        no group any more.
-        """
-        if MORE_WORK in finding.evidence:
-            beside = compare_alike(view)
-            return all(
-                has_recovered(beside.excess_of(rank), self._of_ranks) for rank in finding.ranks if view.series.has(rank)
-            )
+        """Return whether the group's work is near the mean; False when its ranks are no group any more."""
         groups = view.peer_groups.works
         for column, group in enumerate(groups):
             if group == finding.ranks:
@@ -163,39 +135,3 @@ def _lost_to(view: RunView, stages: RunView, column: int) -> Floats:
     beyond_ns = np.clip(work_ns[known, column] - mean_ns, 0.0, np.maximum(step_ns - mean_ns, 0.0))
     lost_ns[known] = np.where(work_ns[known].argmax(axis=1) == column, beyond_ns, 0.0)
     return lost_ns
-
-
-def _describe_loaded(view: RunView, loaded: Loaded, explained: Sequence[Finding]) -> Candidate:
-    """Build the finding about one rank with more work of its own."""
-    slow, more = loaded
-    known = next((one for one in explained if one.kind == IMBALANCE and one.ranks == (slow.rank,)), None)
-    slow = date_begin(slow, view, explained)
-    since_step = slow.since_step if known is None or known.since_step is None else known.since_step
-    earliest, latest = find_since_range(slow, since_step, view, known.since_range if known else None) or (
-        None,
-        since_step,
-    )
-    self_ns, since = view.series.self_ns, view.series.steps >= since_step
-    mean_ns = self_ns.mean(axis=1)
-    beyond_ns = np.clip(self_ns[:, view.series.column_of(slow.rank)] - mean_ns, 0.0, view.longest_ns - mean_ns)
-    lost_ns = np.where(since, np.maximum(beyond_ns, 0.0), np.where(np.isnan(mean_ns), np.nan, 0.0))
-    usual_ns = float(np.nanmedian(mean_ns[np.isin(view.series.steps, slow.slow_steps)]))
-    finding = Finding(
-        kind=IMBALANCE,
-        ranks=(slow.rank,),
-        node=view.nodes[slow.rank],
-        since_step=since_step,
-        since_step_min=earliest,
-        since_step_max=latest,
-        cause="more_work",
-        pattern=slow.pattern,
-        what=f"{format_ratio(slow.self_ns / usual_ns)} as much work as the mean of all ranks",
-        why=f"{format_ratio(more.ratio)} as many {more.what} as its peers",
-        suggestion=suggest(IMBALANCE, "more_work"),
-        severity="warning",
-        slowdown_ratio=slow.self_ns / usual_ns,
-        run_slowdown_ratio=price(lost_ns, view, since_step).run_slowdown_ratio,
-        evidence={MORE_WORK: more.ratio, "self_ns": slow.self_ns, "mean_self_ns": usual_ns, **slow.tests},
-        details=describe_self(view.series),
-    )
-    return Candidate(finding, lost_ns)

@@ -24,7 +24,7 @@ from rankscope.collector.detect.stragglers.begin import date_begin, find_since_r
 from rankscope.collector.detect.stragglers.cost import Cost, Healthy, lost_to, lost_together, price, spared_by
 from rankscope.collector.detect.stragglers.doubt import describe_doubt
 from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
-from rankscope.collector.detect.stragglers.more_work import MORE_WORK, find_more_work
+from rankscope.collector.detect.stragglers.more_work import MORE_WORK
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
@@ -99,8 +99,9 @@ class Stragglers:
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
-        slow_ranks = [slow for slow in slow_ranks if find_more_work(view, slow) is None]
-        intermittently = tuple(slow for slow in intermittently if find_more_work(view, slow) is None)
+        loaded = {rank for one in explained if one.kind == MORE_WORK for rank in one.ranks}
+        slow_ranks = [slow for slow in slow_ranks if slow.rank not in loaded]
+        intermittently = tuple(slow for slow in intermittently if slow.rank not in loaded)
         if slow_ranks or intermittently:
             turns = find_in_turns(view, self._thresholds)
             in_turns = {rank: patience for rank, patience in turns.items() if rank not in known}
@@ -163,7 +164,7 @@ def _is_replaced(finding: Finding, explained: Sequence[Finding]) -> bool:
     """Return whether an intermittent straggler is known as work of its own now, or the other way round, or a slow rank
     to have more work.
     """
-    if any(MORE_WORK in one.evidence and one.ranks == finding.ranks for one in explained):
+    if {rank for one in explained if one.kind == MORE_WORK for rank in one.ranks}.issuperset(finding.ranks):
         return True
     other = {STRAGGLER: PERIODIC_WORK, PERIODIC_WORK: STRAGGLER}[finding.kind]
     return finding.pattern == "intermittent" and any(

@@ -1,59 +1,118 @@
-"""Tell a rank that has more to compute from one that is slow: by its tokens, and by what it moves in all-to-alls. Pure.
+"""Find ranks that have more to compute: by their tokens, and by what they move in all-to-alls.
 
 Problem: a router prefers one expert. The rank that holds it gets 1.4 times the tokens and computes for longer, all
 others wait for it, and nothing is wrong with its hardware. To a comparison of own times it looks like a slow rank.
 
 So a rank with longer own times has more work where its tokens, or its bytes in all-to-alls, exceed those of its peers
 by a large part of what its own times do, in the same steps. For example: 1.40 times the bytes and 1.31 times the time.
-Ranks that all-to-alls alone set apart from others (`peer_groups.py`) are compared with these here.
+Where it was like that before its own times became longer still, only what has grown since counts: a rank with more
+tokens in every step that gets a slow clock is a slow rank. Ranks that all-to-alls alone set apart from others
+(`peer_groups.py`) are compared with these here.
+
+Each step costs what the rank with the longest own time exceeds the mean by: what an even split would save.
 """
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers
-from rankscope.collector.detect.view import RunView
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding_words import format_ratio
+from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
+from rankscope.collector.detect.stragglers.cost import price
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.stragglers.sentence import describe_self
+from rankscope.collector.detect.suggestions import suggest
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
-from rankscope.collector.steps.step_series import Cells, Floats
+from rankscope.collector.steps.step_series import Cells, Flags, Floats
 
-MORE_WORK: Final = "more_work_ratio"
-"""Evidence key: how many times its peers' work a rank has."""
+MORE_WORK: Final = "more_work"
 TOKENS: Final = "tokens"
 EXCHANGED: Final = "bytes in all-to-alls"
 RATIO_MIN: Final = 1.05
 """Ratio to the peers' work below which it explains nothing: batches differ by chance."""
 EXPLAINS: Final = 0.5
-"""Share of the excess of its own time that a rank's excess of work must have."""
+STILL_EXPLAINS: Final = 0.35
+"""Share of the excess of its own time that a rank's excess of work must have; of one that was told (hysteresis)."""
 STEPS_MIN: Final = 6
 """Known steps, of three windows of two on a GPU, from which on a rank with more work is told: two signs agree."""
+BEFORE_MIN: Final = 3
+"""Known steps before a rank became slower that tell how it was."""
 STEPS_READ: Final = 64
+RANKS_MAX: Final = 64
+"""Ranks that are told, those that take the longest first."""
 
 
-class MoreWork(NamedTuple):
+class More(NamedTuple):
     """How many times its peers' work a rank has, and which: TOKENS or EXCHANGED."""
 
     ratio: float
     what: str
 
 
-class Loaded(NamedTuple):
-    """A rank that has more work than its peers."""
+class MoreWork:
+    """The detector of ranks that have more work than their peers."""
 
-    slow: SlowRank
-    more: MoreWork
+    kinds = frozenset({MORE_WORK})
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """Return every rank whose own times are longer because of its work, those that take the longest first."""
+        known = {one.ranks[0]: one for one in explained if one.kind == MORE_WORK}
+        beside = compare_alike(view)
+        among = _find_heavy(beside).union(rank for rank in known if view.series.has(rank))
+        if not among:
+            return []
+        few = replace(self._thresholds, steps_min=min(STEPS_MIN, self._thresholds.steps_min))
+        slow_ranks = find_stragglers(beside, few, known, among=among)
+        if isinstance(slow_ranks, Abstain):
+            return []
+        found = [(slow, find_more(beside, slow, is_told=slow.rank in known)) for slow in slow_ranks]
+        loaded = [(slow, more) for slow, more in found if more is not None][:RANKS_MAX]
+        return [_describe(beside, slow, more, known.get(slow.rank), explained) for slow, more in loaded]
+
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+        """Return whether its own times are no longer than its peers', or its work no longer explains them."""
+        rank, beside = finding.ranks[0], compare_alike(view)
+        if not view.series.has(rank) or has_recovered(beside.excess_of(rank), self._thresholds):
+            return True
+        few = replace(self._thresholds, steps_min=min(STEPS_MIN, self._thresholds.steps_min))
+        slow = find_stragglers(beside, few, {rank}, among={rank})
+        return not isinstance(slow, Abstain) and bool(slow)  # else `find` had found it again
 
 
-def find_more_work(view: RunView, slow: SlowRank) -> MoreWork | None:
-    """Return the work that makes a rank's own times longer, over its slow steps; None where it is not known to."""
-    rows = np.flatnonzero(np.isin(view.series.steps, slow.slow_steps))
+def find_more(view: RunView, slow: SlowRank, *, is_told: bool = False) -> More | None:
+    """Return the work that makes a rank's own times longer, over its slow steps; None where it is not known to.
+    `is_told`: it was found to before.
+    """
+    share = STILL_EXPLAINS if is_told else EXPLAINS
+    rows, before = np.isin(view.series.steps, slow.slow_steps), _find_before(view, slow)
     columns = view.series.columns_of((slow.rank, *slow.peers.ranks))
-    found = [MoreWork(_compare(work[rows[:, np.newaxis], columns]), what) for work, what in _list_work(view)]
-    needed = max(RATIO_MIN, 1.0 + EXPLAINS * (slow.slowdown_ratio - 1.0))
-    return max((more for more in found if more.ratio >= needed), default=None)
+    grown = slow.slowdown_ratio / (1.0 if before is None else _find_ratio(view, slow, before))
+    found = []
+    for work, what in _list_work(view):
+        ratio = _compare(work, rows, columns)
+        since = ratio if before is None else ratio / _compare(work, before, columns)
+        is_growth_explained = grown < RATIO_MIN or since >= 1.0 + share * (grown - 1.0)
+        if is_growth_explained and ratio >= max(RATIO_MIN, 1.0 + share * (slow.slowdown_ratio - 1.0)):
+            found.append(More(ratio, what))
+    return max(found, default=None)
+
+
+def _find_ratio(view: RunView, slow: SlowRank, rows: Flags) -> float:
+    return math.exp(float(np.median(view.excess_of(slow.rank)[rows])))
+
+
+def _find_before(view: RunView, slow: SlowRank) -> Flags | None:
+    """Return the known steps before the present level of a rank, shape (n,); None where there are too few."""
+    before = (view.series.steps < slow.level_from_step) & ~np.isnan(view.excess_of(slow.rank))
+    return before if np.count_nonzero(before) >= BEFORE_MIN else None
 
 
 def _list_work(view: RunView) -> Iterable[tuple[Cells, str]]:
@@ -61,31 +120,16 @@ def _list_work(view: RunView) -> Iterable[tuple[Cells, str]]:
     return [(work, what) for work, what in pairs if work is not None]
 
 
-def _compare(work: Floats) -> float:
-    """Return how many times as much as the median peer the first of these ranks has, by the median step that is known
-    of all; 1 where none is. `work`: shape (n, ranks).
+def _compare(work: Cells, rows: Flags, columns: np.ndarray) -> float:
+    """Return how many times as much as the median peer the first of these columns has, by the median of the steps that
+    are known of all; 1 where none is.
     """
-    known = work[~np.isnan(work).any(axis=1)]
-    if not len(known) or work.shape[1] == 1:
+    values: Floats = work[np.flatnonzero(rows)[:, np.newaxis], columns]
+    known = values[~np.isnan(values).any(axis=1)]
+    if not len(known) or known.shape[1] == 1:
         return 1.0
     peers = np.median(known[:, 1:], axis=1)
     return float(np.median(known[peers > 0, 0] / peers[peers > 0])) if (peers > 0).any() else 1.0
-
-
-def find_loaded(view: RunView, thresholds: Thresholds, known: Collection[int]) -> list[Loaded]:
-    """Return the ranks whose own times are longer than those of ranks with the same kind of work because they have more
-    of it, the slowest first. `known`: those of open findings, which need only not have recovered.
-    """
-    beside = compare_alike(view)
-    among = _find_heavy(beside)
-    if not among:
-        return []
-    few = replace(thresholds, steps_min=min(STEPS_MIN, thresholds.steps_min))
-    found = find_stragglers(beside, few, known, among=among)
-    if isinstance(found, Abstain):
-        return []
-    loaded = [(slow, find_more_work(beside, slow)) for slow in found]
-    return [Loaded(slow, more) for slow, more in loaded if more is not None]
 
 
 def compare_alike(view: RunView) -> RunView:
@@ -95,10 +139,8 @@ def compare_alike(view: RunView) -> RunView:
         return view
     again = {rank for group in alike for rank in group}
     kept = [_leave_out(one, again) for one in view.peer_groups.comparisons]
-    comparisons = [
-        *(one for one in kept if one.members),
-        *(Comparison(group, group, do_same_work=True) for group in alike),
-    ]
+    groups = [Comparison(group, group, do_same_work=True) for group in alike]
+    comparisons = [*(one for one in kept if one.members), *groups]
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
     return replace(view, peer_groups=PeerGroups(tuple(comparisons), place, view.peer_groups.works))
 
@@ -112,14 +154,62 @@ def _find_heavy(view: RunView) -> set[int]:
     found: set[int] = set()
     for work, _ in _list_work(view):
         values = work[-STEPS_READ:]
-        known = values[~np.isnan(values).any(axis=1)]
-        if not len(known):
+        if np.isnan(values).all():
             continue
-        usual = np.median(known, axis=0)
         for one in view.peer_groups.comparisons:
-            if one.do_same_work:
-                columns = view.series.columns_of(one.members)
-                middle = np.median(usual[view.series.columns_of(one.against)])
-                heavy = np.flatnonzero(usual[columns] >= RATIO_MIN * max(1.0, middle)).tolist()
-                found.update(one.members[place] for place in heavy)
+            among = values[:, view.series.columns_of(one.against)]
+            known = ~np.isnan(among).any(axis=1)
+            if not one.do_same_work or not known.any():
+                continue
+            usual = np.median(values[known][:, view.series.columns_of(one.members)], axis=0)
+            heavy = usual >= RATIO_MIN * max(1.0, float(np.median(among[known])))
+            found.update(one.members[place] for place in np.flatnonzero(heavy).tolist())
     return found
+
+
+def _describe(
+    view: RunView, slow: SlowRank, more: More, known: Finding | None, explained: Sequence[Finding]
+) -> Candidate:
+    """Build the finding about one rank. An open one keeps its begin."""
+    slow = date_begin(slow, view, explained)
+    since_step = slow.since_step if known is None or known.since_step is None else known.since_step
+    found = find_since_range(slow, since_step, view, None if known is None else known.since_range)
+    earliest, latest = (None, since_step) if found is None else found
+    lost_ns, mean_ns = _find_lost(view, slow.rank)
+    is_known = ~np.isnan(mean_ns) & np.isin(view.series.steps, slow.slow_steps)
+    usual_ns = float(np.median(mean_ns[is_known])) if is_known.any() else slow.peers_self_ns
+    ratio = slow.self_ns / max(usual_ns, 1.0)
+    finding = Finding(
+        kind=MORE_WORK,
+        ranks=(slow.rank,),
+        node=view.nodes[slow.rank],
+        since_step=since_step,
+        since_step_min=earliest,
+        since_step_max=latest,
+        cause=MORE_WORK,
+        pattern=slow.pattern,
+        what=f"{format_ratio(ratio)} as much work as the mean of all ranks",
+        why=f"{format_ratio(more.ratio)} as many {more.what} as its peers",
+        suggestion=suggest(MORE_WORK, MORE_WORK),
+        severity="warning",
+        slowdown_ratio=ratio,
+        run_slowdown_ratio=price(lost_ns, view, since_step).run_slowdown_ratio,
+        evidence={"more_work_ratio": more.ratio, "self_ns": slow.self_ns, "mean_self_ns": usual_ns, **slow.tests},
+        details=describe_self(view.series),
+    )
+    return Candidate(finding, np.where(view.series.steps >= since_step, lost_ns, np.minimum(lost_ns, 0.0)))
+
+
+def _find_lost(view: RunView, rank: int) -> tuple[Floats, Floats]:
+    """Return what each step lost to a rank, and the mean of all own times that are known where its own is, shape (n,)
+    each in ns; NaN elsewhere. A step is charged only to the rank with the longest own time.
+    """
+    self_ns, column = view.series.self_ns, view.series.column_of(rank)
+    mean_ns, lost_ns = np.full(len(self_ns), np.nan), np.full(len(self_ns), np.nan)
+    rows = np.flatnonzero(~np.isnan(self_ns[:, column]) & ~np.isnan(view.longest_ns))
+    own_ns = self_ns[rows]
+    mean_ns[rows] = np.nanmean(own_ns, axis=1)
+    is_longest = np.nanargmax(own_ns, axis=1) == column if len(rows) else np.zeros(0, dtype=bool)
+    beyond_ns = np.clip(own_ns[:, column] - mean_ns[rows], 0.0, np.maximum(view.longest_ns[rows] - mean_ns[rows], 0.0))
+    lost_ns[rows] = np.where(is_longest, beyond_ns, 0.0)
+    return lost_ns, mean_ns

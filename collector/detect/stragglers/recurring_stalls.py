@@ -102,8 +102,10 @@ def _find_of(rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, 
     noise where steps take a millisecond; else of their usual size.
     """
     owned_ns = [one.owned_ns for one in steps if one.owner == rank][-CLASS_MAX:]
-    for usual_ns in (_find_half_of_time(owned_ns), statistics.median(owned_ns)):
-        found = _judge(rank, steps, total_ns, ranks, size_ns=CLASS_RATIO * usual_ns, is_known=is_known)
+    usual_ns = statistics.median(owned_ns)
+    for stall_ns in (_find_half_of_time(owned_ns), usual_ns):
+        size_ns, is_usual = CLASS_RATIO * stall_ns, stall_ns <= usual_ns
+        found = _judge(rank, steps, total_ns, ranks, size_ns=size_ns, is_known=is_known, is_usual=is_usual)
         if found is not None:
             return found
     return None
@@ -123,8 +125,9 @@ def _find_half_of_time(owned_ns: Sequence[float]) -> float:
 
 
 def _judge(
-    rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, size_ns: float, is_known: bool
+    rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, size_ns: float, is_known: bool, is_usual: bool
 ) -> Recurring | None:
+    """Return the stalls of a rank of `size_ns` and more. `is_usual`: a size that was not chosen for few of them."""
     mine = [one for one in steps if one.owner == rank and one.owned_ns >= size_ns][-CLASS_MAX:]
     if not mine:
         return None
@@ -146,14 +149,14 @@ def _judge(
     found = Recurring(rank, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns))
     if is_past or found.share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
         return None
-    return found if is_known or is_regular or _is_proven(mine, alike, ranks) else None
+    return found if is_known or is_regular or _is_proven(mine, alike, ranks, is_usual=is_usual) else None
 
 
-def _is_proven(mine: Sequence[LongStep], alike: Sequence[LongStep], ranks: int) -> bool:
+def _is_proven(mine: Sequence[LongStep], alike: Sequence[LongStep], ranks: int, *, is_usual: bool) -> bool:
     if probability_of(len(mine), len(alike), 1 / ranks) <= CHANCE_MAX / ranks:
         return True
     are_large = all(one.owned_ns >= LARGE_RATIO * one.usual_ns for one in mine)
-    return are_large and len(mine) >= LARGE_COUNT and len(mine) == len(alike)
+    return is_usual and are_large and len(mine) >= LARGE_COUNT and len(mine) == len(alike)
 
 
 class StallCause(NamedTuple):

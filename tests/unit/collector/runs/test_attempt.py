@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs import ratios
@@ -11,6 +12,7 @@ from rankscope.collector.runs.events import ClockSampled, RankJoined, ReportAdmi
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.steps import step_table
 from rankscope.collector.steps.measured_steps import STAND_IN_STEPS
 from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.identity import RankIdentity
@@ -135,7 +137,8 @@ def test_steps_matched_later_give_the_same_state() -> None:
             assert [rank.collectives for rank in later.ranks] == [rank.collectives for rank in at_once.ranks]
 
 
-def test_steps_that_leave_the_ring_unmatched_are_counted() -> None:
+def test_steps_that_leave_the_ring_unmatched_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_table, "RING_STEPS_MAX", 0)
     chance = np.random.default_rng(0)
     events = [report_of(rank, number, range(number * 3 - 3, number * 3), chance) for number in range(1, 31)
               for rank in range(RANKS)]  # fmt: skip

@@ -74,6 +74,12 @@ def test_uneven_work_is_dated_beyond_the_steps_that_prove_it() -> None:
     assert (finding.since_step, finding.since_range) == (60, (60, 60))
 
 
+def test_uneven_work_that_changes_its_size_began_with_the_first_one() -> None:
+    more = np.where(np.arange(64)[:, np.newaxis] % 4 == np.arange(4), 180.0, 100.0)
+    finding = only(view(np.concatenate([np.full((60, 4), 100.0), more, two_and_two(140)])))
+    assert (finding.since_step, finding.since_range) == (60, (60, 60))
+
+
 def test_uneven_work_in_all_known_steps_may_be_older() -> None:
     finding = only(view(two_and_two(140)))
     assert (finding.since_step, finding.is_older) == (0, True)

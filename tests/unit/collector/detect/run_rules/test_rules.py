@@ -76,7 +76,7 @@ def test_host_bound_run_has_idle_gpus_without_other_reason() -> None:
     idle: Shares = {"compute": 55, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=2))
     assert (finding.kind, finding.severity) == ("host_bound", "warning")
-    assert finding.headline == "GPUs idle 40 % of the time, waiting for their hosts, since step 40 or before"
+    assert finding.headline == "GPUs idle 40 % of the time, waiting for their hosts, since step 40"
     assert finding.why == "waiting for data 2 % of the time"
     assert finding.evidence == pytest.approx({"host_idle_ratio": 0.38, "host_idle_ratio_min": 0.3, "idle_ratio": 0.4})
 

@@ -12,9 +12,7 @@ from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 FIRST, LAST = (0, 1, 2, 3), (4, 5, 6, 7)
 STAGES = dict.fromkeys(FIRST, "first") | dict.fromkeys(LAST, "last")
-DETECTOR = StageImbalance(
-    Thresholds(slowdown_ratio_min=1.15, slowdown_close_ratio=1.075, persistence_ratio=0.9), Thresholds()
-)
+DETECTOR = StageImbalance(Thresholds(slowdown_ratio_min=1.15, slowdown_close_ratio=1.075, persistence_ratio=0.9))
 
 
 def work(*stages_ms: float, steps: int = 100, spread: float = 0.02, seed: int = 1) -> Floats:
