@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
+from rankscope.collector.store_address import StoreAddress, find_collector_problem, find_store_problem, parse_store
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import Ordered, Setting, Settings, Value, constant, find_address_problem, read, setting
 
@@ -351,7 +352,25 @@ class CollectorConfig(Settings):
         "",
         Setting(
             "File for incidents, runs and their history, an SQLite database on a local disk; it is created if missing. "
-            "Empty: everything is kept in memory and lost when the collector ends."
+            "Or the database of a PostgreSQL server that several collectors share, "
+            "postgresql://USER@HOST/DATABASE. Empty: everything is kept in memory and lost when the collector ends.",
+            find_problem=find_store_problem,
+        ),
+    )
+    store_name: str = setting(
+        "",
+        Setting(
+            "Name of this collector in a store that is shared. It must stay the same for the collector to go on where "
+            "it ended. Empty: the name of the host.",
+            find_problem=find_collector_problem,
+        ),
+    )
+    store_folder: str = setting(
+        "",
+        Setting(
+            "With a store on a server: local folder for captures, and for what receivers were notified of. Empty: "
+            "there are no captures, and after a restart receivers are not told what ended meanwhile. A store in a file "
+            "has them beside it."
         ),
     )
     history_kept_s: float = setting(
@@ -627,6 +646,19 @@ class CollectorConfig(Settings):
         [128, 81, 32]
         """
         return max(self.detect_steps, min(MEASURED_OF_FEW, MEASURED_CELLS_MAX // max(1, world_size)))
+
+
+def find_store(config: CollectorConfig) -> StoreAddress | None:
+    """Return where the store of a collector is; None without one."""
+    return parse_store(config.store, config.store_name) if config.store else None
+
+
+def find_beside_store(config: CollectorConfig) -> Path | None:
+    """Return the path beside which a collector keeps files; None where it may keep none."""
+    address = find_store(config)
+    if address is None or isinstance(address, Path):
+        return address
+    return Path(config.store_folder) / "rankscope" if config.store_folder else None
 
 
 def read_config(

@@ -13,7 +13,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.exchange import Exchange, SendToPeer
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.database import StoreDatabase
 from rankscope.collector.storage.preflights import read_past, write_outcomes
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
@@ -37,7 +37,7 @@ class _Journal(Protocol):
     """Who has opened the store."""
 
     @property
-    def database(self) -> Database | None:
+    def database(self) -> StoreDatabase | None:
         """The store; None while it cannot be used."""
         ...
 

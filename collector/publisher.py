@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 import msgspec
 
 from rankscope.collector.captures.capture import Capture, CaptureRefusal, CaptureRequest, find_captures_folder
-from rankscope.collector.config import CollectorConfig
+from rankscope.collector.config import CollectorConfig, find_beside_store, find_store
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.log_lines import start_logging
 from rankscope.collector.process_tuning import (
@@ -88,7 +87,7 @@ class Publisher:
         self._asked: dict[int, Future[Any]] = {}
         self._captures = first.captures or ()
         self._push = make_push(config, listener.socket.getsockname()[1], lambda: self._snapshot)
-        store = Path(config.store)
+        store, beside = find_store(config), find_beside_store(config)
         self._http = HttpServer(
             listener,
             lambda: self._snapshot,
@@ -97,14 +96,14 @@ class Publisher:
             is_ready=lambda: "stopping" if self._health.is_stopping else None,
             find_degradation=lambda: self._health.degradation,
             access=access,
-            read_report=(lambda run: report_as_json(store, run)) if config.store else None,
-            store=store if config.store else None,
+            read_report=None if store is None else lambda run: report_as_json(store, run),
+            store=store,
             metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
             read_dump=self._ask_for_dump,
             read_time_slices=self._decoder.find_time_slices,
             order_capture=self._order_capture,
             read_captures=lambda: self._captures,
-            captures_folder=find_captures_folder(store) if config.store else None,
+            captures_folder=None if beside is None else find_captures_folder(beside),
             page_settings=PageSettings(
                 listen=config.listen,
                 needs_keys=bool(config.key_file),

@@ -4,9 +4,9 @@ file was lost, and choose the snapshot that is published.
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
-from rankscope.collector.config import CollectorConfig
+from rankscope.collector.config import CollectorConfig, find_store
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.run_ids import read_run_name
@@ -14,15 +14,25 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.storage.database import StoreDatabase
 from rankscope.collector.storage.earlier_runs import EarlierRunReader, Found
 from rankscope.collector.storage.run_recorder import Recorder, StoreCounts, UnwrittenState
 from rankscope.collector.storage.run_store import KeptRun
+from rankscope.collector.storage.store_calls import FIRST_S_MAX, StoreCalls
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
 
 STORE: Final = "history_store"
 """Label of a store that cannot be opened, in the counts of errors."""
+
+
+class _Opened(NamedTuple):
+    """A recorder, the store that it writes to, and the runs in that."""
+
+    database: StoreDatabase
+    recorder: Recorder
+    kept: tuple[KeptRun, ...]
 
 
 class Recording:
@@ -48,6 +58,8 @@ class Recording:
         self._unwritten: UnwrittenState | None = None
         self._recorder: Recorder | None = None
         self._earlier_runs = EarlierRunReader(faults)
+        self._calls: StoreCalls[_Opened | UnavailableError] = StoreCalls(find_store(config))
+        self._wait_s = FIRST_S_MAX
 
     def open(self, runs: Runs, clocks: Clocks) -> None:
         """Open a recorder where there is none and the store can be used; the first one restores the runs of the
@@ -55,31 +67,40 @@ class Recording:
         """
         if self._recorder is not None:
             return
-        recorder = self._make_recorder()
-        if recorder is None:
-            return
+        database = self._journal.database
+        if database is not None and not self._calls.is_busy:
+            self._calls.begin(lambda: self._make_recorder(database))
+        opened = self._calls.take(self._wait_s)
+        self._wait_s = 0.0
+        if isinstance(opened, UnavailableError):
+            self._faults.count(STORE)
+            if str(opened) != self._logged_error:
+                self._logged_error = str(opened)
+                LOG.error("%s Until then runs and their history are kept in memory.", opened)
+        elif opened is not None and self._journal.database is not opened.database:  # it was lost meanwhile
+            opened.recorder.shut_down()
+        elif opened is not None:
+            self._begin(opened, runs, clocks)
+
+    def _begin(self, opened: "_Opened", runs: Runs, clocks: Clocks) -> None:
+        recorder = opened.recorder
         if self._unwritten is not None:  # the runs in memory are the present ones
             recorder.resume(self._unwritten)
         else:
             known = runs.names
-            for kept in (kept for kept in recorder.load() if read_run_name(kept.run.run) not in known):
+            for kept in (kept for kept in opened.kept if read_run_name(kept.run.run) not in known):
                 self._restore(kept, clocks)
         recorder.start()
         self._recorder = recorder
         self._unwritten = None
 
-    def _make_recorder(self) -> Recorder | None:
-        database = self._journal.database
-        if database is None:
-            return None
+    def _make_recorder(self, database: StoreDatabase) -> "_Opened | UnavailableError":
+        """Return a recorder, with the runs that it has read where these are to be restored."""
         try:
-            return Recorder(database, self._config, self._faults.count, self._on_written)
+            recorder = Recorder(database, self._config, self._faults.count, self._on_written)
         except UnavailableError as error:
-            self._faults.count(STORE)
-            if str(error) != self._logged_error:
-                self._logged_error = str(error)
-                LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - expected
-            return None
+            return error
+        return _Opened(database, recorder, () if self._unwritten is not None else recorder.load())
 
     def replace_lost(self, wall_s: float) -> None:
         """Replace a store whose file is gone or damaged; the next recorder writes everything in memory."""

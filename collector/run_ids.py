@@ -2,7 +2,9 @@
 
 Launchers reuse names (`RANKSCOPE_RUN`, a Slurm job that is started each night). The id distinguishes these runs
 everywhere: in the state, the store, the API and the incidents. The collector appends the time to every name, so no name
-that a user may choose can be the id of another run, and the ids of one name sort by their start.
+that a user may choose can be the id of another run, and the ids of one name sort by their start. In a store that
+several collectors share the name of the collector follows: runs of one name may begin in the same second on two
+clusters.
 """
 
 import re
@@ -10,23 +12,26 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
-_ID: Final = re.compile(r"(.+)@(\d{8}T\d{6}Z)", re.DOTALL)
+_ID: Final = re.compile(r"(.+)@(\d{8}T\d{6}Z)(?:\.[A-Za-z0-9_-]+)?", re.DOTALL)
 _BEGUN: Final = "%Y%m%dT%H%M%SZ"
 
 
-def make_run_id(name: str, wall_s: float, *, latest_id: str | None = None) -> str:
-    """Return the id of a run that begins now, greater than `latest_id`, the id of the previous run of this name.
+def make_run_id(name: str, wall_s: float, *, latest_id: str | None = None, collector: str = "") -> str:
+    """Return the id of a run that begins now, greater than `latest_id`, the id of the previous run of this name, which
+    this collector has seen, and ends with its name where it has one.
 
     >>> make_run_id("bert", 0.0)
     'bert@19700101T000000Z'
     >>> make_run_id("bert", 0.0, latest_id="bert@19700101T000000Z")
     'bert@19700101T000001Z'
+    >>> make_run_id("bert", 0.0, collector="west"), read_run_name("bert@19700101T000000Z.west")
+    ('bert@19700101T000000Z.west', 'bert')
     """
     begun = datetime.fromtimestamp(max(0.0, wall_s), timezone.utc).replace(microsecond=0)
     before = None if latest_id is None else _read_begun(latest_id)
     if before is not None:
         begun = max(begun, before + timedelta(seconds=1))
-    return f"{name}@{begun.strftime(_BEGUN)}"
+    return f"{name}@{begun.strftime(_BEGUN)}{'.' * bool(collector)}{collector}"
 
 
 def read_run_name(run_id: str) -> str:

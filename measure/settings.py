@@ -458,7 +458,8 @@ def _show(value: object) -> str:
     """Return a user's value as an error repeats it: as the file would have it, and nothing long."""
     if isinstance(value, bool):
         return _toml(value)
-    return _shorten(repr(str(value)) if isinstance(value, str) else repr(value))
+    # The address of a server may hold a password.
+    return _shorten(repr(re.sub("://.*@|password=.*", "***", str(value)) if isinstance(value, str) else value))
 
 
 def _shorten(text: str) -> str:

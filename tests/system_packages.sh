@@ -20,6 +20,7 @@ kubectl                  kubernetes-client        renders the manifests
 slurmctld                slurmctld,slurm-client   a Slurm of one node, started by a test
 slurmd                   slurmd                   the node of that Slurm
 munged                   munge                    knows the users of that Slurm
+pg_ctlcluster            postgresql               a store that several collectors share
 jq                       jq                       the commands of docs/nodes.md are run
 openssl                  openssl                  certificates for the tests of HTTPS
 gcc                      gcc,libc6-dev            the stand-in for NVML is a small library in C

@@ -30,7 +30,7 @@ from rankscope.collector.captures.capture_work import CaptureWork, Surroundings
 from rankscope.collector.captures.choice import choose_ranks
 from rankscope.collector.captures.orders import Orders, Terms
 from rankscope.collector.captures.store import CaptureStore, describe_disk_error, make_store
-from rankscope.collector.config import CollectorConfig
+from rankscope.collector.config import CollectorConfig, find_beside_store
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.run import RunState
@@ -49,7 +49,10 @@ MESSAGES_MAX: Final = 1024
 TICK_S: Final = 0.5
 CAPTURES_MAX: Final = 1000
 """Most captures kept, whatever their size."""
-NO_STORE: Final = CaptureRefusal(503, "captures need a store: name its file in `store` (RANKSCOPE_SERVE_STORE)")
+NO_STORE: Final = CaptureRefusal(
+    503,
+    "captures need a folder: name a file in `store` (RANKSCOPE_SERVE_STORE), or `store_folder` where it is a server",
+)
 
 FromRank = tuple[str, CaptureState | CapturePart]
 
@@ -80,8 +83,9 @@ class CaptureThread:
         self._captures: tuple[Capture, ...] = ()
         self.totals = CaptureTotals()
         self._around: Surroundings | None = None
-        if config.store:
-            self._around = Surroundings(make_store(config), send, self._wall_s, self._note)
+        beside = find_beside_store(config)
+        if beside is not None:
+            self._around = Surroundings(make_store(config, beside), send, self._wall_s, self._note)
         self._on: dict[str, CaptureWork] = {}
         self._inbox: queue.Queue[FromRank | None] = queue.Queue(MESSAGES_MAX)
         self._stopping = threading.Event()

@@ -164,10 +164,10 @@ def _unlink(path: Path) -> None:
         path.unlink()
 
 
-def make_store(config: CollectorConfig) -> CaptureStore:
-    """Return the store beside the configured store of incidents. Nothing is on the disk before the first capture."""
+def make_store(config: CollectorConfig, beside: Path) -> CaptureStore:
+    """Return the store in a folder beside this path. Nothing is on the disk before the first capture."""
     return CaptureStore(
-        find_captures_folder(Path(config.store)),
+        find_captures_folder(beside),
         kept_s=config.capture_kept_s,
         bytes_max=config.capture_store_bytes_max,
     )

@@ -21,6 +21,7 @@ from rankscope.collector.comparison.run_side import (
 )
 from rankscope.collector.reports.run_comparison_text import render_comparison, render_comparison_page
 from rankscope.collector.reports.terminal_colors import choose_colors
+from rankscope.collector.store_address import StoreAddress, read_store_option
 from rankscope.measure.errors import SettingError, UnavailableError
 
 LAST_GOOD: Final = "last-good"
@@ -49,7 +50,11 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
         )  # fmt: skip
         add_url(parser)
         parser.add_argument(
-            "--store", type=Path, default=None, metavar="FILE", help="read this store instead of asking a collector"
+            "--store",
+            type=read_store_option,
+            default=None,
+            metavar="ADDRESS",
+            help="read this store instead of asking a collector",
         )
         parser.add_argument(
             "--baseline", choices=[LAST_GOOD], help="name B only, and compare it with the last good run of its name"
@@ -125,7 +130,7 @@ def _name_both(options: argparse.Namespace) -> tuple[Selection, Selection]:
     return a, b
 
 
-def _read_sides(options: argparse.Namespace, store: Path) -> tuple[RunSide, RunSide, tuple[str, ...]]:
+def _read_sides(options: argparse.Namespace, store: StoreAddress) -> tuple[RunSide, RunSide, tuple[str, ...]]:
     """Return A, B, and notes on how A was chosen, none where it was named."""
     if options.baseline is None:
         a, b = _name_both(options)

@@ -22,6 +22,7 @@ from rankscope.collector.publish.api.capture_routes import CAPTURES_PATH, Captur
 from rankscope.collector.reports.capture_text import describe_link
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.store_address import read_store_option
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -52,7 +53,11 @@ rankscope incidents bert --store runs.db --json"""
         parser.add_argument("--open", action="store_true", help="only those that are open")
         add_json(parser, "them, with their evidence and all changes,")
         parser.add_argument(
-            "--store", type=Path, default=None, metavar="FILE", help="read this store instead of asking a collector"
+            "--store",
+            type=read_store_option,
+            default=None,
+            metavar="ADDRESS",
+            help="read this store instead of asking a collector",
         )
 
     def run(self, options: argparse.Namespace) -> int:
@@ -78,10 +83,12 @@ def _ask_collector(options: argparse.Namespace) -> _Found:
 
 def _read_folder(options: argparse.Namespace) -> _Found:
     found = _filter(read_store(options.store).incidents, run=read_run(options), only_open=options.open)
+    histories = read_histories(options.store)
+    if not isinstance(options.store, Path):  # the captures of each collector are in its own folder
+        return _Found(link_incidents(found, (), histories), (), str)
     folder = find_captures_folder(options.store)
     captures = [one.capture for one in reversed(read_kept(folder, _say_unreadable))]
-    linked = link_incidents(found, captures, read_histories(options.store))
-    return _Found(linked, captures, lambda name: f"{folder / name}/")
+    return _Found(link_incidents(found, captures, histories), captures, lambda name: f"{folder / name}/")
 
 
 def _say_unreadable(folder: Path) -> None:

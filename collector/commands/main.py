@@ -18,6 +18,7 @@ from rankscope.collector.commands.doctor import Doctor
 from rankscope.collector.commands.files import Files
 from rankscope.collector.commands.incidents import Incidents
 from rankscope.collector.commands.keys import Keys
+from rankscope.collector.commands.log import Log
 from rankscope.collector.commands.memory import Memory
 from rankscope.collector.commands.merge import Merge
 from rankscope.collector.commands.nodes import Nodes
@@ -35,7 +36,7 @@ from rankscope.measure import __version__
 from rankscope.measure.errors import RankscopeError, SettingError
 
 GROUPS: Final[Mapping[str, Sequence[Command]]] = {
-    "watch": (Top(), Status(), Incidents(), Report(), Nodes()),
+    "watch": (Top(), Status(), Incidents(), Report(), Nodes(), Log()),
     "investigate": (OrderCapture(), Compare(), Analyze(), Merge(), View(), Profile(), ProfileModel(), Memory()),
     "run": (Serve(), RelayReports(), Keys(), Files()),
     "check": (Demo(), Doctor(), Selftest(), Notify()),

@@ -15,6 +15,7 @@ from rankscope.collector.incidents.kept_nodes import read_nodes
 from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, NodeRecord
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.store_address import read_store_option
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.preflights import NAMED, NOT_JUDGED, NOT_NAMED, LastPreflight
 
@@ -39,7 +40,9 @@ rankscope nodes --store runs.db --exclude-file exclude.txt"""
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the address or the store, and the limits."""
         add_url(parser)
-        parser.add_argument("--store", type=Path, default=None, metavar="FILE", help="read this store instead")
+        parser.add_argument(
+            "--store", type=read_store_option, default=None, metavar="ADDRESS", help="read this store instead"
+        )
         add_json(parser, "them, with GPU UUIDs,")
         parser.add_argument(
             "--exclude-file",

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from pathlib import Path
 from urllib.parse import quote
 
 from rankscope.collector.client import add_url, fetch, find_collector
@@ -14,6 +13,7 @@ from rankscope.collector.reports.run_sections import TOP, render_text
 from rankscope.collector.reports.terminal_colors import choose_colors
 from rankscope.collector.storage.parquet_export import write_parquet
 from rankscope.collector.storage.run_reader import opening_run
+from rankscope.collector.store_address import read_store_option
 from rankscope.measure.errors import SettingError
 
 
@@ -31,7 +31,11 @@ rankscope report bert --store runs.db --html > bert.html"""
         parser.add_argument("run", help="the run's name, as `rankscope status` shows it")
         add_url(parser)
         parser.add_argument(
-            "--store", type=Path, default=None, metavar="FILE", help="read this store instead of asking a collector"
+            "--store",
+            type=read_store_option,
+            default=None,
+            metavar="ADDRESS",
+            help="read this store instead of asking a collector",
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="ROWS", help=f"rows per table [{TOP}]")
         form = parser.add_mutually_exclusive_group()

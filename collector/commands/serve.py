@@ -40,7 +40,7 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "access (docs/keys.md)": (
         "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
     ),
-    "storage (docs/history.md)": ("store", "history_kept_s", "history_bytes_max"),
+    "storage (docs/history.md)": ("store", "store_name", "store_folder", "history_kept_s", "history_bytes_max"),
     "metrics (docs/metrics.md)": ("metrics_ranks_max", "series_max"),
     "detection (docs/detection.md)": (
         "slowdown_ratio_min",

@@ -16,15 +16,19 @@ from rankscope.collector.client import Collector, add_url, fetch, fetch_runs, fi
 from rankscope.collector.commands.command import add_json, add_run, asks_for_json, give_json, read_run
 from rankscope.collector.commands.incidents import fetch_incidents, to_plain
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.store import read_store
 from rankscope.collector.publish.api.rank_views import RankAnswer
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_times
 from rankscope.collector.reports.status_text import render_all_ranks, render_one_rank, render_overview, render_status
+from rankscope.collector.reports.stored_runs_table import render_runs
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.run_ids import choose_run_id, name_run, read_run_name
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.storage.stored_runs import read_runs
+from rankscope.collector.store_address import read_store_option
 from rankscope.measure.errors import SettingError, UnavailableError
 
 WORST: Final = 10
@@ -42,6 +46,7 @@ class Status:
 rankscope status                           all runs, each with its verdict and its worst ranks
 rankscope status bert --all          every rank of one run
 rankscope status bert --rank 17      one rank compared with its peer ranks
+rankscope status --store postgresql://db/rankscope      the runs of all collectors that share a store
 RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope status"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -53,10 +58,16 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
             "--rank", type=int, default=None, metavar="N", help="show one rank compared with its peer ranks"
         )
         form.add_argument("--all", action="store_true", help=f"list every rank, not only the {WORST} worst of each run")
+        form.add_argument(
+            "--store", type=read_store_option, default=None, metavar="ADDRESS",
+            help="list the runs of this store instead, of all its collectors",
+        )  # fmt: skip
         add_json(parser, "the runs, each with its open incidents, or the rank,")
 
     def run(self, options: argparse.Namespace) -> int:
         """Print the status and return 0. Raises SettingError, and UnavailableError without a collector or the run."""
+        if options.store is not None:
+            return _show_stored(options)
         collector = find_collector(options)
         ids = _choose_runs(fetch_runs(*collector), read_run(options))
         if options.rank is not None:
@@ -72,6 +83,22 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
         if incidents:
             print(f"open incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")
         return 0
+
+
+def _show_stored(options: argparse.Namespace) -> int:
+    """Print the runs of a store and their open incidents, and return 0."""
+    found = read_runs(options.store, read_run(options))
+    ids = {one.run_id for one in found.runs}
+    incidents = [one for one in read_store(options.store).incidents if one.is_open and one.run_id in ids]
+    if asks_for_json(options):
+        by_run = {run_id: to_plain([one for one in incidents if one.run_id == run_id]) for run_id in ids}
+        runs = [{**msgspec.to_builtins(one), "open_incidents": by_run[one.run_id]} for one in found.runs]
+        if not give_json(options, runs):
+            return 0
+    print(render_runs(found))
+    if incidents:
+        print(f"\nopen incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")
+    return 0
 
 
 def _read_runs(collector: Collector, ids: Sequence[str], incidents: Sequence[Incident]) -> list[dict[str, Any]]:

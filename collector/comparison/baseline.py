@@ -6,13 +6,13 @@ the fewest such findings, the latest of those.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankscope.collector.comparison.run_side import RunSide, Selection, read_side
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.storage.run_reader import opening_run, read_earlier_runs
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import UnavailableError
 
 BASELINE_RUNS_MAX: Final = 20
@@ -26,17 +26,17 @@ class Baseline(NamedTuple):
     findings: int
 
 
-def find_baseline(path: Path, run: str) -> Baseline:
+def find_baseline(address: StoreAddress, run: str) -> Baseline:
     """Return the last good run before this one. Raises UnavailableError with the reasons where there is none."""
-    with opening_run(path, run) as history:
+    with opening_run(address, run) as history:
         run_id, world_size = history.kept.run.run, history.kept.run.world_size
     best: Baseline | None = None
     refused: list[str] = []
-    for earlier in read_earlier_runs(path, run_id, BASELINE_RUNS_MAX):
+    for earlier in read_earlier_runs(address, run_id, BASELINE_RUNS_MAX):
         if best is not None and best.findings == 0:
             break
         try:
-            found = _read_if_good(path, earlier, world_size)
+            found = _read_if_good(address, earlier, world_size)
         except UnavailableError as error:
             refused.append(str(error))
             continue
@@ -45,7 +45,7 @@ def find_baseline(path: Path, run: str) -> Baseline:
     if best is None:
         reasons = f" {refused[0]}" if refused else " There is no earlier run of this name."
         raise UnavailableError(
-            f"{path} has no run of the name {read_run_name(run_id)!r} before {run_id} that it can be compared with."
+            f"{address} has no run of the name {read_run_name(run_id)!r} before {run_id} that it can be compared with."
             f"{reasons} Name the other run yourself: rankscope compare A B."
         )
     return best
@@ -56,12 +56,12 @@ def count_serious(findings: Sequence[Finding]) -> int:
     return sum(finding.severity != "info" for finding in findings)
 
 
-def _read_if_good(path: Path, run_id: str, world_size: int) -> Baseline:
-    with opening_run(path, run_id) as history:
+def _read_if_good(address: StoreAddress, run_id: str, world_size: int) -> Baseline:
+    with opening_run(address, run_id) as history:
         kept = history.kept
     if kept.run.world_size != world_size:
         raise UnavailableError(f"{run_id} had {kept.run.world_size} ranks instead of {world_size}.")
     if kept.run.end is None or not kept.run.end.is_good:
         ended = "is not known to have ended" if kept.run.end is None else f"ended as {kept.run.end.reason}"
         raise UnavailableError(f"{run_id} {ended}.")
-    return Baseline(read_side(path, Selection(run_id)), count_serious(kept.story.findings))
+    return Baseline(read_side(address, Selection(run_id)), count_serious(kept.story.findings))

@@ -1,7 +1,6 @@
 """Compare two runs of a store, from their names to the verdict: what `rankscope compare` and the API have in common."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -10,6 +9,7 @@ from rankscope.collector.comparison.baseline import BASELINE_RUNS_MAX, Baseline
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison, compare_sides
 from rankscope.collector.comparison.run_side import RunSide, parse_selection, read_side
 from rankscope.collector.comparison.verdict import describe_comparison
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import SettingError, UnavailableError
 
 MARGIN_MAX: Final = 0.5
@@ -18,7 +18,7 @@ FORCE: Final = "--force"
 
 
 def compare_selections(
-    path: Path, a: str, b: str, *, margin: float = MARGIN, compares_unequal: bool = False
+    address: StoreAddress, a: str, b: str, *, margin: float = MARGIN, compares_unequal: bool = False
 ) -> RunComparison:
     """Return the comparison of two runs of a store, each a name, an id, or `RUN@steps FIRST:END`. Raises SettingError
     for words that are no such and a margin that is none, UnavailableError for no such run, too few steps and, unless
@@ -27,7 +27,7 @@ def compare_selections(
     check_margin(margin, "margin")
     first, second = parse_selection(a), parse_selection(b)
     return compare_read(
-        read_side(path, first), read_side(path, second), margin=margin, compares_unequal=compares_unequal
+        read_side(address, first), read_side(address, second), margin=margin, compares_unequal=compares_unequal
     )
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.earlier_runs import find_earlier_runs
 from rankscope.collector.storage.rank_intervals import SUMS
 from rankscope.collector.storage.run_reader import RunHistory, opening_run
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import SettingError, UnavailableError
 
 STEPS_MIN: Final = 100
@@ -130,20 +130,20 @@ def parse_selection(text: str) -> Selection:
     return Selection(run, is_range=True, first_step=first, end_step=end)
 
 
-def read_side(path: Path, selection: Selection) -> RunSide:
+def read_side(address: StoreAddress, selection: Selection) -> RunSide:
     """Return what the store has of a selection. Raises UnavailableError for no such run, or fewer than STEPS_MIN steps
     of it in the history.
     """
-    with opening_run(path, selection.run) as history:
+    with opening_run(address, selection.run) as history:
         run_id = history.kept.run.run
-        incidents = [one for one in read_store(path).incidents if one.run_id == run_id]
+        incidents = [one for one in read_store(address).incidents if one.run_id == run_id]
         side = build_side(history, selection, incidents)
-        return side._replace(start_spread=find_start_spread(path, run_id, history.kept.story.start))
+        return side._replace(start_spread=find_start_spread(address, run_id, history.kept.story.start))
 
 
-def find_start_spread(path: Path, run_id: str, start: RunStart | None) -> StartSpread | None:
+def find_start_spread(address: StoreAddress, run_id: str, start: RunStart | None) -> StartSpread | None:
     """Return by how much the runs of the same work before this one differed; None where too few are known."""
-    earlier = [] if start is None else choose_earlier(find_earlier_runs(path, run_id, start))
+    earlier = [] if start is None else choose_earlier(find_earlier_runs(address, run_id, start))
     if start is None or len(earlier) < RUNS_MIN:
         return None
     return StartSpread(len(earlier), measure_excess(start, earlier).deviation)

@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -13,24 +12,25 @@ from rankscope.collector.incidents.nodes import NodeList, NodeRecord, add_prefli
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.storage.preflights import read_last_preflights
 from rankscope.collector.storage.run_reader import read_placed_ranks
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import UnavailableError
 
 KEPT_S: Final = 60.0
 """For so long a list is returned again: reading one takes a second or more where there are 65,536 ranks."""
 
 
-def read_nodes(path: Path) -> NodeList:
+def read_nodes(address: StoreAddress) -> NodeList:
     """Return the nodes of a store, whether or not a collector writes to it. Raises UnavailableError."""
-    placed = read_placed_ranks(path)
-    found = add_preflights(rank_nodes(placed.runs, read_store(path).incidents), read_last_preflights(path))
+    placed = read_placed_ranks(address)
+    found = add_preflights(rank_nodes(placed.runs, read_store(address).incidents), read_last_preflights(address))
     return msgspec.structs.replace(found, runs_left_out=placed.runs_left_out)
 
 
-def read_histories(path: Path) -> Mapping[int, tuple[str, ...]]:
+def read_histories(address: StoreAddress) -> Mapping[int, tuple[str, ...]]:
     """Return by the id of an incident of a store how often the nodes that it blames have held up a run, in words.
     Raises UnavailableError.
     """
-    return list_histories(read_nodes(path))
+    return list_histories(read_nodes(address))
 
 
 class KeptNodes:
@@ -40,11 +40,11 @@ class KeptNodes:
 
     def __init__(
         self,
-        path: Path,
+        address: StoreAddress,
         read_clock_s: Callable[[], float] = time.monotonic,
         contain: Callable[[str], object] = lambda _what: None,
     ) -> None:
-        self._path = path
+        self._address = address
         self._read_clock_s = read_clock_s
         self._contain = contain
         self._reading = threading.Lock()
@@ -63,7 +63,7 @@ class KeptNodes:
             kept = self._kept
             if kept is None or self._is_outdated():
                 self._kept = None
-                kept = self._kept = read_nodes(self._path)
+                kept = self._kept = read_nodes(self._address)
                 self._kept_since_s = self._read_clock_s()
             return kept
 

@@ -4,17 +4,16 @@ The body of an incident is JSON, as in the API: an additional field needs no mig
 queries in SQL.
 """
 
-import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.storage.database import Database, explaining, has_table, reading, transaction
+from rankscope.collector.storage.database import Connection, explaining, open_database, reading, transaction
 from rankscope.collector.storage.file_watch import StoreLoss
 from rankscope.collector.storage.migrations import MIGRATIONS, Migration
+from rankscope.collector.store_address import StoreAddress
 
 _WRITE: Final = """INSERT INTO incidents (id, run, state, severity, opened_wall_s, resolved_wall_s, body)
     VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -23,7 +22,7 @@ _WRITE: Final = """INSERT INTO incidents (id, run, state, severity, opened_wall_
 
 
 class Stored(NamedTuple):
-    """Incidents of a file, oldest first; the last id ever given (0: none); how many rows could not be read."""
+    """Incidents of a store, oldest first; the last id ever given (0: none); how many rows could not be read."""
 
     incidents: tuple[Incident, ...]
     last_id: int
@@ -37,50 +36,54 @@ class IncidentStore:
 
     def __init__(
         self,
-        path: Path,
+        address: StoreAddress,
         migrations: Sequence[Migration] = MIGRATIONS,
         *,
         lost: StoreLoss | None = None,
         now_wall_s: float = 0.0,
     ) -> None:
         """Open the file, create it if missing, and migrate it to the latest version. `lost`: see Database."""
-        self.database = Database(path, migrations, lost=lost, now_wall_s=now_wall_s)
-        self._path = path
+        self.database = open_database(address, migrations, lost=lost, now_wall_s=now_wall_s)
+        self._path = address
         self._connection = self.database.connection
 
     def load(self) -> Stored:
         """Return all incidents of the file."""
         with explaining(self._path):
-            return _load(self._connection)
+            found = _load(self._connection)
+            return found._replace(last_id=self._connection.read_last_id())
 
     def write(self, changed: Sequence[Incident], forgotten: Sequence[int]) -> None:
         """Write these incidents and delete those ids, in one transaction."""
         with explaining(self._path), transaction(self._connection):
             self._connection.executemany(_WRITE, [_to_row(incident) for incident in changed])
             self._connection.executemany("DELETE FROM incidents WHERE id = ?", [(number,) for number in forgotten])
+            if changed:
+                self._connection.keep_last_id(max(incident.id for incident in changed))
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         self.database.close()
 
 
-def read_store(path: Path) -> Stored:
-    """Return the incidents of a file, whether or not a collector writes to it. Raises UnavailableError."""
-    with reading(path) as connection:
+def read_store(address: StoreAddress) -> Stored:
+    """Return the incidents of a store, without the last id, whether or not a collector writes to it. Raises
+    UnavailableError.
+    """
+    with reading(address) as connection:
         return _load(connection)
 
 
-def _load(connection: sqlite3.Connection) -> Stored:
+def _load(connection: Connection) -> Stored:
     incidents, rows_unreadable = [], 0
-    if not has_table(connection, "incidents"):
+    if not connection.has_table("incidents"):
         return Stored((), 0, 0)
     for (body,) in connection.execute("SELECT body FROM incidents ORDER BY id"):
         try:
             incidents.append(msgspec.json.decode(body, type=Incident))
         except (msgspec.DecodeError, TypeError):
             rows_unreadable += 1
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'incidents'").fetchone()
-    return Stored(tuple(incidents), 0 if row is None else int(row[0]), rows_unreadable)
+    return Stored(tuple(incidents), 0, rows_unreadable)
 
 
 def _to_row(incident: Incident) -> tuple[object, ...]:

@@ -1,7 +1,6 @@
 """Find the nodes that an incident is about, and how often each has held up the runs in the store."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 from rankscope.collector.fault_log import FaultLog
@@ -11,6 +10,7 @@ from rankscope.collector.incidents.nodes import NodeRecord
 from rankscope.collector.notifications.channel import FAULT
 from rankscope.collector.notifications.event import Nodes, NodeStanding
 from rankscope.collector.runs.run import RunState
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import UnavailableError
 
 NO_RANKS: Final = "the collector does not know any more where these ranks run"
@@ -21,7 +21,9 @@ NOT_STORED: Final = "the store has no run of a node yet"
 class NodeFinder:
     """Finds the nodes of an incident and their standing, by the store. Any thread; one at a time reads."""
 
-    def __init__(self, store: Path | None, find_run: Callable[[str], RunState | None], faults: FaultLog) -> None:
+    def __init__(
+        self, store: StoreAddress | None, find_run: Callable[[str], RunState | None], faults: FaultLog
+    ) -> None:
         self._kept = None if store is None else KeptNodes(store)
         self._find_run = find_run
         self._faults = faults

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from rankscope.collector.config import CollectorConfig
+from rankscope.collector.config import CollectorConfig, find_beside_store, find_store
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.notifications.channel import Channel, Deliver, Surroundings
@@ -90,15 +90,14 @@ def make_notifier(
     """Return the notifier of these receivers about the incidents of the journal. Of a store that is not usable now,
     which may be that of another collector, the files beside it are not touched.
     """
-    store = Path(config.store) if config.store else None
     around = Surroundings(
         read_incidents=lambda: journal.incidents,
-        find_nodes=NodeFinder(store, find_run, faults).find,
+        find_nodes=NodeFinder(find_store(config), find_run, faults).find,
         clock=clock,
         faults=faults,
         rules=Rules(config.notify_severity_min, config.notify_interval_s),
     )
-    return Notifier(receivers, around, None if journal.database is None else store)
+    return Notifier(receivers, around, None if journal.database is None else find_beside_store(config))
 
 
 def find_file(store: Path, channel: str) -> Path:

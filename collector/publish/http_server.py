@@ -68,6 +68,7 @@ from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import JSON, NO_SETTINGS, PageSettings, Response, Routes, refuse
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.store_address import ServerAddress, StoreAddress
 from rankscope.measure.clock import SystemClock
 
 HEADERS_BYTES_MAX: Final = 65_536
@@ -105,7 +106,7 @@ class HttpServer:
         limits: HttpLimits | None = None,
         find_degradation: Callable[[], str | None] = lambda: None,
         read_report: Callable[[str], bytes] | None = None,
-        store: Path | None = None,
+        store: StoreAddress | None = None,
         metric_pages: MetricPages | None = None,
         read_dump: Callable[[str], bytes | None] = lambda _asked: None,
         read_time_slices: Callable[[str], tuple[TimeSlice, ...]] = lambda _run: (),
@@ -116,8 +117,11 @@ class HttpServer:
     ) -> None:
         server = self._server = _Server(listener, access, limits or HttpLimits())
         server.captures = CaptureRoutes(order_capture, read_captures, captures_folder)
-        nodes = self._nodes = None if store is None else KeptNodes(store, contain=server.contain)
-        read_nodes, refresh_nodes = (None, lambda: None) if nodes is None else (nodes.show, nodes.refresh)
+        nodes = own = None if store is None else KeptNodes(store, contain=server.contain)
+        if isinstance(store, ServerAddress):  # Prometheus adds up what each collector says of a node
+            own = KeptNodes(store.only_own(), contain=server.contain)
+        self._nodes, read_nodes = own, None if nodes is None else nodes.show
+        refresh_nodes = (lambda: None) if own is None else own.refresh
         links = CaptureLinks(read_incidents, read_captures, dict if nodes is None else nodes.read_histories)
         server.feed = LiveFeed(
             read_snapshot, streams_max=server.limits.answers_max // 2,
@@ -155,7 +159,9 @@ class HttpServer:
 
     @property
     def nodes(self) -> NodeList | None:
-        """The nodes of the store, as they were read last for a scrape or a reader of incidents; None before that."""
+        """The nodes of this collector's runs in the store, as they were read last for a scrape or a reader of
+        incidents; None before that.
+        """
         return None if self._nodes is None else self._nodes.latest
 
     def note_snapshot(self) -> None:

@@ -1,7 +1,6 @@
 """Build the report of a run from the store: one object, rendered as text, JSON or a page."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -26,6 +25,7 @@ from rankscope.collector.runs.run_status import find_lost_to_slow
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.storage.rank_intervals import RankInterval
 from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
+from rankscope.collector.store_address import StoreAddress
 
 CURVE_POINTS_MAX: Final = 400
 """Points that a screen can show."""
@@ -94,18 +94,18 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     energy: RunEnergy = RunEnergy()
 
 
-def read_report(path: Path, run: str) -> RunReport:
-    """Return the report of the run with this id, or the latest with this name, from the store at `path`. Raises
+def read_report(address: StoreAddress, run: str) -> RunReport:
+    """Return the report of the run with this id, or the latest with this name, from the store at `address`. Raises
     UnavailableError when there is none.
     """
-    with opening_run(path, run) as history:
-        incidents = [one for one in read_store(path).incidents if one.run_id == history.kept.run.run]
+    with opening_run(address, run) as history:
+        incidents = [one for one in read_store(address).incidents if one.run_id == history.kept.run.run]
         return build_report(history, incidents)
 
 
-def report_as_json(path: Path, run: str) -> bytes:
+def report_as_json(address: StoreAddress, run: str) -> bytes:
     """Return the report as the API's JSON. Raises UnavailableError when there is none."""
-    return msgspec.json.encode(read_report(path, run))
+    return msgspec.json.encode(read_report(address, run))
 
 
 def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunReport:

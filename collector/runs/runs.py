@@ -11,10 +11,11 @@ Of each name at most FORMER_RUNS_MAX former runs stay in memory, and all runs to
 from collections.abc import Iterator
 from typing import Final
 
-from rankscope.collector.config import CollectorConfig
+from rankscope.collector.config import CollectorConfig, find_store
 from rankscope.collector.run_ids import choose_run_id, make_run_id
 from rankscope.collector.runs.events import PeerEvent, RankJoined
 from rankscope.collector.runs.run import RunState
+from rankscope.collector.store_address import ServerAddress
 from rankscope.measure.messages import Hello
 from rankscope.measure.units import ns_to_s, s_to_ns
 
@@ -31,6 +32,8 @@ class Runs:
 
     def __init__(self, config: CollectorConfig) -> None:
         self._config = config
+        store = find_store(config)
+        self._collector = store.collector if isinstance(store, ServerAddress) else ""
         self._by_name: dict[str, list[RunState]] = {}
 
     def __iter__(self) -> Iterator[RunState]:
@@ -79,7 +82,7 @@ class Runs:
     def begin(self, name: str, wall_s: float) -> RunState:
         """Begin a run; other runs of this name become former ones."""
         runs = self._by_name.get(name)
-        run_id = make_run_id(name, wall_s, latest_id=runs[-1].run if runs else None)
+        run_id = make_run_id(name, wall_s, latest_id=runs[-1].run if runs else None, collector=self._collector)
         run = RunState(run_id, self._config)
         self.put(run)
         return run

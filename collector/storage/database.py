@@ -1,4 +1,7 @@
-"""Open, lock, check, migrate, write and read the SQLite file of a collector.
+"""Open, lock, check, migrate, write and read the store of a collector: an SQLite file, or a database of a server.
+
+What the two have in common begins here: `open_database`, `reading`, `transaction`, and a connection that takes the same
+statements and has the same further methods (`FileConnection`, and `ServerConnection` in `server.py`).
 
 One collector writes it, holding a lock beside the file for its lifetime; any number of readers. In WAL mode with
 `synchronous = NORMAL` a commit does not wait for the disk: committed data survives a crash of the process at any time;
@@ -15,13 +18,19 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, TypeAlias, Union
 from urllib.parse import quote
 
 from rankscope.collector.private_files import FILE, narrow, open_private
 from rankscope.collector.storage.file_watch import FileWatch, StoreLoss, find_inode
 from rankscope.collector.storage.migrations import MIGRATIONS, Migration
+from rankscope.collector.storage.store_errors import DamagedStoreError, RefusedRowError
+from rankscope.collector.store_address import ServerAddress, StoreAddress
 from rankscope.measure.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from rankscope.collector.storage.server import ServerConnection, ServerDatabase
 
 APPLICATION_ID: Final = 0x5253494E
 """RSIN: distinguishes the store from a database of another program."""
@@ -38,12 +47,45 @@ SMALL_TABLES: Final = ("incidents", "runs", "lives", "collectives")
 """Tables that a collector needs to restore its state."""
 
 
-class DamagedStoreError(UnavailableError):
-    """SQLite finds the file damaged, or no database."""
+class FileConnection(sqlite3.Connection):
+    """A connection to the file, with what differs from a server's."""
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self.execute("BEGIN IMMEDIATE")
+
+    def roll_back(self) -> None:
+        """Undo the transaction."""
+        with contextlib.suppress(sqlite3.Error):  # a full disk may have rolled it back already
+            self.execute("ROLLBACK")
+
+    def has_table(self, name: str) -> bool:
+        """Return whether the file has this table: a new one has none, and an older one not all."""
+        found = self.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+        return bool(found.fetchone()[0])
+
+    def measure_bytes(self) -> int:
+        """Return the bytes of the used pages. The file itself does not shrink: free pages are used again."""
+        pages, free, size = (
+            int(self.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+
+    def read_last_id(self) -> int:
+        """Return the last id that an incident was given; 0 where there was none."""
+        row = self.execute("SELECT seq FROM sqlite_sequence WHERE name = 'incidents'").fetchone()
+        return 0 if row is None else int(row[0])
+
+    def keep_last_id(self, number: int) -> None:
+        """Do nothing: AUTOINCREMENT remembers the id of an incident when its row is deleted."""
+
+    def find_collector(self, table: str) -> str:  # noqa: ARG002 - a server's tables are of several
+        """Return the SQL of the name of the collector that wrote a row of this table."""
+        return "''"
 
 
-class RefusedRowError(UnavailableError):
-    """SQLite refuses a row, which does not mean that anything is wrong with the file."""
+Connection: TypeAlias = Union[FileConnection, "ServerConnection"]
+StoreDatabase: TypeAlias = Union["Database", "ServerDatabase"]
 
 
 class Database:
@@ -100,10 +142,10 @@ class Database:
         """Return the loss behind a write that failed with this error."""
         return self._watch.lose_content(str(error.__cause__))
 
-    def open_connection(self) -> sqlite3.Connection:
+    def open_connection(self, busy_s: float = BUSY_S) -> FileConnection:
         """Return another connection for writing, for another thread. The caller closes it before the database."""
         with explaining(self.path):
-            connection = _connect(self.path, "rw")
+            connection = _connect(self.path, "rw", busy_s=busy_s)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
             return connection
@@ -116,22 +158,57 @@ class Database:
         self._lock.close()
 
 
+def open_database(
+    address: StoreAddress,
+    migrations: Sequence[Migration] = MIGRATIONS,
+    *,
+    lost: StoreLoss | None = None,
+    now_wall_s: float = 0.0,
+) -> StoreDatabase:
+    """Return the open store for the collector that writes it. `lost`: see Database. Raises UnavailableError."""
+    if isinstance(address, Path):
+        return Database(address, migrations, lost=lost, now_wall_s=now_wall_s)
+    database: ServerDatabase = _import_server(address).ServerDatabase(address, migrations)
+    return database
+
+
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: Connection) -> Iterator[None]:
     """Commit everything written in this context, or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
+    connection.begin()
     try:
         yield
-        connection.execute("COMMIT")
+        connection.commit()
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # a full disk may have rolled it back already
-            connection.execute("ROLLBACK")
+        connection.roll_back()
         raise
 
 
+def reading(address: StoreAddress) -> contextlib.AbstractContextManager[Connection]:
+    """Open a store for reading, whether or not a collector writes to it; a server's has the rows of all collectors.
+    Raises UnavailableError.
+    """
+    return _reading_file(address) if isinstance(address, Path) else _import_server(address).reading(address)
+
+
+def explaining(address: StoreAddress) -> contextlib.AbstractContextManager[None]:
+    """Turn errors of the database and the system in this context into UnavailableError with the cure."""
+    return _explaining_file(address) if isinstance(address, Path) else _import_server(address).explaining(address)
+
+
+def _import_server(address: ServerAddress) -> ModuleType:
+    try:
+        from rankscope.collector.storage import server  # noqa: PLC0415 - psycopg is an optional extra
+    except ImportError as error:
+        raise UnavailableError(
+            f"the store {address} cannot be used: psycopg is missing, or libpq ({error}). "
+            "Install it: pip install 'rankscope[postgres]'."
+        ) from error
+    return server
+
+
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file for reading, whether or not a collector writes to it. Raises UnavailableError."""
+def _reading_file(path: Path) -> Iterator[FileConnection]:
     if not path.is_file():
         raise UnavailableError(f"there is no store at {path}; `store` of the collector's settings says where.")
     with explaining(path), contextlib.closing(_connect_to_read(path)) as connection:
@@ -139,15 +216,8 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def has_table(connection: sqlite3.Connection, name: str) -> bool:
-    """Return whether the file has this table: a new one has none, and an older one not all."""
-    found = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
-    return bool(found.fetchone()[0])
-
-
 @contextlib.contextmanager
-def explaining(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the system in this context into UnavailableError with the cure."""
+def _explaining_file(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -202,18 +272,19 @@ def _make_private(path: Path) -> None:
         narrow(path.with_name(f"{path.name}{ending}"))
 
 
-def _connect(path: Path, mode: str, also: str = "") -> sqlite3.Connection:
+def _connect(path: Path, mode: str, also: str = "", busy_s: float = BUSY_S) -> FileConnection:
     # The collector opens it in one thread and may use it in another one, never in two at a time.
     return sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode={mode}{also}",
         uri=True,
-        timeout=BUSY_S,
+        timeout=busy_s,
         isolation_level=None,
         check_same_thread=False,
+        factory=FileConnection,
     )
 
 
-def _connect_to_read(path: Path) -> sqlite3.Connection:
+def _connect_to_read(path: Path) -> FileConnection:
     """Connect for reading. A file in WAL mode needs its index even for that. Where there is none and none can be made,
     because the folder is read-only, no process writes either, and the file is read as immutable.
     """
@@ -231,7 +302,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check(connection: sqlite3.Connection, path: Path, version_max: int) -> None:
+def _check(connection: FileConnection, path: Path, version_max: int) -> None:
     """Raise UnavailableError unless the file is sound, ours, and no newer than this program."""
     for scope in ("1",) if path.stat().st_size <= CHECKED_BYTES_MAX else _find_small_tables(connection):
         (state,) = connection.execute(f"PRAGMA quick_check({scope})").fetchone()
@@ -277,11 +348,11 @@ def _set_aside(path: Path, reason: str, now_wall_s: float) -> Path | None:
     return Path(target) if "" in found else None
 
 
-def _find_small_tables(connection: sqlite3.Connection) -> list[str]:
-    return [name for name in SMALL_TABLES if has_table(connection, name)]
+def _find_small_tables(connection: FileConnection) -> list[str]:
+    return [name for name in SMALL_TABLES if connection.has_table(name)]
 
 
-def _migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
+def _migrate(connection: FileConnection, migrations: Sequence[Migration]) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     for number, statements in enumerate(migrations[version:], start=version + 1):
         with transaction(connection):

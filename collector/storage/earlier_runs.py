@@ -8,7 +8,6 @@ it asks with `request`, and gets the answer from `pop_found` in a later tick.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,6 +19,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.steps.equal_work import Work, find_unequal, has_same_fingerprint
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.storage.database import reading
+from rankscope.collector.store_address import StoreAddress
 
 RUNS_READ_MAX: Final = 1_000
 """Runs of the store that are looked through, those that changed last."""
@@ -30,7 +30,7 @@ EARLIER_RUNS: Final = "earlier_runs"
 
 Found = tuple[str, EarlierRunsRead]
 """The id of a run, and the earlier runs of the same work, with which attempt of it they were read for."""
-Find = Callable[[Path, str, RunStart], tuple[EarlierRun, ...]]
+Find = Callable[[StoreAddress, str, RunStart], tuple[EarlierRun, ...]]
 
 
 class _Start(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class EarlierRunReader:
         #: The thread adds to its end while the caller removes from its begin.
         self._found: deque[Found] = deque()
 
-    def request(self, path: Path, runs: Iterable[RunState]) -> None:
+    def request(self, address: StoreAddress, runs: Iterable[RunState]) -> None:
         """Begin to read the earlier runs of the first attempt whose first steps are known and that was not read yet;
         while another one's are being read nothing happens. To be called again later.
         """
@@ -67,7 +67,7 @@ class EarlierRunReader:
             if start is not None and earlier is None and self._asked.get(run.run) != start.begun_wall_s:
                 self._asked[run.run] = start.begun_wall_s
                 self.thread = threading.Thread(
-                    target=self._read, args=(path, run.run, start), name="rankscope-earlier-runs", daemon=True
+                    target=self._read, args=(address, run.run, start), name="rankscope-earlier-runs", daemon=True
                 )
                 self.thread.start()
                 return
@@ -80,9 +80,9 @@ class EarlierRunReader:
         """Forget a run."""
         self._asked.pop(run_id, None)
 
-    def _read(self, path: Path, run_id: str, start: RunStart) -> None:
+    def _read(self, address: StoreAddress, run_id: str, start: RunStart) -> None:
         try:
-            read = EarlierRunsRead(start.begun_wall_s, self._find(path, run_id, start))
+            read = EarlierRunsRead(start.begun_wall_s, self._find(address, run_id, start))
             self._found.append((run_id, read))
         except Exception:  # noqa: BLE001 - no error may end more than this
             self._faults.note(
@@ -90,13 +90,13 @@ class EarlierRunReader:
             )
 
 
-def find_earlier_runs(path: Path, run_id: str, start: RunStart) -> tuple[EarlierRun, ...]:
+def find_earlier_runs(address: StoreAddress, run_id: str, start: RunStart) -> tuple[EarlierRun, ...]:
     """Return the runs of the same work that began before this one, the latest first, at most EARLIER_RUNS_MAX. Runs
     that ended early, or were stored by an earlier version, have no start and are left out. Raises UnavailableError when
     the file cannot be used.
     """
     found = []
-    with reading(path) as connection:
+    with reading(address) as connection:
         rows = connection.execute(
             "SELECT run, story FROM runs WHERE run != ? ORDER BY changed_wall_s DESC LIMIT ?", (run_id, RUNS_READ_MAX)
         )

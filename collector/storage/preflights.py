@@ -5,15 +5,14 @@ disk: never call it from the collector's loop, or from the receive thread.
 """
 
 import math
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankscope.collector.storage.database import Database, explaining, has_table, reading, transaction
+from rankscope.collector.storage.database import Connection, StoreDatabase, explaining, reading, transaction
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.preflights import NAMED, PAST_MAX, STATUSES, LastPreflight, NodeDevice, NodeOutcome, NodePast
 
 KEPT_OF_NODE_MAX: Final = 32
@@ -21,12 +20,13 @@ KEPT_OF_NODE_MAX: Final = 32
 KEPT_MAX: Final = 32_768
 """Of all nodes, 16 MB: 1,024 nodes with all of theirs. Beyond it the oldest are deleted."""
 
-BUSY_MS: Final = 2_000
+BUSY_S: Final = 2.0
 """Longest wait for the store thread to end its transaction, on a slow disk: ten times what others wait, and less than
 half of the 5 s after which a pre-flight gives up."""
 
 _WRITE: Final = (
-    "INSERT OR IGNORE INTO preflights (node, preflight, wall_s, device, status, body) VALUES (?, ?, ?, ?, ?, ?)"
+    "INSERT INTO preflights (node, preflight, wall_s, device, status, body) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (node, preflight) DO NOTHING"
 )
 _FORGET: Final = "DELETE FROM preflights WHERE node = ? AND preflight != ?"
 _TRIM_NODE: Final = (
@@ -49,7 +49,12 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 def write_outcomes(
-    database: Database, preflight: str, outcomes: Sequence[NodeOutcome], wall_s: float, *, forgets_past: bool = False
+    database: StoreDatabase,
+    preflight: str,
+    outcomes: Sequence[NodeOutcome],
+    wall_s: float,
+    *,
+    forgets_past: bool = False,
 ) -> None:
     """Keep what a pre-flight says of these nodes, once for each name `preflight`, in one transaction. What is no rate,
     and a node without a name or with an unknown status, is left out. `forgets_past` deletes the earlier pre-flights of
@@ -66,12 +71,12 @@ def write_outcomes(
         connection.execute(_TRIM_ALL, (KEPT_MAX,))
 
 
-def read_past(path: Path, nodes: Sequence[NodeDevice]) -> tuple[NodePast, ...]:
+def read_past(address: StoreAddress, nodes: Sequence[NodeDevice]) -> tuple[NodePast, ...]:
     """Return the rates of the last PAST_MAX pre-flights of each node on this device in which it was not named, the
     latest last; nodes without any are left out, and so are unreadable rows. Raises UnavailableError.
     """
-    with reading(path) as connection:
-        if not has_table(connection, "preflights"):
+    with reading(address) as connection:
+        if not connection.has_table("preflights"):
             return ()
         found = []
         for node, device in ((one.node, one.device) for one in nodes):
@@ -82,10 +87,10 @@ def read_past(path: Path, nodes: Sequence[NodeDevice]) -> tuple[NodePast, ...]:
         return tuple(found)
 
 
-def read_last_preflights(path: Path) -> dict[str, LastPreflight]:
+def read_last_preflights(address: StoreAddress) -> dict[str, LastPreflight]:
     """Return the last pre-flight of each node that had one. Raises UnavailableError."""
-    with reading(path) as connection:
-        if not has_table(connection, "preflights"):
+    with reading(address) as connection:
+        if not connection.has_table("preflights"):
             return {}
         return {
             node: LastPreflight(wall_s=wall_s, status=status, device=device, reasons=_decode(body).reasons)
@@ -94,9 +99,8 @@ def read_last_preflights(path: Path) -> dict[str, LastPreflight]:
 
 
 @contextmanager
-def _writing(database: Database) -> Iterator[sqlite3.Connection]:
-    with explaining(database.path), closing(database.open_connection()) as connection:
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+def _writing(database: StoreDatabase) -> Iterator[Connection]:
+    with explaining(database.path), closing(database.open_connection(BUSY_S)) as connection:
         yield connection
 
 

@@ -1,9 +1,7 @@
 """Read the history of a run from the store, whether or not a collector writes to it."""
 
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -12,9 +10,10 @@ from rankscope.collector.run_ids import choose_run_id, read_run_name
 from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempt, FormerAttempts, PlacedRank
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.steps.step_aggregates import StepAggregate
-from rankscope.collector.storage.database import has_table, reading
+from rankscope.collector.storage.database import Connection, reading
 from rankscope.collector.storage.rank_intervals import Column, IntervalSums, RankInterval, unpack, unpack_sums
 from rankscope.collector.storage.run_store import KeptRun, load_run
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import DeviceSample
@@ -23,6 +22,8 @@ from rankscope.measure.units import ns_to_s
 NAMES_SHOWN_MAX: Final = 8
 """Runs named in the error when the requested one is not there."""
 
+ALL_ROWS: Final = 2**62
+"""A limit of rows that is none."""
 PLACED_RANKS_MAX: Final = 65_536
 """Ranks of all runs and attempts that `read_placed_ranks` reads: four of the largest supported runs."""
 
@@ -66,7 +67,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 class RunHistory:
     """One run in an open file, made by `opening_run`."""
 
-    def __init__(self, connection: sqlite3.Connection, run_id: int, kept: KeptRun) -> None:
+    def __init__(self, connection: Connection, run_id: int, kept: KeptRun) -> None:
         self._connection = connection
         self._run_id = run_id
         self.kept = kept
@@ -81,9 +82,10 @@ class RunHistory:
             "SELECT count(*) FROM steps WHERE run_id = ? AND wall_s >= ?", wanted
         ).fetchone()
         rows = self._connection.execute(
-            "SELECT attempt, min(step), max(step), count(*), max(wall_s), avg(median_ns), max(longest_ns) FROM "
+            "SELECT attempt, min(step), max(step), count(*), max(wall_s), "
+            "CAST(avg(median_ns) AS DOUBLE PRECISION), max(longest_ns) FROM "
             "(SELECT *, row_number() OVER (ORDER BY attempt, step) - 1 AS place FROM steps WHERE run_id = ? "
-            "AND wall_s >= ?) GROUP BY attempt, place / ? ORDER BY attempt, min(step)",
+            "AND wall_s >= ?) AS placed GROUP BY attempt, place / ? ORDER BY attempt, min(step)",
             (*wanted, max(1, -(-count // max(1, points_max)))),
         )
         names = CurvePoint.__struct_fields__
@@ -147,8 +149,8 @@ class RunHistory:
         """
         rows = self._connection.execute(
             "SELECT * FROM (SELECT attempt, begin_wall_s, end_wall_s, body FROM rank_intervals WHERE run_id = ? "
-            "ORDER BY end_wall_s DESC LIMIT ?) ORDER BY end_wall_s",
-            (self._run_id, -1 if last is None else last),
+            "ORDER BY end_wall_s DESC LIMIT ?) AS latest ORDER BY end_wall_s",
+            (self._run_id, ALL_ROWS if last is None else last),
         )
         for attempt, begin_wall_s, end_wall_s, body in rows:
             columns = _try_unpack(body)
@@ -156,24 +158,24 @@ class RunHistory:
                 yield RankInterval(attempt, begin_wall_s, end_wall_s, columns)
 
 
-def read_earlier_runs(path: Path, run_id: str, count_max: int) -> list[str]:
+def read_earlier_runs(address: StoreAddress, run_id: str, count_max: int) -> list[str]:
     """Return the ids of the runs of the same name that began before this one, the latest first, at most `count_max`.
     Raises UnavailableError when the file cannot be used.
     """
     name = read_run_name(run_id)
-    with reading(path) as connection:
+    with reading(address) as connection:
         rows = connection.execute("SELECT run FROM runs WHERE run >= ? AND run < ? ORDER BY run DESC", (name, run_id))
         return [run for (run,) in rows if read_run_name(run) == name][:count_max]
 
 
 @contextmanager
-def opening_run(path: Path, run: str) -> Iterator[RunHistory]:
+def opening_run(address: StoreAddress, run: str) -> Iterator[RunHistory]:
     """Open the history of the run with this id, or of the latest with this name. Raises UnavailableError when there is
     none, or the file cannot be used.
     """
-    with reading(path) as connection:
-        if not has_table(connection, "runs"):
-            raise UnavailableError(f"{path} holds no history yet; a collector of this release writes one into it.")
+    with reading(address) as connection:
+        if not connection.has_table("runs"):
+            raise UnavailableError(f"{address} holds no history yet; a collector of this release writes one into it.")
         # The ids of a name follow it in order, as NAME@TIME; choose_run_id drops other texts that begin with it.
         like = connection.execute(
             "SELECT run FROM runs WHERE run = ? OR (run > ? AND run < ?)", (run, f"{run}@", f"{run}A")
@@ -181,22 +183,22 @@ def opening_run(path: Path, run: str) -> Iterator[RunHistory]:
         run_id = choose_run_id(run, (one for (one,) in like))
         row = connection.execute("SELECT id, body, story FROM runs WHERE run = ?", (run_id,)).fetchone()
         if row is None:
-            raise UnavailableError(f"no run {run!r} is in {path}; {_name_runs(connection)}.")
+            raise UnavailableError(f"no run {run!r} is in {address}; {_name_runs(connection)}.")
         unreadable: list[str] = []
         kept = load_run(connection, row, unreadable)
         if kept is None:
             raise UnavailableError(
-                f"run {run!r} in {path} cannot be read: {unreadable[0]}. Use the release that wrote it."
+                f"run {run!r} in {address} cannot be read: {unreadable[0]}. Use the release that wrote it."
             )
         yield RunHistory(connection, row[0], kept)
 
 
-def read_placed_ranks(path: Path, ranks_max: int = PLACED_RANKS_MAX) -> PlacedRanks:
+def read_placed_ranks(address: StoreAddress, ranks_max: int = PLACED_RANKS_MAX) -> PlacedRanks:
     """Return the ranks of all kept attempts of each run in the store, from the run that has changed last on until there
     would be more than `ranks_max`. Unreadable ranks are skipped. Raises UnavailableError when the file cannot be used.
     """
-    with reading(path) as connection:
-        if not has_table(connection, "runs"):
+    with reading(address) as connection:
+        if not connection.has_table("runs"):
             return PlacedRanks({}, 0)
         runs = connection.execute(
             "SELECT id, run, (SELECT count(*) FROM lives WHERE run_id = id) FROM runs ORDER BY changed_wall_s DESC"
@@ -211,7 +213,7 @@ def read_placed_ranks(path: Path, ranks_max: int = PLACED_RANKS_MAX) -> PlacedRa
         return PlacedRanks(found, len(runs) - len(found))
 
 
-def _read_former(connection: sqlite3.Connection, run_id: int) -> tuple[FormerAttempt, ...]:
+def _read_former(connection: Connection, run_id: int) -> tuple[FormerAttempt, ...]:
     """Return the earlier attempts of a run, the latest first; none where they cannot be read."""
     (story,) = connection.execute("SELECT story FROM runs WHERE id = ?", (run_id,)).fetchone()
     try:
@@ -225,7 +227,7 @@ def _place(attempt: FormerAttempt) -> dict[int, PlacedRank]:
     return {rank: PlacedRank(node, attempt.begun_wall_s, ()) for node, ranks in placed for rank in ranks}
 
 
-def _read_places(connection: sqlite3.Connection, run_id: int) -> Iterator[tuple[int, PlacedRank]]:
+def _read_places(connection: Connection, run_id: int) -> Iterator[tuple[int, PlacedRank]]:
     rows = connection.execute(
         "SELECT rank, body FROM lives WHERE run_id = ? AND attempt = (SELECT max(attempt) FROM lives WHERE run_id = ?)",
         (run_id, run_id),
@@ -240,7 +242,7 @@ def _read_places(connection: sqlite3.Connection, run_id: int) -> Iterator[tuple[
         yield rank, PlacedRank(place.hello.identity.node, ns_to_s(place.hello.wall_ns), uuids)
 
 
-def _name_runs(connection: sqlite3.Connection) -> str:
+def _name_runs(connection: Connection) -> str:
     found = connection.execute(
         "SELECT run FROM runs ORDER BY changed_wall_s DESC LIMIT ?", (NAMES_SHOWN_MAX,)
     ).fetchall()

@@ -22,11 +22,13 @@ from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.storage.database import DamagedStoreError, Database, RefusedRowError
+from rankscope.collector.storage.database import StoreDatabase
 from rankscope.collector.storage.file_watch import StoreLoss
 from rankscope.collector.storage.rank_intervals import RankIntervals
 from rankscope.collector.storage.run_changes import Changes, RunChanges
 from rankscope.collector.storage.run_store import HistoryStore, KeptRun
+from rankscope.collector.storage.store_calls import STUCK_S
+from rankscope.collector.storage.store_errors import DamagedStoreError, RefusedRowError
 from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
@@ -80,7 +82,7 @@ class Recorder:
 
     def __init__(
         self,
-        database: Database,
+        database: StoreDatabase,
         config: CollectorConfig,
         count: Callable[[str], object],
         on_written: Callable[[], object] = lambda: None,
@@ -97,6 +99,8 @@ class Recorder:
         self._pending = WriteBatch()
         self._has_pending = self._is_ending = False
         self._problem: str | None = None
+        self._begun_s: float | None = None
+        """When the write began that is in progress."""
         self._lost: StoreLoss | None = None
         self._checked_s = time.monotonic()
         self._bytes_used = 0
@@ -202,7 +206,10 @@ class Recorder:
 
     @property
     def problem(self) -> str | None:
-        """Why the last write failed; None when it succeeded."""
+        """Why the last write failed, or that one takes too long; None when it succeeded."""
+        begun_s = self._begun_s
+        if begun_s is not None and time.monotonic() - begun_s >= STUCK_S:
+            return f"the store has not answered for {STUCK_S:g} s"
         return self._problem
 
     @property
@@ -244,7 +251,9 @@ class Recorder:
                 batch, is_ending = self._pending, self._is_ending
                 self._pending, self._has_pending = WriteBatch(), False
                 self._pending.dropped = batch.dropped
+            self._begun_s = time.monotonic()
             self._write(batch)
+            self._begun_s = None
             if is_ending or self._lost is not None:
                 return
             if self._problem is None and batch.snapshot is not None:
@@ -255,7 +264,6 @@ class Recorder:
             lost = self._find_loss()
             if lost is None:
                 self._store.write(batch)
-                self._bytes_used = self._store.bytes_used
         except DamagedStoreError as error:
             lost = self._database.explain_damage(error)
         except Exception as error:  # noqa: BLE001 - no error may end the thread
@@ -308,5 +316,6 @@ class Recorder:
             while self._store.prune(oldest_wall_s, self._config.history_bytes_max):
                 if self._has_pending:
                     break
+            self._bytes_used = self._store.bytes_used
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(str(error))

@@ -6,7 +6,6 @@ The history is bounded by age and by the size of the file; the oldest rows of al
 
 import itertools
 import math
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -15,7 +14,7 @@ import msgspec
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.saved_runs import SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
-from rankscope.collector.storage.database import Database, explaining, transaction
+from rankscope.collector.storage.database import Connection, StoreDatabase, explaining, transaction
 from rankscope.collector.storage.rank_intervals import RankInterval, pack
 from rankscope.collector.storage.write_batch import RankToWrite, WriteBatch
 
@@ -40,8 +39,15 @@ _PLACEHOLDERS: Final = "(?, ?, ?, ?)"
 RANKS_PER_STATEMENT: Final = 240
 """Rows in one statement, with four parameters each: every SQLite accepts 999. A statement for each row would release
 the interpreter's lock and wait for it each time, which delays other threads by seconds at 16,384 ranks."""
-_WRITE_STEP: Final = "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_WRITE_INTERVAL: Final = "INSERT OR REPLACE INTO rank_intervals VALUES (?, ?, ?, ?, ?, ?)"
+_WRITE_STEP: Final = """INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (run_id, attempt, step) DO UPDATE SET wall_s = excluded.wall_s, ranks = excluded.ranks,
+        median_ns = excluded.median_ns, longest_ns = excluded.longest_ns, slowest_rank = excluded.slowest_rank,
+        phases_ns = excluded.phases_ns"""
+_WRITE_INTERVAL: Final = """INSERT INTO rank_intervals VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (run_id, attempt, begin_wall_s) DO UPDATE SET end_wall_s = excluded.end_wall_s,
+        ranks = excluded.ranks, body = excluded.body"""
+_WRITE_COLLECTIVES: Final = """INSERT INTO collectives VALUES (?, ?)
+    ON CONFLICT (run_id) DO UPDATE SET body = excluded.body"""
 
 
 class KeptRun(NamedTuple):
@@ -75,7 +81,7 @@ class HistoryStore:
     cure, when the file cannot be used; committed data stays.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: StoreDatabase) -> None:
         self._path = database.path
         self._connection = database.open_connection()
         self._run_ids: dict[str, int] = {}
@@ -85,7 +91,7 @@ class HistoryStore:
         with explaining(self._path):
             rows = self._connection.execute(
                 "SELECT id, runs.body, story, collectives.body FROM runs LEFT JOIN collectives ON run_id = id "
-                "WHERE is_known ORDER BY id"
+                "WHERE is_known = 1 ORDER BY id"
             ).fetchall()
             unreadable: list[str] = []
             runs = []
@@ -137,9 +143,7 @@ class HistoryStore:
         self._read_ids(batch)
         self._write_ranks(ranks)
         ids = self._run_ids
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO collectives VALUES (?, ?)", [(ids[run], body) for run, body in counts if run in ids]
-        )
+        self._connection.executemany(_WRITE_COLLECTIVES, [(ids[run], body) for run, body in counts if run in ids])
         self._connection.executemany(
             _WRITE_STEP,
             [
@@ -187,12 +191,8 @@ class HistoryStore:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the used pages. The file itself does not shrink: free pages are used again."""
-        pages, free, size = (
-            int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
+        """Bytes of everything in it, as the database counts them."""
+        return self._connection.measure_bytes()
 
     def close(self) -> None:
         """Close the connection."""
@@ -205,8 +205,9 @@ class HistoryStore:
             (wall_s, rows_max),
         ).rowcount
         intervals = self._connection.execute(
-            "DELETE FROM rank_intervals WHERE rowid IN "
-            "(SELECT rowid FROM rank_intervals WHERE end_wall_s < ? ORDER BY end_wall_s LIMIT ?)",
+            "DELETE FROM rank_intervals WHERE (run_id, attempt, begin_wall_s) IN "
+            "(SELECT run_id, attempt, begin_wall_s FROM rank_intervals WHERE end_wall_s < ? "
+            "ORDER BY end_wall_s LIMIT ?)",
             (wall_s, rows_max),
         ).rowcount
         return steps + intervals
@@ -214,7 +215,7 @@ class HistoryStore:
     def _delete_runs(self, wall_s: float) -> int:
         """Delete one run that is no longer known and has no history; return how many were deleted."""
         row = self._connection.execute(
-            "SELECT id, run FROM runs WHERE NOT is_known AND changed_wall_s < ? "
+            "SELECT id, run FROM runs WHERE is_known = 0 AND changed_wall_s < ? "
             "AND NOT EXISTS (SELECT 1 FROM steps WHERE run_id = runs.id) "
             "AND NOT EXISTS (SELECT 1 FROM rank_intervals WHERE run_id = runs.id) ORDER BY changed_wall_s LIMIT 1",
             (wall_s,),
@@ -231,7 +232,7 @@ class HistoryStore:
         """Delete the older of: steps of `bytes_over`, or everything as old as the oldest interval."""
         steps = min(PRUNE_ROWS_MAX, 1 + bytes_over // STEP_BYTES)
         found = self._connection.execute(
-            "SELECT max(wall_s) FROM (SELECT wall_s FROM steps ORDER BY wall_s LIMIT ?) "
+            "SELECT max(wall_s) FROM (SELECT wall_s FROM steps ORDER BY wall_s LIMIT ?) AS oldest "
             "UNION ALL SELECT min(end_wall_s) FROM rank_intervals",
             (steps,),
         )
@@ -240,7 +241,7 @@ class HistoryStore:
         return self._delete_until(min(times_s) + WALL_EPSILON_S) if times_s else 0
 
 
-def load_run(connection: sqlite3.Connection, row: Sequence[Any], unreadable: list[str]) -> KeptRun | None:
+def load_run(connection: Connection, row: Sequence[Any], unreadable: list[str]) -> KeptRun | None:
     """Return a run from its row (id, body and story), with the ranks of its present attempt; None when the row cannot
     be read. Errors of unreadable rows are added to `unreadable`.
     """

@@ -15,7 +15,7 @@ from rankscope.measure.errors import UnavailableError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/commands.md").read_text()
-WITHOUT_JSON = {"serve", "relay", "top", "view", "keys", "files", "merge", "capture"}
+WITHOUT_JSON = {"serve", "relay", "top", "view", "log", "keys", "files", "merge", "capture"}
 """They have no answer: they serve, make files, or order."""
 JSON = {"--json": (0, "instead of the text"), "--json-file": (None, "write the JSON to this file, besides")}
 """Both options: number of values, and how the help ends."""

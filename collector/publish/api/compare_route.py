@@ -8,7 +8,6 @@ RUN is a name, an id, or `RUN@steps FIRST:END`, percent-encoded. The answer is t
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -17,6 +16,7 @@ import msgspec
 from rankscope.collector.comparison.compared_runs import FORCE, compare_selections
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
 from rankscope.collector.publish.routes import JSON, Response, refuse
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import SettingError, UnavailableError
 
 COMPARE_PATH: Final = "/api/v1/compare"
@@ -32,7 +32,7 @@ class CompareRoute:
 
     def __init__(
         self,
-        store: Path | None,
+        store: StoreAddress | None,
         answer_next: Callable[[str], Response | None],
         compare: Callable[..., RunComparison] = compare_selections,
     ) -> None:
@@ -59,7 +59,7 @@ class CompareRoute:
         finally:
             self._comparing.release()
 
-    def _compare(self, store: Path, asked: Mapping[str, str]) -> Response:
+    def _compare(self, store: StoreAddress, asked: Mapping[str, str]) -> Response:
         try:
             found = self._compare_selections(
                 store, asked["a"], asked["b"],

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
-from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -39,6 +38,7 @@ from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import read_windows
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import UnavailableError
 
 NODES_PATH: Final = "/api/v1/nodes"
@@ -140,7 +140,7 @@ class Api:
         self,
         read_snapshot: Callable[[], Snapshot],
         read_time_slices: Callable[[str], tuple[TimeSlice, ...]],
-        store: Path | None = None,
+        store: StoreAddress | None = None,
         read_nodes: Callable[[str | None], msgspec.Struct] | None = None,
         links: CaptureLinks = NO_LINKS,
     ) -> None:

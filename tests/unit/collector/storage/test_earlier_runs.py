@@ -18,6 +18,7 @@ from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.earlier_runs import EARLIER_RUNS, EARLIER_RUNS_MAX, EarlierRunReader, find_earlier_runs
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
+from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.clock import SystemClock
 from tests.unit.collector.runs.kept_runs import run_of
 
@@ -126,7 +127,7 @@ def test_each_attempt_is_read_once(path: Path) -> None:
 def test_answer_that_takes_longer_than_a_tick_is_not_lost(path: Path) -> None:
     may_answer, answers = threading.Event(), (EarlierRun(id_of(1), start_at(10.0)),)
 
-    def find(_path: Path, _run_id: str, _start: RunStart) -> tuple[EarlierRun, ...]:
+    def find(_address: StoreAddress, _run_id: str, _start: RunStart) -> tuple[EarlierRun, ...]:
         assert may_answer.wait(10.0)
         return answers
 

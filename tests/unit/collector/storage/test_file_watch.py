@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.storage.database import DamagedStoreError, Database
+from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.file_watch import StoreLoss
+from rankscope.collector.storage.store_errors import DamagedStoreError
 from rankscope.measure.errors import UnavailableError
 
 WALL_S = 1_800_000_000.0

@@ -129,7 +129,7 @@ def test_store_of_an_earlier_version_has_none(path: Path) -> None:
 def test_outcomes_wait_for_a_slow_transaction_of_the_store_thread(
     database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflights, "BUSY_MS", 60_000)  # however busy this machine is
+    monkeypatch.setattr(preflights, "BUSY_S", 60.0)  # however busy this machine is
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as slow:
         slow.execute("BEGIN IMMEDIATE")
         ending = threading.Timer(2 * BUSY_S, slow.execute, ("COMMIT",))  # longer than others wait
