@@ -105,6 +105,7 @@ class Session:
             return
         finish(self._guard, self._training.stop)
         finish(self._guard, self.script_exit.remove)
+        finish(self._guard, self.script_exit.note_unseen)
         finish(self._guard, self._connecting.stop, is_wait=True)
         end = self.script_exit.end if reason is None else ScriptEnd(reason)
         finish(self._guard, lambda: self._reporter.stop(end))
