@@ -134,6 +134,9 @@ PROMISES: Final = (
             "tests/unit/collector/runs/test_run_end.py",
         ),
     ),
+    Promise(
+        "an uncaught exception is told, whatever hook shows it", ("tests/unit/agent/shutdown/test_script_exit.py",)
+    ),
     Promise("errors of storage drivers are said in a line", ("tests/unit/collector/traces/test_driver_errors.py",)),
 )
 
