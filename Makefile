@@ -80,8 +80,9 @@ test-integration: packages $(STAMP) ## real sockets and real torchrun
 	$(JOBS) tests/integration
 
 soak: export SOAK := 1
-soak: packages $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults
+soak: packages $(STAMP) ## the fault tests with faults of a minute, what was broken once five times, then 1,024 ranks and half an hour of faults
 	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py tests/integration/test_selftest.py tests/integration/test_relay.py tests/integration/test_bad_peers.py tests/integration/test_fake_gpu_ranks.py tests/integration/test_fake_gpu_faults.py tests/integration/test_lost_store.py tests/integration/test_ordered_captures_of_jobs.py tests/integration/test_preflight.py tests/integration/test_first_minutes.py tests/integration/test_capture_uploads.py tests/integration/test_pipeline_traces.py tests/integration/test_demo.py tests/integration/test_program_shapes.py tests/integration/test_valgrind.py
+	for turn in 1 2 3 4 5; do $(JOBS) --timeout 1800 $$($(BIN)/python -m tests.kept_promises) || exit 1; done
 	$(BIN)/python -m bench.soak
 
 # With the torch of PYTHON, which fits the machine's driver, and nothing installed: the tree itself is what is imported.

@@ -5,6 +5,7 @@ A trace has names without what is on `sys.path`: `rankscope/agent/steps/torch_ho
 count that this package has two folders deep, as it has all hooks.
 """
 
+import contextlib
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,9 @@ def is_own_file(file: str) -> bool:
     """
     if file.startswith((*_FOLDERS, *_INSTALLED)) or any(f"/{folder}" in file for folder in _INSTALLED):
         return True
-    return "/".join(file.split("/")[-3:]) in _find_nested()
+    with contextlib.suppress(OSError):  # a process may have no file left to open, and asks this of its last error
+        return "/".join(file.split("/")[-3:]) in _find_nested()
+    return False
 
 
 @cache

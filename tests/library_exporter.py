@@ -13,6 +13,7 @@ from rankscope.collector.publish.metrics.measures import Measure, OfHistogram, O
 from rankscope.collector.publish.metrics.overview import build_overview
 from rankscope.collector.publish.metrics.rank_columns import RankColumns
 from rankscope.collector.publish.metrics.text_format import TextFormat
+from rankscope.collector.publish.metrics.valid_values import ROUNDING
 from rankscope.collector.runs.snapshot import Snapshot
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
@@ -32,12 +33,15 @@ class SnapshotExporter(Collector):
     def collect(self) -> Iterator[Family]:
         """Yield the families, in the order of the catalogue."""
         snapshot = self._read_snapshot()
+        impossible = 0
         for measure in CATALOG:
             if isinstance(measure.read, OfHistogram):
                 yield from _build_histogram(measure, measure.read, snapshot)
                 continue
-            values = _read(measure, snapshot, self._page)
-            known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
+            values = _read(measure, snapshot, self._page, impossible)
+            numbers = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
+            known = {labels: value for labels, value in numbers.items() if _can_be(value, *measure.valid_range)}
+            impossible += len(numbers) - len(known)
             if known:
                 yield _build_family(measure, known.items())
 
@@ -52,14 +56,18 @@ def render_by_library(snapshot: Snapshot, text_format: TextFormat, *, page: str 
     return text.decode()
 
 
-def _read(measure: Measure, snapshot: Snapshot, page: str) -> Iterable[Value]:
+def _can_be(value: float, smallest: float | None, largest: float | None) -> bool:
+    return (smallest is None or value >= smallest - ROUNDING) and (largest is None or value <= largest + ROUNDING)
+
+
+def _read(measure: Measure, snapshot: Snapshot, page: str, impossible: int) -> Iterable[Value]:
     match measure.read:
         case RankColumns() as columns:
             return _read_ranks(measure, columns, snapshot)
         case OfOverview(read):
             return read(build_overview(snapshot))
         case OfPage(read):
-            return read(page, 0)
+            return read(page, 0, impossible)
         case OfSnapshot(read):
             return read(snapshot)
         case OfHistogram():

@@ -65,6 +65,14 @@ class ScriptExit:
                 break
         return held
 
+    def note_unseen(self) -> None:
+        """Record an uncaught exception that did not come to our hook, at the end of the process: a script may have put
+        its own in the place of ours, as for colored tracebacks. The interpreter keeps what it has passed to any hook.
+        """
+        error = getattr(sys, "last_value", None)
+        if self.end.reason == "finished" and isinstance(error, BaseException) and _has_ended_main(error):
+            self.note_error(error)
+
     def _note_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         held: BaseException | None = None
         try:
@@ -73,6 +81,18 @@ class ScriptExit:
             self._previous_excepthook(kind, error, trace)
         if held is not None:
             self._previous_excepthook(type(held), held, held.__traceback__)
+
+
+def _has_ended_main(error: BaseException) -> bool:
+    """Return whether an exception has left the main module, and so ended the script: an interactive interpreter keeps
+    those of its inputs as well, and goes on.
+    """
+    main, trace = sys.modules.get("__main__"), error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy":  # python -m
+        trace = trace.tb_next
+    if main is None or trace is None or hasattr(sys, "ps1"):
+        return False
+    return trace.tb_frame.f_globals is vars(main) and trace.tb_frame.f_code.co_name == "<module>"
 
 
 def stop_with_process(script_exit: ScriptExit, stop: Callable[[], None]) -> None:

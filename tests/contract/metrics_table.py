@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankscope.collector.publish.metrics.catalog import CATALOG, SERIES_PER_RANK_MAX
-from rankscope.collector.publish.metrics.measures import Measure, Range
+from rankscope.collector.publish.metrics.measures import Measure
+from rankscope.collector.publish.metrics.valid_values import describe_range
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 BEGIN = "<!-- metrics: written by `python -m tests.contract.metrics_table` -->\n"
@@ -36,17 +37,8 @@ def _head(*labels: str) -> list[str]:
 
 def _cells(measure: Measure, *bound: str) -> Iterator[str]:
     yield from (f"`{measure.name}`", measure.kind, ", ".join(measure.labels) or "-", *bound)
-    for text in (measure.help, measure.formula, _format_range(measure.valid_range), measure.source):
+    for text in (measure.help, measure.formula, describe_range(measure.valid_range), measure.source):
         yield text.replace("|", r"\|")
-
-
-def _format_range(valid_range: Range) -> str:
-    smallest, largest = valid_range
-    if smallest == largest:
-        return f"{smallest:g}" if smallest is not None else "any"
-    if largest is None:
-        return f"from {smallest:g}"
-    return f"{smallest:g} to {largest:g}"
 
 
 def read_table() -> str:

@@ -61,7 +61,7 @@ NOT_SHOWN = {
     # The first of them are in a table.
     "rankscope_nodes_held_up",
     # Each is logged with what it was made of, and harms nobody: what is left out is absent where it would stand.
-    "rankscope_impossible_numbers_total",
+    "rankscope_impossible_numbers_total", "rankscope_series_impossible",
     # A pause of a collector is in its log, and what it missed is time that was not reported, which is shown.
     "rankscope_collector_absent_seconds_total",
     # The current drops are shown.

@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from rankscope.collector.publish.metrics.catalog import CATALOG, SERIES_DROPPED
+from rankscope.collector.publish.metrics.catalog import CATALOG, OF_PAGES
 from rankscope.collector.publish.metrics.measures import (
     RANK,
     SERIES_PER_RANK_MAX,
@@ -109,7 +109,7 @@ def test_the_reference_page_is_that_of_the_catalogue() -> None:
 
 def test_every_measure_of_the_catalogue_has_a_reader() -> None:
     assert {type(measure.read) for measure in CATALOG} == {RankColumns, OfSnapshot, OfHistogram, OfOverview, OfPage}
-    assert [measure.name for measure in CATALOG if isinstance(measure.read, OfPage)] == [SERIES_DROPPED]
+    assert [measure.name for measure in CATALOG if isinstance(measure.read, OfPage)] == list(OF_PAGES)
 
 
 def test_every_rank_has_series_of_the_measures_read_by_rank() -> None:

@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,9 +28,17 @@ from tests.unit.collector.runs.run_stories import Story
 CLOCK = "return new Date(1000 * arguments[0]).toISOString().slice(0, 19).replace('T', ' ')"
 PAINTED = """
 window.painted = {};
+window.paintedAt = {};
+window.readPainted = () => {
+  const texts = Object.entries(window.painted).filter(([, found]) => found.length);
+  const isNow = ([name]) => document.getElementById(name).getBoundingClientRect().width === window.paintedAt[name];
+  if (!texts.every(isNow)) return null;
+  return Object.fromEntries(texts.map(([name, found]) => [name, { width: window.paintedAt[name], texts: found }]));
+};
 const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
 CanvasRenderingContext2D.prototype.clearRect = function (...where) {
   window.painted[this.canvas.id] = [];
+  window.paintedAt[this.canvas.id] = this.canvas.getBoundingClientRect().width;
   clearRect.apply(this, where);
 };
 CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
@@ -39,7 +48,10 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
   fillText.call(this, text, x, y);
 };
 """
-"""Notes what each canvas of the page shows: texts, from where to where in CSS pixels, and their line."""
+"""Notes what each canvas of the page shows: texts, from where to where in CSS pixels, and their line; and how wide it
+was then. `readPainted` returns null until every canvas was painted at its present width: that changes when a scroll bar
+appears, which the page sees in the frame that follows.
+"""
 CHART_RIGHT, CHART_TOP = 6, 14
 """What the chart of step time leaves free, in CSS pixels (step_chart.js)."""
 
@@ -253,33 +265,69 @@ def find_cut(painted: list[tuple[str, float, float, float]], width: float) -> li
     return outside + over
 
 
+@contextmanager
+def noting_paint(browser: webdriver.Chrome, wide_px: int) -> Iterator[None]:
+    """Note what canvases show, in a window of that width."""
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": PAINTED})
+    make_wide(browser, wide_px)
+    try:
+        yield
+        browser.get("about:blank")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def make_wide(browser: webdriver.Chrome, wide_px: int) -> None:
+    metrics = {"width": wide_px, "height": 2200, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def train(world: LiveWorld, step_ms: float) -> None:
+    """Tell 48 steps of two ranks, late in a run."""
+    story = Story(2).join()
+    story.step = 1_234_000
+    for _ in range(6):
+        world.tell(story.train(8, forward=dict.fromkeys(range(2), step_ms)), "gpt")
+
+
+def read_painted(page: LivePage) -> dict[str, Any]:
+    """What each canvas shows, once each is painted at its present width."""
+    return wait_until(page.browser, lambda: page.run("return window.readPainted()"))
+
+
 @pytest.mark.parametrize("wide_px", [1300, 420])
 @pytest.mark.parametrize(("step_ms", "said"), [(1.0, " ms"), (1_000.0, "1.00 s"), (100_000.0, "100 s")])
 def test_every_text_on_a_canvas_has_its_room(
     browser: webdriver.Chrome, world: LiveWorld, step_ms: float, said: str, wide_px: int
 ) -> None:
-    story = Story(2).join()
-    story.step = 1_234_000
-    for _ in range(6):
-        world.tell(story.train(8, forward=dict.fromkeys(range(2), step_ms)), "gpt")
-    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": PAINTED})
-    metrics = {"width": wide_px, "height": 2200, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
-        with world.serve() as server:
-            page = LivePage(browser, server).open("#run=gpt&rank=1")
-            page.wait_for_text("#steps-basis", "The mean")
-            page.wait_for_rows("#beside", 2)
-            page.wait_for_map(48, 2)
-            painted = page.run("return window.painted")
-            cut = {name: find_cut(texts, page.size(f"#{name}")[0]) for name, texts in painted.items() if texts}
-            browser.get("about:blank")
-    finally:
-        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    train(world, step_ms)
+    with noting_paint(browser, wide_px), world.serve() as server:
+        page = LivePage(browser, server).open("#run=gpt&rank=1")
+        page.wait_for_text("#steps-basis", "The mean")
+        page.wait_for_rows("#beside", 2)
+        page.wait_for_map(48, 2)
+        painted = read_painted(page)
+    cut = {name: find_cut(one["texts"], one["width"]) for name, one in painted.items()}
     assert {name: texts for name, texts in cut.items() if texts} == {}
     assert {"heat", "steps", "peers"} <= cut.keys()
-    assert any(said in text for text, *_ in painted["peers"])
+    assert any(said in text for text, *_ in painted["peers"]["texts"])
+
+
+def test_page_that_becomes_narrower_paints_every_canvas_again(browser: webdriver.Chrome, world: LiveWorld) -> None:
+    """As it does when a scroll bar appears."""
+    train(world, 100.0)
+    with noting_paint(browser, 1300), world.serve() as server:
+        page = LivePage(browser, server).open("#run=gpt&rank=1")
+        page.wait_for_rows("#beside", 2)
+        page.wait_for_map(48, 2)
+        before = read_painted(page)
+        make_wide(browser, 1285)
+        after = read_painted(page)
+    assert {"heat", "steps"} <= before.keys()
+    assert {name: one["width"] - after[name]["width"] > 0 for name, one in before.items()} == dict.fromkeys(
+        before, True
+    )
 
 
 def test_value_under_the_pointer_is_read_and_left(page: LivePage) -> None:

@@ -30,7 +30,13 @@ OWN_LINE = re.compile(r"\d{4}-\d\d-\d\d ")
 """How the collector's own lines begin: libraries write none past them."""
 PATIENT = ("--rank-silent-s", "3600")
 """On a slow machine the ranks of the story are silent for long: that would be an incident of its own."""
-OWN = ("rankscope_series_dropped", "rankscope_otlp_", "rankscope_ingest_stall", "rankscope_http_refused")
+OWN = (
+    "rankscope_series_dropped",
+    "rankscope_series_impossible",
+    "rankscope_otlp_",
+    "rankscope_ingest_stall",
+    "rankscope_http_refused",
+)
 """Metrics about the page or the push itself, and one that changes with time."""
 
 

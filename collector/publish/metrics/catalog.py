@@ -23,7 +23,9 @@ from rankscope.collector.publish.metrics.rank_metrics import RANKS
 from rankscope.collector.publish.metrics.run_metrics import RUNS
 
 SERIES_DROPPED: Final = "rankscope_series_dropped"
-"""The metric about the page itself."""
+SERIES_IMPOSSIBLE: Final = "rankscope_series_impossible"
+OF_PAGES: Final = (SERIES_DROPPED, SERIES_IMPOSSIBLE)
+"""The metrics about a page itself."""
 
 CATALOG: Final[tuple[Measure, ...]] = (
     *RANKS,
@@ -41,7 +43,14 @@ CATALOG: Final[tuple[Measure, ...]] = (
         SERIES_DROPPED, "gauge", "", ("page",),
         "Series dropped from this page because of series_max or of the limit of series a rank.",
         "count", "collector: this page", NOT_NEGATIVE,
-        OfPage(lambda page, dropped: [((page,), dropped)]),
+        OfPage(lambda page, dropped, _impossible: [((page,), dropped)]),
+    ),
+    Measure(
+        SERIES_IMPOSSIBLE, "gauge", "", ("page",),
+        "Series left out of this page because their value is outside the range of their metric and so cannot be; the "
+        "first of each metric is logged with its labels.",
+        "count", "collector: this page", NOT_NEGATIVE,
+        OfPage(lambda page, _dropped, impossible: [((page,), impossible)]),
     ),
 )  # fmt: skip
 

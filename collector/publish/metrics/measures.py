@@ -36,9 +36,11 @@ class OfOverview(NamedTuple):
 
 
 class OfPage(NamedTuple):
-    """A reader of a metric of the page itself, from the page's name and the series dropped from it."""
+    """A reader of a metric of the page itself, from the page's name, the series dropped from it, and those left out
+    because their values cannot be.
+    """
 
-    read: Callable[[str, int], Iterable[Value]]
+    read: Callable[[str, int, int], Iterable[Value]]
 
 
 class Buckets(NamedTuple):

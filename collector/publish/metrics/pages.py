@@ -7,14 +7,15 @@ While the runs have at most `metrics_ranks_max` ranks together, /metrics has the
 /metrics/ranks has none: every series is on one page only, so scraping both counts nothing twice.
 
 A page has at most `series_max` series. A family that would exceed it is dropped whole: a sum over half of its ranks
-would be wrong and look right. `rankscope_series_dropped` counts the series dropped.
+would be wrong and look right. `rankscope_series_dropped` counts the series dropped. A value outside the range of its
+metric is left out alone, and `rankscope_series_impossible` counts such values.
 """
 
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import add
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -39,6 +40,7 @@ from rankscope.collector.publish.metrics.text_format import (
     render_labels,
     render_samples,
 )
+from rankscope.collector.publish.metrics.valid_values import ImpossibleValues
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
 
 METRICS_PATH: Final = "/metrics"
@@ -161,7 +163,8 @@ class _LabelledRows(NamedTuple):
 class _Block:
     """Some ranks of a page, and the text that ends the labels of their series."""
 
-    def __init__(self, ranks: Sequence[RankSnapshot], tails: Sequence[bytes]) -> None:
+    def __init__(self, run: str, ranks: Sequence[RankSnapshot], tails: Sequence[bytes]) -> None:
+        self._run = run
         self._ranks = ranks
         self._tails = tails
         self._shared: dict[Rows, _LabelledRows] = {}
@@ -184,6 +187,12 @@ class _Block:
             if rows.is_shared:
                 self._shared[rows] = found
         return found
+
+    def find_labels(self, rows: Rows, most: int, own: Labels, place: int) -> Labels:
+        """Return the values of the labels of a row of a column."""
+        owners, labels, _, _ = rows.find(self._ranks, most)
+        rank = str(self._ranks[owners[place]].identity.rank)
+        return (self._run, rank, *(labels[place] if labels else ()), *own)
 
 
 @dataclass(slots=True)
@@ -228,7 +237,8 @@ class MetricPages:
         is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max
         shown = snapshot.summarize() if is_summary and not is_small else snapshot
         overview = build_overview(shown) if is_summary else ()
-        of_ranks = self._render_ranks(snapshot, page) if is_summary == is_small else {}
+        impossible = ImpossibleValues()
+        of_ranks = self._render_ranks(snapshot, page, impossible) if is_summary == is_small else {}
         room, left_out = self._series_max, 0
         for measure in CATALOG:
             family = _NOTHING
@@ -236,13 +246,13 @@ class MetricPages:
                 case RankColumns():
                     family = of_ranks.pop(measure.name, _NOTHING)
                 case OfPage(read):
-                    family = _render_values(measure, read(page.name, left_out))
+                    family = _render_values(measure, read(page.name, left_out, impossible.count), impossible)
                 case OfOverview(read) if is_summary:
-                    family = _render_values(measure, read(overview))
+                    family = _render_values(measure, read(overview), impossible)
                 case OfSnapshot(read) if is_summary:
-                    family = _render_values(measure, read(shown))
+                    family = _render_values(measure, read(shown), impossible)
                 case OfHistogram(read) if is_summary:
-                    parts = [_render_values(*part) for part in split_histogram(measure, read(shown))]
+                    parts = [_render_values(*part, impossible) for part in split_histogram(measure, read(shown))]
                     texts = [text for part in parts for text in part.texts]
                     family = _Family(texts, sum(part.series for part in parts))
             left_out += family.left_out
@@ -254,39 +264,43 @@ class MetricPages:
                 yield from family.texts
         yield text_format.end
 
-    def _render_ranks(self, snapshot: Snapshot, page: Page) -> dict[str, _Family]:
+    def _render_ranks(self, snapshot: Snapshot, page: Page, impossible: ImpossibleValues) -> dict[str, _Family]:
         """Return the families of every rank, by name. The snapshots of a block are released before the next block."""
         families = {measure.name: _Family() for measure in CATALOG if isinstance(measure.read, RankColumns)}
         choose = _choose_all if page.shard is None else page.shard.choose
         for run, ranks in snapshot.blocks(choose, BLOCK_RANKS):
-            block = _Block(ranks, self._texts.find_ranks(run, ranks))
+            block = _Block(run, ranks, self._texts.find_ranks(run, ranks))
             for measure in CATALOG:
                 if isinstance(measure.read, RankColumns):
-                    self._render_columns(measure, measure.read, block, families[measure.name])
+                    self._render_columns(measure, measure.read, block, families[measure.name], impossible)
             del ranks, block
         return families
 
-    def _render_columns(self, measure: Measure, read_columns: RankColumns, block: _Block, family: _Family) -> None:
+    def _render_columns(
+        self, measure: Measure, read_columns: RankColumns, block: _Block, family: _Family, impossible: ImpossibleValues
+    ) -> None:
         """Add the lines of a block of ranks to a family."""
         rows, columns = read_columns
-        own = len(next(iter(columns)))
+        own, most = len(next(iter(columns))), measure.rows_per_rank_max
         names = measure.labels[len(RANK) : len(measure.labels) - own]
-        found = block.find(rows, measure.rows_per_rank_max, names, self._texts)
+        found = block.find(rows, most, names, self._texts)
         family.left_out += found.left_out * len(columns)
         for values, read in columns.items():
             head = f"{measure.name}{{".encode()
             if own:
                 head += render_labels(measure.labels[-own:], values) + b","
-            family.add(render_samples(head, found.labels, list(map(read, found.items))), self._series_max)
+            find_labels = partial(block.find_labels, rows, most, values)
+            numbers = impossible.without(measure, list(map(read, found.items)), find_labels)
+            family.add(render_samples(head, found.labels, numbers), self._series_max)
 
 
 def _choose_all(_run: str) -> Callable[[int], bool]:
     return lambda _rank: True
 
 
-def _render_values(measure: Measure, values: Iterable[Value]) -> _Family:
+def _render_values(measure: Measure, values: Iterable[Value], impossible: ImpossibleValues) -> _Family:
     """Return a family with each series once, where the value is a number: a series twice makes the page invalid."""
-    known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
+    known = impossible.keep_known(measure, values)
     if measure.labels:
         head, labels = f"{measure.name}{{", [_render_by_name(measure.labels, each) + b"} " for each in known]
     else:

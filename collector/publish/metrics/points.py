@@ -21,6 +21,7 @@ from rankscope.collector.publish.metrics.measures import (
 )
 from rankscope.collector.publish.metrics.overview import build_overview
 from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, Rows, RowSet
+from rankscope.collector.publish.metrics.valid_values import ImpossibleValues
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
 
 BLOCK_RANKS: Final = 128
@@ -57,38 +58,39 @@ def read_points(snapshot: Snapshot, *, metrics_ranks_max: int, all_ranks: bool) 
     is_small = sum(snapshot.sizes.values()) <= metrics_ranks_max
     shown = snapshot if is_small else snapshot.summarize()
     runs = {one.run: one.run_id for one in snapshot.sources}
-    yield Block(tuple(_read_summary(shown)), runs=runs)
+    impossible = ImpossibleValues()
+    yield Block(tuple(_read_summary(shown, impossible)), runs=runs)
     left_out = 0
     if is_small or all_ranks:
         for run, ranks in snapshot.blocks(lambda _run: lambda _rank: True, BLOCK_RANKS):
-            metrics, dropped = _read_ranks(run, ranks)
+            metrics, dropped = _read_ranks(run, ranks, impossible)
             left_out += dropped
             yield Block(metrics, {(run, str(one.identity.rank)): one.identity.boot_id for one in ranks}, runs)
             del ranks
     yield Block(tuple(
-        _keep_known(measure, measure.read.read(PAGE, left_out)) for measure in CATALOG
+        _keep_known(measure, measure.read.read(PAGE, left_out, impossible.count), impossible) for measure in CATALOG
         if isinstance(measure.read, OfPage)
     ), runs=runs)  # fmt: skip
 
 
-def _read_summary(snapshot: Snapshot) -> Iterator[Points]:
+def _read_summary(snapshot: Snapshot, impossible: ImpossibleValues) -> Iterator[Points]:
     overview = build_overview(snapshot)
     for measure in CATALOG:
         match measure.read:
             case OfOverview(read):
-                yield _keep_known(measure, read(overview))
+                yield _keep_known(measure, read(overview), impossible)
             case OfSnapshot(read):
-                yield _keep_known(measure, read(snapshot))
+                yield _keep_known(measure, read(snapshot), impossible)
             case OfHistogram(read):
-                yield from (_keep_known(*part) for part in split_histogram(measure, read(snapshot)))
+                yield from (_keep_known(*part, impossible) for part in split_histogram(measure, read(snapshot)))
 
 
-def _keep_known(measure: Measure, values: Iterable[Value]) -> Points:
-    known = {labels: float(value) for labels, value in values if value is not None and math.isfinite(value)}
-    return Points(measure, tuple(known.items()))
+def _keep_known(measure: Measure, values: Iterable[Value], impossible: ImpossibleValues) -> Points:
+    known = impossible.keep_known(measure, values)
+    return Points(measure, tuple((labels, float(value)) for labels, value in known.items()))
 
 
-def _read_ranks(run: str, ranks: Sequence[RankSnapshot]) -> tuple[list[Points], int]:
+def _read_ranks(run: str, ranks: Sequence[RankSnapshot], impossible: ImpossibleValues) -> tuple[list[Points], int]:
     """Return the points of some ranks of a run, and how many rows were dropped."""
     numbers = [str(rank.identity.rank) for rank in ranks]
     shared: dict[Rows, RowSet] = {}
@@ -109,8 +111,10 @@ def _read_ranks(run: str, ranks: Sequence[RankSnapshot]) -> tuple[list[Points], 
         ]
         points: list[Point] = []
         for own, read in columns.items():
-            values = zip(heads, map(read, row_set.items), strict=True)
-            points += [((*head, *own), float(value)) for head, value in values if _is_known(value)]  # type: ignore[arg-type]
+            rows_of_own = [(*head, *own) for head in heads]
+            known = impossible.without(measure, list(map(read, row_set.items)), rows_of_own.__getitem__)
+            values = zip(rows_of_own, known, strict=True)
+            points += [(labels, float(value)) for labels, value in values if _is_known(value)]  # type: ignore[arg-type]
         found.append(Points(measure, points))
     return found, left_out
 

@@ -16,8 +16,11 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 
 def patch(library: str) -> None:
@@ -191,6 +194,64 @@ def by_an_error() -> None:
         raise ValueError("the loss is not a number")
 
 
+def by_an_error_shown_otherwise() -> None:
+    sys.excepthook = lambda kind, error, _: print("shown:", kind.__name__, error)
+    by_an_error()
+
+
+def in_a_daemon() -> None:
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write_end)
+        print(os.read(read_end, 100), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return
+    os.setsid()
+    os.dup2(write_end, 200)
+    os.closerange(3, 200)
+    os.closerange(201, 256)
+    main()
+    os.write(200, b"trained")
+
+
+def traced() -> None:
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+        nonlocal lines
+        if frame.f_code is not Training.step.__code__:
+            return None
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    with group():
+        training = Training()
+        for _ in range(STEPS):
+            training.step()
+        print("lines", lines, sys.gettrace() is trace)
+        training.train()
+
+
+def with_warnings_as_errors() -> None:
+    warnings.simplefilter("error")
+    main()
+
+
+def in_trio() -> None:
+    trio = importlib.import_module("trio")
+
+    async def train() -> None:
+        training = Training()
+        for _ in range(STEPS):
+            training.step()
+            await trio.sleep(0)
+        await trio.to_thread.run_sync(Training().train)
+
+    with group():
+        trio.run(train)
+
+
 def by_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with group():
@@ -244,6 +305,11 @@ SHAPES: dict[str, Callable[[], None]] = {
     "os-exit": by_os_exit,
     "handler": by_a_handler,
     "error": by_an_error,
+    "own-hook": by_an_error_shown_otherwise,
+    "daemon": in_a_daemon,
+    "traced": traced,
+    "trio": in_trio,
+    "warnings": with_warnings_as_errors,
     "ctrl-c": by_ctrl_c,
     "twice": twice,
     "profiler": under_a_profiler,

@@ -1,5 +1,7 @@
 """Which files are of this package, by the names that frames, tracebacks and traces have for them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,13 @@ def test_the_demo_is_a_script() -> None:
     demo = Path(torch_hooks.__file__).parents[2] / "collector" / "demo" / "train.py"
     assert demo.exists()
     assert not is_own_file(str(demo))
+
+
+def test_process_without_a_file_to_open_is_answered() -> None:
+    """Its last error is asked about: it may be that there are too many open files."""
+    program = (
+        "import resource; from rankscope.measure.own_files import is_own_file; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); print(is_own_file('/home/me/train.py'))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert answer.stdout == "False\n"

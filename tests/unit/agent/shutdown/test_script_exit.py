@@ -1,7 +1,9 @@
 """Tests of how the end of a script is found out."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +115,35 @@ def test_finalizer_notes_the_exception_behind_an_exit_code() -> None:
     except SystemExit:
         _stop(script_exit, lambda: ends.append(script_exit.end))
     assert ends == [ScriptEnd("failed", "ValueError: no data", 1)]
+
+
+PROGRAM = """
+import atexit, code, sys
+from rankscope.agent.shutdown.script_exit import ScriptExit
+
+script_exit = ScriptExit()
+script_exit.install()
+atexit.register(lambda: print(script_exit.end.reason, script_exit.end.detail))
+atexit.register(script_exit.note_unseen)
+sys.excepthook = lambda *_: None
+"""
+"""A script with a hook of its own, which calls no other one."""
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("raise ValueError('no data')", "failed ValueError: no data"),
+        ("def train():\n    raise ValueError('no data')\ntrain()", "failed ValueError: no data"),
+        ("raise KeyboardInterrupt", "interrupted KeyboardInterrupt: "),
+        ("code.InteractiveInterpreter().runsource('1 / 0')", "finished "),
+        ("", "finished "),
+    ],
+)
+def test_error_that_another_hook_has_shown_is_known_at_the_end(then: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM + then)
+    for words in (("program.py",), ("-m", "program")):
+        ended = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert ended.stdout == f"{said}\n", ended.stderr

@@ -4,7 +4,14 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.collector.publish.metrics.catalog import CATALOG, SERIES_DROPPED, SERIES_PER_RANK_MAX
+from rankscope.collector.publish.metrics import valid_values
+from rankscope.collector.publish.metrics.catalog import (
+    CATALOG,
+    OF_PAGES,
+    SERIES_DROPPED,
+    SERIES_IMPOSSIBLE,
+    SERIES_PER_RANK_MAX,
+)
 from rankscope.collector.publish.metrics.measures import COLLECTIVE_KINDS_MAX, GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.collector.publish.metrics.node_metrics import OVERVIEW
 from rankscope.collector.publish.metrics.pages import (
@@ -19,6 +26,7 @@ from rankscope.collector.publish.metrics.pages import (
     parse_page,
 )
 from rankscope.collector.publish.metrics.text_format import TextFormat
+from rankscope.collector.publish.metrics.valid_values import find_outside
 from rankscope.collector.runs.snapshot import SUMMARY_FIELDS, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.records import AgentCost, Losses, Totals
@@ -75,7 +83,7 @@ def left_out(series: Series, page: Page = METRICS) -> float:
 def test_a_small_run_has_everything_on_metrics_and_no_series_on_the_page_of_ranks() -> None:
     snapshot = snapshot_of(3)
     assert PER_RANK - {"rankscope_rank_end_info"} <= names_of(series_of(snapshot, METRICS, metrics_ranks_max=3))
-    assert names_of(series_of(snapshot, RANKS, metrics_ranks_max=3)) == {SERIES_DROPPED}
+    assert names_of(series_of(snapshot, RANKS, metrics_ranks_max=3)) == set(OF_PAGES)
 
 
 def test_metrics_of_a_large_run_take_nothing_from_a_rank_but_its_outline() -> None:
@@ -104,7 +112,7 @@ def test_a_page_of_many_ranks_has_each_of_them_once_or_a_family_not_at_all() -> 
         assert [dict(labels)["rank"] for name, labels in found if name == family] == everybody
     for family in names_of(found) & PER_RANK:
         assert len(ranks_of({key: value for key, value in found.items() if key[0] == family})) == ranks
-    assert len(found) <= 3 * ranks + 1
+    assert len(found) <= 3 * ranks + len(OF_PAGES)
     assert left_out(found, RANKS) > 0
 
 
@@ -113,14 +121,14 @@ def test_the_families_of_a_large_run_s_ranks_are_on_their_own_page_alone() -> No
     on_metrics, on_ranks = (series_of(snapshot, page, metrics_ranks_max=3) for page in (METRICS, RANKS))
     assert names_of(on_metrics).isdisjoint(PER_RANK)
     assert {"rankscope_run_info", "rankscope_node_ranks", "rankscope_worst_rank_slowdown_ratio"} <= names_of(on_metrics)
-    assert names_of(on_ranks) <= PER_RANK | {SERIES_DROPPED}
+    assert names_of(on_ranks) <= PER_RANK | set(OF_PAGES)
     assert on_metrics.keys().isdisjoint(on_ranks)
 
 
 def test_both_pages_of_a_large_run_have_together_what_the_one_of_a_small_run_has() -> None:
     snapshot = full_snapshot()
     together = series_of(snapshot, METRICS, metrics_ranks_max=0) | series_of(snapshot, RANKS, metrics_ranks_max=0)
-    of_page = {(SERIES_DROPPED, (("page", RANKS.name),)): 0.0}
+    of_page = {(name, (("page", RANKS.name),)): 0.0 for name in OF_PAGES}
     assert together == series_of(snapshot, METRICS) | of_page
 
 
@@ -161,8 +169,8 @@ def test_the_shards_have_together_what_the_whole_page_has() -> None:
     for shard in shards:
         together |= series_of(snapshot, shard, metrics_ranks_max=0)
     whole = series_of(snapshot, RANKS, metrics_ranks_max=0)
-    assert {key: value for key, value in together.items() if key[0] != SERIES_DROPPED} == {
-        key: value for key, value in whole.items() if key[0] != SERIES_DROPPED
+    assert {key: value for key, value in together.items() if key[0] not in OF_PAGES} == {
+        key: value for key, value in whole.items() if key[0] not in OF_PAGES
     }
     assert sum(name == SERIES_DROPPED for name, _ in together) == 3
 
@@ -234,7 +242,7 @@ def test_a_family_that_does_not_fit_is_left_out_whole_and_counted() -> None:
     assert left_out(whole) == 0
     # The series that tells of it is on both pages.
     assert left_out(bounded) == len(whole) - len(bounded)
-    assert len(bounded) - 1 <= 6
+    assert len(bounded) - len(OF_PAGES) <= 6
 
 
 def test_a_smaller_family_after_one_that_does_not_fit_is_shown() -> None:
@@ -246,8 +254,8 @@ def test_a_smaller_family_after_one_that_does_not_fit_is_shown() -> None:
 
 def test_a_page_of_no_room_at_all_still_says_what_it_lacks() -> None:
     nothing = series_of(snapshot_of(1), METRICS, series_max=0)
-    assert names_of(nothing) == {SERIES_DROPPED}
-    assert left_out(nothing) == len(series_of(snapshot_of(1), METRICS)) - 1
+    assert names_of(nothing) == set(OF_PAGES)
+    assert left_out(nothing) == len(series_of(snapshot_of(1), METRICS)) - len(OF_PAGES)
 
 
 def hostile_rank() -> RankSnapshot:
@@ -307,3 +315,42 @@ def test_what_one_rank_has_too_much_of_costs_no_other_rank_anything() -> None:
     alone = series_of(snapshot_with(other), METRICS)
     of_other = {key for key in alone if key[0] in PER_RANK}
     assert of_other <= shown.keys()
+
+
+# -- values that cannot be --------------------------------------------------------------------------------------------
+
+
+def with_idle_ratio(rank: int, window_ns: int, idle_ns: int) -> RankSnapshot:
+    """A full rank whose last windows were idle for so long."""
+    breakdown = full_rank(0).breakdown
+    assert breakdown is not None
+    return rank_of(rank, breakdown=msgspec.structs.replace(breakdown, window_ns=window_ns, idle_ns=idle_ns))
+
+
+def impossible(series: Series, page: Page = METRICS) -> float:
+    return series[SERIES_IMPOSSIBLE, (("page", page.name),)]
+
+
+def test_value_outside_its_metric_s_range_is_absent_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    valid_values._LOGGED.clear()
+    ranks = (with_idle_ratio(0, 100, 20), with_idle_ratio(1, 100, 125), rank_of(2, slowdown_ratio=-0.5))
+    series = series_of(snapshot_with(*ranks), METRICS)
+    idle = {dict(labels)["rank"]: value for (name, labels), value in series.items() if name == "rankscope_idle_ratio"}
+    assert (idle["0"], "1" in idle, "2" in idle) == (0.2, False, True)
+    assert not any(name == "rankscope_slowdown_ratio" and ("rank", "2") in labels for name, labels in series)
+    assert impossible(series) >= 2
+    assert "rankscope_idle_ratio cannot be 1.25 ({'run': 'a', 'rank': '1'}; its range is 0 to 1)" in caplog.text
+
+
+def test_first_impossible_value_of_a_metric_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    valid_values._LOGGED.clear()
+    snapshot = snapshot_with(with_idle_ratio(0, 100, 125), with_idle_ratio(1, 100, 150))
+    for page in (METRICS, METRICS):
+        assert impossible(series_of(snapshot, page)) >= 2
+    (message,) = [one.message for one in caplog.records if "rankscope_idle_ratio" in one.message]
+    assert "{'run': 'a', 'rank': '0'}" in message
+
+
+def test_last_digits_of_a_float_make_no_share_impossible() -> None:
+    assert find_outside([1 + 1e-12, -1e-12], (0, 1)) == []
+    assert find_outside([1 + 1e-6, -1e-6, float("inf")], (0, 1)) == [0, 1]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rankscope.collector.publish.metrics.catalog import SERIES_DROPPED
+from rankscope.collector.publish.metrics.catalog import OF_PAGES, SERIES_DROPPED
 from rankscope.collector.publish.metrics.measures import COLLECTIVE_KINDS_MAX
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.points import read_points
@@ -28,11 +28,11 @@ def run_of(ranks: int, **known: object) -> Snapshot:
 
 
 def points_of(snapshot: Snapshot, *, all_ranks: bool = False) -> Series:
-    """The points by metric and labels, each of which is there once; without the one about the page."""
+    """The points by metric and labels, each of which is there once; without those about the page."""
     series: Series = {}
     for block in read_points(snapshot, metrics_ranks_max=64, all_ranks=all_ranks):
         for measure, points in block.metrics:
-            for values, number in points if measure.name != SERIES_DROPPED else ():
+            for values, number in points if measure.name not in OF_PAGES else ():
                 labels = zip(measure.labels, values, strict=True)
                 key = measure.name, tuple(sorted((name, value) for name, value in labels if value))
                 assert key not in series
@@ -41,12 +41,12 @@ def points_of(snapshot: Snapshot, *, all_ranks: bool = False) -> Series:
 
 
 def pages_of(snapshot: Snapshot, *paths: str) -> Series:
-    """The series of these pages, without the one about the page."""
+    """The series of these pages, without those about the page."""
     series: Series = {}
     for path in paths:
         text = b"".join(MetricPages().render(snapshot, Page(path), TextFormat.CLASSIC)).decode()
         series |= read_page(text)
-    return {key: number for key, number in series.items() if key[0] != SERIES_DROPPED}
+    return {key: number for key, number in series.items() if key[0] not in OF_PAGES}
 
 
 def test_points_are_the_series_of_the_page() -> None:
@@ -96,3 +96,12 @@ def test_ranks_come_in_blocks_with_their_processes() -> None:
     blocks = list(read_points(run_of(130), metrics_ranks_max=64, all_ranks=True))
     assert [len(block.processes) for block in blocks] == [0, 128, 2, 0]
     assert blocks[2].processes["bert", "129"] == full_rank(0).identity.boot_id
+
+
+def test_values_that_cannot_be_are_no_points_either() -> None:
+    breakdown = full_rank(0).breakdown
+    assert breakdown is not None
+    snapshot = run_of(2, breakdown=msgspec.structs.replace(breakdown, window_ns=100, idle_ns=125))
+    points = points_of(snapshot)
+    assert points == pages_of(snapshot, METRICS_PATH)
+    assert not any(name == "rankscope_idle_ratio" for name, _ in points)
