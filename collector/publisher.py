@@ -99,7 +99,7 @@ class Publisher:
             access=access,
             read_report=(lambda run: report_as_json(store, run)) if config.store else None,
             store=store if config.store else None,
-            metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
+            metric_pages=MetricPages(metrics_ranks_max=config.metrics_ranks_max),
             read_dump=self._ask_for_dump,
             read_time_slices=self._decoder.find_time_slices,
             order_capture=self._order_capture,

@@ -41,18 +41,16 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
     ),
     "storage (docs/history.md)": ("store", "history_kept_s", "history_bytes_max"),
-    "metrics (docs/metrics.md)": ("metrics_ranks_max", "series_max"),
+    "metrics (docs/metrics.md)": ("metrics_ranks_max",),
     "detection (docs/detection.md)": (
         "slowdown_ratio_min",
     ),
-    "incidents (docs/incidents.md)": ("incident_reopen_s",),
     "notifications (docs/notifications.md)": (
         "notify_webhook_url", "notify_webhook_secret_file", "notify_webhook_ca_file", "notify_command",
         "notify_hooks", "notify_severity_min", "notify_interval_s",
     ),
     "OpenTelemetry (docs/opentelemetry.md)": (
-        "otlp", "otlp_endpoint", "otlp_protocol", "otlp_interval_s", "otlp_all_ranks", "otlp_incidents",
-        "otlp_headers_file", "otlp_certificate_file",
+        "otlp", "otlp_endpoint", "otlp_all_ranks", "otlp_incidents",
     ),
     "limits and intervals": (),
 }  # fmt: skip

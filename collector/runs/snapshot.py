@@ -127,7 +127,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
     empty: nothing. `checkpoints` are those that the ranks have marked. `medians_of` says which steps the medians of
     the ranks are of; None: of none yet. `compilations` is what torch.compile has done in this attempt.
-    `step_durations`: how many steps of this attempt lasted how long, None where that is not wanted.
+    `step_durations`: how many steps of this attempt lasted how long, None in a snapshot made by hand.
     """
 
     run: str

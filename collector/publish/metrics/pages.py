@@ -6,7 +6,7 @@
 While the runs have at most `metrics_ranks_max` ranks together, /metrics has the metrics of every rank too, and
 /metrics/ranks has none: every series is on one page only, so scraping both counts nothing twice.
 
-A page has at most `series_max` series. A family that would exceed it is dropped whole: a sum over half of its ranks
+A page has at most SERIES_MAX series. A family that would exceed it is dropped whole: a sum over half of its ranks
 would be wrong and look right. `rankscope_series_dropped` counts the series dropped.
 """
 

@@ -265,7 +265,7 @@ def _errors_and_stores() -> list[Placed]:
         ),
         number(
             "Series dropped",
-            "Series missing on the pages of metrics because of series_max or the limit of series a rank.",
+            "Series missing on the pages of metrics because of the limit of series a page or a rank.",
             NUMBER,
             "sum(rankscope_series_dropped)",
             colours=too_high(red=1),

@@ -163,8 +163,7 @@ def _steps() -> list[Placed]:
         ),
         lines(
             "Distribution of steps",
-            "Quantiles of the duration of the run's steps: median, nine of ten, 99 of 100. Absent where the setting "
-            "`step_histogram` is off.",
+            "Quantiles of the duration of the run's steps: median, nine of ten, 99 of 100.",
             SECONDS,
             *(
                 Query(
