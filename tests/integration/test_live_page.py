@@ -82,6 +82,22 @@ def test_first_run_is_shown_without_being_asked_for(page: LivePage) -> None:
     assert figures["run slowdown"] == "1.86x"
 
 
+def test_every_figure_says_what_it_is_when_it_is_pointed_at(page: LivePage) -> None:
+    page.wait_for_text("#figures", "run slowdown")
+    said = page.run("return [...document.querySelectorAll('#figures > div')].map((one) => [one.textContent, one.title])")
+    assert len(said) >= 4
+    assert [text for text, title in said if not title] == []
+
+
+def test_scale_ends_where_the_colors_of_the_map_do(page: LivePage) -> None:
+    page.wait_for_map(109, 4)
+    assert (page.text("#heat-least"), page.text("#heat-most")) == ("0.5x or less", "8x its peers or more")
+    width, _ = page.size("#heat-scale")
+    # From half to 8 times as long are four octaves: equal is a quarter of the way.
+    for share, name in ((0.004, "fast"), (0.25, "equal"), (0.996, "hottest")):
+        assert is_near(page.pixels("#heat-scale", share * width)[2], page.colour(name), 25)
+
+
 def test_row_of_the_slow_rank_is_hot_from_the_step_it_was_slow(page: LivePage) -> None:
     # Compared are the steps 3 to 111; the rank is slow from step 64 on, the 62nd of them.
     page.wait_for_map(109, 4)

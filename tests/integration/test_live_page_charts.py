@@ -226,6 +226,16 @@ def test_events_stand_on_the_chart_where_they_happened(page: LivePage, world: Li
     assert max(count_red(x - 12), count_red(x + 12)) < 5
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_begin_and_find_of_a_finding_have_one_color(page: LivePage, world: LiveWorld, scheme: str) -> None:
+    prefer(page.browser, color_scheme=scheme)
+    show_events(page, world)
+    assert page.colour("event-finding") == page.colour("critical")
+    assert not is_near(page.colour("event-finding"), page.colour("mine"), 50)  # the line of the longest step
+    swatch = "return getComputedStyle(document.querySelector('#marks .event-finding')).borderTopColor"
+    assert page.run(swatch) == f"rgb({', '.join(map(str, page.colour('critical')[:3]))})"
+
+
 def test_shares_are_read_with_their_unit(page: LivePage) -> None:
     page.open("#run=gpt")
     page.wait_for_rows("#phases-now", 5)

@@ -8,6 +8,7 @@ const BELOW = 20;
 const TOP = 14; // for the heads of events
 const CUT_OFF = 4; // times the median: one stalled step must not flatten all others
 const NEAR_PX = 5;
+const DASHES = [4, 2];
 const NS_PER_S = 1e9;
 const EVENTS_MAX = 50;
 const CHECKPOINTS_LISTED = 3; // the latest: those of a day would hide all else
@@ -134,16 +135,29 @@ const drawLine = (pen, points, toX, toY, name, wide) => {
   pen.stroke();
 };
 
+/** Begin and find of a finding have one color: where it begins the line is whole and the head full. */
 const drawEvents = (pen, events, toX, height) => {
   for (const { kind, wallS } of events) {
     const x = toX({ wallS });
-    pen.fillStyle = pen.strokeStyle = color(`event-${kind}`);
-    if (kind !== "checkpoint") pen.fillRect(x - 0.5, TOP - 2, 1, height - BELOW - TOP + 2); // they are many
+    const isBegin = kind === "begin";
+    pen.fillStyle = pen.strokeStyle = color(`event-${isBegin ? "finding" : kind}`);
+    pen.lineWidth = isBegin ? 2 : 1;
+    if (kind !== "checkpoint") {
+      // they are many
+      pen.setLineDash(kind === "finding" ? DASHES : []);
+      pen.beginPath();
+      pen.moveTo(x, TOP - 2);
+      pen.lineTo(x, height - BELOW);
+      pen.stroke();
+      pen.setLineDash([]);
+    }
     pen.beginPath();
     pen.moveTo(x - 5, 2);
     pen.lineTo(x + 5, 2);
     pen.lineTo(x, TOP - 2);
-    pen.fill();
+    pen.closePath();
+    pen.stroke();
+    if (kind !== "finding") pen.fill();
   }
 };
 

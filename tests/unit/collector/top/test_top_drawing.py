@@ -62,6 +62,14 @@ def test_screen_fits_eighty_columns_and_its_height() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_signs_of_the_bars_are_explained_below_them() -> None:
+    ranks = tuple(line(rank, phases_ns_median=PHASES_NS, ratios={"compute": 0.5, "idle": 0.5}) for rank in range(100))
+    (key,) = lines_of(Board(), view(ranks))[-2:-1]
+    assert key == "d data  f forward  b backward   # compute  . idle"
+    assert key not in lines_of(Board(), view(ranks), height=10)  # a low terminal has ranks instead
+    assert lines_of(Board(), view((line(0),)))[-2].startswith("──")  # nor is there a key of no bars
+
+
 def test_ended_run_shows_its_end_and_no_ranks_up() -> None:
     first = FirstToFail(rank=1, node="gpu-a", reason="crashed", detail="SIGSEGV", line="a.py:24 (run)", last_step=7)
     end = RunEnd(reason="crashed", ended_wall_s=59.0, ranks={"crashed": 1}, first=first)
