@@ -264,7 +264,7 @@ class CollectorConfig(Settings):
     slowdown_ratio_min: float = setting(
         1.05,
         Setting(
-            "Smallest effect called slow: the rank's compute excluding waits over the median of its peer ranks.",
+            "Smallest effect called slow: the rank's own time over the median of its peer ranks.",
             unit="ratio",
             smallest=1.01,
             largest=10,
@@ -301,7 +301,7 @@ class CollectorConfig(Settings):
     imbalance_ratio_min: float = constant(
         1.15,
         Setting(
-            "Smallest effect called an imbalance: the compute excluding waits of ranks that do other work than the "
+            "Smallest effect called an imbalance: the own time of ranks that do other work than the "
             "others (a pipeline stage, a group of experts) over the mean of all. One layer above a mean of seven is "
             "1.14.",
             unit="ratio",

@@ -259,7 +259,7 @@ def full_snapshot() -> Snapshot:
     counts = CollectorCounts(
         frames_received=83, connections=17, read_pause_s=0.031,
         frames_refused={"bad_magic": 2, "protocol_too_new": 1}, contained_errors={"run_state": 0},
-        impossible={"loss": 1, "self_time": 2}, absent_s=25.5,
+        impossible={"loss": 1, "own_time": 2}, absent_s=25.5,
         peers_refused={"key_not_allowed": 3}, answers_unsent={"full": 4}, relays=2, relay_batches=40,
         relay_dropped={"no_collector": 6}, relay_refused={"bad_magic": 7}, http_refused={"unauthorised": 5},
         stores_lost={"removed": 1}, store_writable=True, store_bytes=61_440, history_dropped=0,

@@ -250,11 +250,11 @@ class Attempt:
     # -- detection -----------------------------------------------------------------------------------------------------
 
     def read_series(self, ranks: tuple[int, ...], *, skip_steps: int) -> StepSeries:
-        """Return the steps of these ranks without the first `skip_steps`, with the times of enqueuing where self times
+        """Return the steps of these ranks without the first `skip_steps`, with the times of enqueuing where own times
         are not measured.
         """
         series = self.window.series(ranks, skip_steps=skip_steps, is_on_cpus=not self._has_gpus(ranks))
-        return series if series.self_is_measured else replace(series, enqueues=self.enqueues.read())
+        return series if series.own_is_measured else replace(series, enqueues=self.enqueues.read())
 
     def _has_gpus(self, ranks: tuple[int, ...]) -> bool:
         """Return whether any of the first ranks has a GPU, also one that NVML does not show."""

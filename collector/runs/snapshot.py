@@ -69,7 +69,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     records_late: int = 0
     step_ns_median: float | None = None
     phases_ns_median: Mapping[str, float] = {}
-    self_ns_median: float | None = None
+    own_ns_median: float | None = None
     slowdown_ratio: float | None = None
     breakdown: WindowBreakdown | None = None
     totals: Totals = Totals()
@@ -101,7 +101,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 SUMMARY_FIELDS: Final = frozenset(
     {
         "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
-        "devices", "node", "breakdown", "ratio_basis", "cost", "step_ns_median", "self_ns_median", "slowdown_ratio",
+        "devices", "node", "breakdown", "ratio_basis", "cost", "step_ns_median", "own_ns_median", "slowdown_ratio",
         "wait_caused_ns_median", "flops",
     }
 )  # fmt: skip

@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.invariants import require
-from rankscope.collector.steps.host_self_times import WAITS_IN
+from rankscope.collector.steps.host_own_times import WAITS_IN
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import PHASES
@@ -232,7 +232,7 @@ def _find_by_own_time(
     """Return whose a long step is by the ranks' own times, and the phase of it that is longest beyond usual; None where
     these are not known in it and around it, or no rank or several hold it.
     """
-    own_ns = _excess_of(series.self_ns, row, around)
+    own_ns = _excess_of(series.own_ns, row, around)
     if np.isnan(own_ns).any() or len(own_ns) < 2:  # noqa: PLR2004 - nobody to compare with
         return None
     holders = np.flatnonzero(own_ns >= least_ns)

@@ -112,7 +112,7 @@ def _name_columns(node: Column, *, is_by_node: bool) -> list[Column]:
 def _time_columns() -> list[Column]:
     return [
         Column("step ms", 8, lambda row: make_line(_ms(_worst(row).step_ns_median))),
-        Column("own ms", 8, lambda row: make_line(_ms(_worst(row).self_ns_median))),
+        Column("own ms", 8, lambda row: make_line(_ms(_worst(row).own_ns_median))),
         Column("slow", 6, lambda row: _draw_slowdown(_worst(row).slowdown_ratio)),
     ]
 

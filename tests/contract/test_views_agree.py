@@ -160,7 +160,7 @@ def test_own_times_of_the_finding_are_those_of_a_table_of_its_steps(run: RunSnap
     ranks = {rank.identity.rank: rank for rank in run.ranks}
     for one in run.open_findings:
         if one.kind == "straggler" and one.rank is not None:
-            assert ranks[one.rank].self_ns_median == pytest.approx(one.evidence["self_ns"], rel=0.02)
+            assert ranks[one.rank].own_ns_median == pytest.approx(one.evidence["own_ns"], rel=0.02)
 
 
 def test_incident_and_wire_have_the_same_words(run: RunSnapshot) -> None:

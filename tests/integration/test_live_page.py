@@ -84,7 +84,8 @@ def test_first_run_is_shown_without_being_asked_for(page: LivePage) -> None:
 
 def test_every_figure_says_what_it_is_when_it_is_pointed_at(page: LivePage) -> None:
     page.wait_for_text("#figures", "run slowdown")
-    said = page.run("return [...document.querySelectorAll('#figures > div')].map((one) => [one.textContent, one.title])")
+    figures = "[...document.querySelectorAll('#figures > div')]"
+    said = page.run(f"return {figures}.map((one) => [one.textContent, one.title])")
     assert len(said) >= 4
     assert [text for text, title in said if not title] == []
 
@@ -159,7 +160,7 @@ def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> N
     page.wait_for_text("#open-findings", "Rank 2 (node-a): 1.86x slower than its 3 peers since step 64")
     find(page.browser, "#open-findings summary").click()
     evidence = dict(page.rows("#open-findings table"))
-    assert (evidence["self_ns"], evidence["peers_self_ns"]) == ("65.0 ms", "35.0 ms")
+    assert (evidence["own_ns"], evidence["peers_own_ns"]) == ("65.0 ms", "35.0 ms")
     assert page.text("#announcement") == ""
 
 

@@ -283,7 +283,7 @@ def test_link_that_has_the_focus_keeps_it_while_the_evidence_changes(page: LiveP
     show_linked(page, world)
     page.run("document.querySelector('#open-findings .links a').focus()")
     run, picture = huge_run("gpt", RANKS, SLOW_RANK)
-    later = msgspec.structs.replace(straggler(3, SLOW_RANK), sentence="It is slower.", evidence={"self_ns": 2e8})
+    later = msgspec.structs.replace(straggler(3, SLOW_RANK), sentence="It is slower.", evidence={"own_ns": 2e8})
     world.show(msgspec.structs.replace(run, open_findings=(later,)), steps={"gpt": picture})
     page.wait_for_text("#open-findings", "It is slower.")
     assert page.run("return document.activeElement.textContent") == "Rank 77 beside its peers"

@@ -169,7 +169,7 @@ def find_cause(
     """Return the cause of one straggler. Nothing is known of machines without `machines` and `all_excess_ns`, the
     excess of each rank of the series over its own peers, shape (n, ranks).
     """
-    excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
+    excess_ns = max(1.0, slow.own_ns - slow.peers_own_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
     old = find_old_signs(slow, samples)
     compiled_in = frozenset(series.steps[_judged_rows(slow, series)].tolist())
@@ -306,7 +306,7 @@ def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples
             cause = name_throttle([reason for reason in reasons if not _is_common(reason, peers)])
         else:
             evidence["sm_clock_ratio"] = ratio
-            if ratio >= CLOCK_RATIO or slow.self_ns * (1 - ratio) < EXPLAINS * excess_ns:
+            if ratio >= CLOCK_RATIO or slow.own_ns * (1 - ratio) < EXPLAINS * excess_ns:
                 continue
             text = f"its GPU at {100 * ratio:.0f} % of its peers' clock"
             cause = name_throttle(reasons) or ("gpu_slow_clock", text)

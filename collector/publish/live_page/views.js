@@ -6,7 +6,7 @@ import { hideEmpty } from "./machines.js";
 
 const RECENT = 5; // slices of /history in the column "recent"
 const TIMED = {
-  "own time, ms": "self_ns_median",
+  "own time, ms": "own_ns_median",
   "step, ms": "step_ns_median",
   "caused wait per step, ms": "wait_caused_ns_median",
 };
@@ -208,7 +208,7 @@ export const showRanks = ({ ranks, ranks_known: known, medians_said: said }, cur
         one.node,
         stateOf(one, wallS),
         times(one.slowdown_ratio),
-        ms(one.self_ns_median),
+        ms(one.own_ns_median),
         ms(one.step_ns_median),
         ms(one.phases_ns_median.data),
         ms(one.phases_ns_median.forward),

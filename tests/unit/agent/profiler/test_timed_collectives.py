@@ -105,7 +105,7 @@ def count_reads(rank: Rank, *times_ns: int) -> int:
 
 
 def timed(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
-    assert [window.covered_steps for window in found] == [None] * len(found), "no self time follows from them"
+    assert [window.covered_steps for window in found] == [None] * len(found), "no own time follows from them"
     return [window.timed_steps for window in found]
 
 

@@ -30,9 +30,9 @@ def reason(run: RunState, wanted: CaptureRequest, ranks_max: int = RANKS_MAX) ->
 
 
 def test_slowest_rank_comes_with_a_peer_and_a_neighbour() -> None:
-    medians = RankMedians((0, 1, 2, 3, 4), {"self_ns_median": (6.0, 7.0, 5.0, 20.0, 8.0)})
+    medians = RankMedians((0, 1, 2, 3, 4), {"own_ns_median": (6.0, 7.0, 5.0, 20.0, 8.0)})
     nodes = {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}
-    # The peers of 3 by self time are 2, 0, 1, 4: 0 is the lower middle. Of 2 and 4, as near, 2 is lower.
+    # The peers of 3 by own time are 2, 0, 1, 4: 0 is the lower middle. Of 2 and 4, as near, 2 is lower.
     assert choose_beside(3, medians, [(0, 1, 2, 3, 4)], nodes) == (0, 2, 3)
 
 

@@ -28,7 +28,7 @@ def lines_of(board: Board, view: RunView, width: int = 80, height: int = 24) -> 
 
 
 def line(rank: int, ratio: float | None = 1.0, node: str = "gpu-a", **more: object) -> RankLine:
-    times = {"step_ns_median": 100.0 * NS_PER_MS, "self_ns_median": 90.0 * NS_PER_MS}
+    times = {"step_ns_median": 100.0 * NS_PER_MS, "own_ns_median": 90.0 * NS_PER_MS}
     return RankLine(rank=rank, node=node, slowdown_ratio=ratio, **{**times, **more})  # type: ignore[arg-type]
 
 

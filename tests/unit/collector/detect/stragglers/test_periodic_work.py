@@ -82,15 +82,15 @@ def test_other_slowness_in_some_steps_is_a_straggler(longer_ms: dict[int, float]
 
 
 def test_without_phases_it_is_a_straggler() -> None:
-    (found,) = findings(view_of(series_of((view(every((10, 50.0))).series.self_ns / MS).tolist())))
+    (found,) = findings(view_of(series_of((view(every((10, 50.0))).series.own_ns / MS).tolist())))
     assert found.kind == "straggler"
 
 
 def test_slow_loader_every_tenth_step_is_a_straggler() -> None:
     look = view(every((10, 50.0)))
-    self_ms = look.series.self_ns / MS
-    longer = (self_ms - 95.0).tolist()
-    (found,) = findings(view_of(series_of(self_ms.tolist(), phases_ms={"data": longer, "other": longer})))
+    own_ms = look.series.own_ns / MS
+    longer = (own_ms - 95.0).tolist()
+    (found,) = findings(view_of(series_of(own_ms.tolist(), phases_ms={"data": longer, "other": longer})))
     assert (found.kind, found.cause) == ("straggler", "data_loading")
 
 

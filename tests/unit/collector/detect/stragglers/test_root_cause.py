@@ -1,4 +1,4 @@
-"""The cause of a straggler, by hand-made cases: rank 3 has a self time of 150 ms, its three peers 100 ms.
+"""The cause of a straggler, by hand-made cases: rank 3 has an own time of 150 ms, its three peers 100 ms.
 
 The excess is 50 ms, so a part must hold 25 ms of it to be the cause.
 """
@@ -48,10 +48,10 @@ def cause_of(
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
     compiled: Mapping[int, Sequence[CompiledFrame] | None] | None = None,
     level_from_step: int = 0,
-    self_ms: float = 150.0,
+    own_ms: float = 150.0,
 ) -> Cause:
-    series = series_of(alike(self_ms, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
-    slow = slow_of(SLOW, PEERS, self_ms=self_ms, peers_ms=100.0, level_from_step=level_from_step)
+    series = series_of(alike(own_ms, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
+    slow = slow_of(SLOW, PEERS, own_ms=own_ms, peers_ms=100.0, level_from_step=level_from_step)
     samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronisations=synchronisations or {})
     return find_cause(slow, series, samples._replace(allocators=allocators or {}, compiled=compiled or {}))
 
@@ -92,14 +92,14 @@ def test_phase_that_no_step_knows_of_all_ranks_is_no_evidence() -> None:
 def test_steps_without_known_waits_count_for_steady_slowness(pattern: str, expected: dict[str, int]) -> None:
     unknown = [UNKNOWN] * 4
     series = series_of(alike(150.0, 100.0), cpu_ms=[unknown] * 7 + [[90.0] * 3 + [140.0]] + [unknown] * 2)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
     slow = slow._replace(slow_steps=np.arange(3), pattern=pattern)
     assert find_cause(slow, series, Samples({}, {}, {})).evidence == expected
 
 
 def test_slow_host_is_not_named_where_only_the_devices_own_times_are_known() -> None:
-    by_host = series_of(alike(150.0, 100.0), cpu_ms=alike(140.0, 90.0), self_is_measured=False)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    by_host = series_of(alike(150.0, 100.0), cpu_ms=alike(140.0, 90.0), own_is_measured=False)
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
     assert find_cause(slow, by_host, Samples({}, {}, {})).name == "host_cpu"
     by_device = dataclasses.replace(by_host, is_by_device=True)
     assert find_cause(slow, by_device, Samples({}, {}, {}))[:2] == NO_CAUSE
@@ -230,7 +230,7 @@ def test_clock_is_the_cause_if_it_can_explain_half_the_excess(clock_ghz: float, 
 
 
 def test_clock_within_five_per_cent_of_the_peers_is_not_slow() -> None:
-    slow = slow_of(SLOW, PEERS, self_ms=110.0, peers_ms=105.0)
+    slow = slow_of(SLOW, PEERS, own_ms=110.0, peers_ms=105.0)
     samples = Samples({}, {}, gpus(gpu(1.9), gpu(2.0)))
     assert find_cause(slow, series_of(alike(110.0, 105.0)), samples).name == "unattributed"
 
@@ -508,7 +508,7 @@ def test_without_cpu_time_and_windows_there_is_no_cause() -> None:
 
 def test_vanished_excess_is_not_explained_by_missing_data() -> None:
     # Medians of mixed steps: the ratio is slow, the times do not differ.
-    slow = slow_of(SLOW, PEERS, self_ms=100.0, peers_ms=100.0)
+    slow = slow_of(SLOW, PEERS, own_ms=100.0, peers_ms=100.0)
     assert find_cause(slow, series_of(alike(100.0, 100.0)), Samples({}, {}, {})).name == "unattributed"
 
 
@@ -602,7 +602,7 @@ def test_gpu_that_computes_longer_is_no_wait_of_the_host(operators: int, name: s
         synchronisations=all_wait(waits(42.0, 30.0, idle_of(ITEM, 30.0)), waits(2.0, 2.0, idle_of(ITEM, 2.0))),
         breakdowns=windows(window(140.0, operators, idle_ms=30.0), window(100.0, 100, idle_ms=30.0)),
         devices=gpus(gpu(2.0), gpu(2.0)),
-        self_ms=140.0,
+        own_ms=140.0,
     )
     assert cause.name == name
     assert "sync_excess_ns" not in cause.evidence
@@ -613,7 +613,7 @@ def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
     cause = cause_of(
         synchronisations=all_wait(waits(60.0, 50.0, usual, debug), waits(32.0, 30.0, usual)),
         breakdowns=windows(window(60.0, None, idle_ms=52.0), window(60.0, None, idle_ms=32.0)),
-        self_ms=120.0,
+        own_ms=120.0,
     )
     assert cause.because == (
         "its host waiting at least 20.0 ms more per step for the GPU, its GPU idle as much longer, "

@@ -65,7 +65,7 @@ def test_rank_is_compared_with_the_medians_of_those_that_do_the_same_work() -> N
     answer = answer_of(story, 2)
     assert answer.peers is not None
     assert (answer.peers.do_same_work, answer.peers.count, answer.peers.ranks) == (True, 3, (0, 1, 3))
-    assert (answer.rank.self_ns_median, answer.peers.self_ns_median) == (65 * MS, 35 * MS)
+    assert (answer.rank.own_ns_median, answer.peers.own_ns_median) == (65 * MS, 35 * MS)
     assert (answer.rank.phases_ns_median["data"], answer.peers.phases_ns_median["data"]) == (32 * MS, 2 * MS)
 
 
@@ -74,9 +74,9 @@ def test_rank_steps_come_with_the_range_of_its_peers() -> None:
     recent = answer_of(story, 2).recent
     assert recent is not None
     assert recent.steps == tuple(range(3, 20))
-    assert set(recent.self_ns) == {65.0 * MS}
-    assert set(recent.peers_self_ns_median) == set(recent.peers_self_ns_min) == {35.0 * MS}
-    assert set(recent.peers_self_ns_max) == {45.0 * MS}
+    assert set(recent.own_ns) == {65.0 * MS}
+    assert set(recent.peers_own_ns_median) == set(recent.peers_own_ns_min) == {35.0 * MS}
+    assert set(recent.peers_own_ns_max) == {45.0 * MS}
     assert recent.slowdown_ratio[0] == pytest.approx(65 / 35)
 
 
@@ -140,10 +140,10 @@ def test_rank_before_the_first_detection_pass_has_no_peers() -> None:
 def test_lone_rank_has_peer_medians_without_values() -> None:
     answer = answer_of(Story(1).join().train(8), 0)
     assert answer.peers is not None
-    assert (answer.peers.count, answer.peers.self_ns_median) == (0, None)
+    assert (answer.peers.count, answer.peers.own_ns_median) == (0, None)
     assert answer.recent is not None
-    assert set(answer.recent.peers_self_ns_median) == set(answer.recent.slowdown_ratio) == {None}
-    assert set(answer.recent.self_ns) == {35.0 * MS}
+    assert set(answer.recent.peers_own_ns_median) == set(answer.recent.slowdown_ratio) == {None}
+    assert set(answer.recent.own_ns) == {35.0 * MS}
 
 
 def test_rank_that_is_not_there_is_not_found() -> None:
