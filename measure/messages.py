@@ -66,7 +66,7 @@ from rankscope.measure.records import (
     NodeSample,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.stalls import GroupStatus, KernelThread, PendingCollective, Stall, ThreadStack
 from rankscope.measure.table import Table
@@ -159,7 +159,7 @@ class Report(Message, frozen=True):
     progress: Annotated[tuple[GroupStatus, ...], msgspec.Meta(max_length=GROUPS_MAX)] = ()
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
-    synchronisations: Annotated[tuple[WindowSynchronisations, ...], Some] = ()
+    synchronizations: Annotated[tuple[WindowSynchronizations, ...], Some] = ()
     node: NodeSample | None = None
     timed_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
     out_of_memory: Notices = ()

@@ -1,7 +1,7 @@
 """Choose the ranks of a capture, and read how fast they train, from the state of their run. Pure.
 
 Of the slowest rank alone little can be said: it is captured with its healthiest peer, which does the same work, and
-with a neighbour on its node, which shares its machine.
+with a neighbor on its node, which shares its machine.
 """
 
 from collections.abc import Iterable, Mapping
@@ -100,8 +100,8 @@ def choose_beside(
     """
     peer = choose_peer((slowest,), medians, works, nodes)
     near = [rank for rank in nodes if nodes[rank] == nodes[slowest] and rank not in {slowest, peer}]
-    neighbour = min(near, key=lambda rank: (abs(rank - slowest), rank), default=None)
-    return tuple(sorted(rank for rank in (slowest, peer, neighbour) if rank is not None))
+    neighbor = min(near, key=lambda rank: (abs(rank - slowest), rank), default=None)
+    return tuple(sorted(rank for rank in (slowest, peer, neighbor) if rank is not None))
 
 
 def choose_around(rank: int, run: RunState) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from rankscope.collector.process_tuning import (
 from rankscope.collector.publish.http_listener import PORT_WAIT_S, listen_http
 from rankscope.collector.publish.liveness import answering_liveness
 from rankscope.collector.publisher import PublisherProcess, PublisherThread
-from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.summary import summarize
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.service import Service
@@ -152,5 +152,5 @@ def _make_service(
 
 def _print_summaries(snapshot: Snapshot) -> None:
     for run in (run for run in snapshot.runs if not run.is_awaited):
-        for line in summarise(run).splitlines():
+        for line in summarize(run).splitlines():
             print(f"rankscope: {printable(line)}", file=sys.stderr)

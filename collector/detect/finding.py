@@ -70,7 +70,7 @@ SHARES: Final = frozenset(
     {
         "busy_ratio", "churning_intervals_ratio", "core_wait_ratio", "data_ratio", "exposed_transfer_ratio",
         "gap_step_ratio", "hideable_ratio", "host_idle_ratio", "idle_ratio", "most_often_slowest_ratio",
-        "overlap_ratio", "persistence_ratio", "retrying_intervals_ratio", "synchronising_ratio",
+        "overlap_ratio", "persistence_ratio", "retrying_intervals_ratio", "synchronizing_ratio",
     }
 )  # fmt: skip
 """Numbers of the evidence that are shares of a whole, 0 to 1."""

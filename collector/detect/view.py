@@ -25,7 +25,7 @@ from rankscope.measure.records import (
     DeviceSample,
     HostSample,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 
 
@@ -89,7 +89,7 @@ class Samples(NamedTuple):
     allocators: Mapping[int, Sequence[AllocatorCounts]] = {}
     hosts: Mapping[int, HostSample | None] = {}
     absent_ratios: Mapping[int, str | None] = {}
-    synchronisations: Mapping[int, Sequence[WindowSynchronisations]] = {}
+    synchronizations: Mapping[int, Sequence[WindowSynchronizations]] = {}
     machines: Mapping[int, Sequence[NodeCounts]] = {}
     process_cpu: Mapping[int, Sequence[TimeCount]] = {}
     host_clock: Mapping[int, Sequence[TimeCount]] = {}

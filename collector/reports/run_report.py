@@ -181,7 +181,7 @@ def _find_worst(
             steps=process.totals.steps,
             ended=_end_of(process),
             lost_rank_seconds=cost.get(identity.rank, 0.0),
-            blocking_calls=list_blocking_calls(process.synchronisations),
+            blocking_calls=list_blocking_calls(process.synchronizations),
             **{name: found.get(identity.rank) for name, found in means.items()},
         )
         lines.append(line)

@@ -181,8 +181,8 @@ class Attempt:
         samples.record(report)
         state = self.ranks[rank]
         breakdown = samples.breakdowns.sum if report.breakdowns else state.breakdown
-        if report.synchronisations:
-            state = msgspec.structs.replace(state, synchronisations=samples.synchronisations.sum)
+        if report.synchronizations:
+            state = msgspec.structs.replace(state, synchronizations=samples.synchronizations.sum)
         self.ranks[rank] = state.record_report(report, breakdown, now_collector_ns, now_wall_s)
         for group in report.groups or ():
             self._record_group(group)
@@ -285,8 +285,8 @@ class Attempt:
             self.samples[number].validate()
             samples = self.samples[number]
             require(rank.breakdown == samples.breakdowns.sum, "the sum of breakdowns is another one")
-            waits = samples.synchronisations.sum
-            require(rank.synchronisations == waits, "the sum of blocking calls is another one")
+            waits = samples.synchronizations.sum
+            require(rank.synchronizations == waits, "the sum of blocking calls is another one")
             require((rank.breakdown is None) == (rank.window_times is None), "windows without times, or times without")
         self.groups.validate()
         self.checkpoints.validate()

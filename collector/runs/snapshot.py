@@ -32,7 +32,7 @@ from rankscope.measure.records import (
     NodeSample,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
 
@@ -47,7 +47,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `stalled`: by its own or its sidecar's report, None when unknown or ended. `stall` and `unresponsive` are what was
     recorded then, also before the end of a rank that has ended; `end` is what the sidecar saw of the end, None where
     only the rank itself reported it. `awaited`: the rank has not reported since the collector was restarted; the values
-    are those known before, and its counters may be behind. `synchronisations` are the waits of its host for its GPU in
+    are those known before, and its counters may be behind. `synchronizations` are the waits of its host for its GPU in
     its last full windows; None: no window of a GPU. `flops` are those of its last steps, beside the peak of its device.
     `nccl` has the bandwidths in the dumps of NCCL's Inspector.
     """
@@ -91,7 +91,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps: StepCounts = StepCounts()
     awaited: bool = False
     ratio_basis: RatioBasis = NO_WINDOW
-    synchronisations: WindowSynchronisations | None = None
+    synchronizations: WindowSynchronizations | None = None
     node: NodeSample | None = None
     flops: StepFlops = NO_FLOPS
     nccl: NcclBandwidths = NOT_READ

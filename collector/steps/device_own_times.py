@@ -22,7 +22,7 @@ from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 from rankscope.collector.steps.wait_times import KindColumns
-from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONISING_OPS
+from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONIZING_OPS
 from rankscope.measure.table import MISSING, Block
 
 WAITS_WITHIN_MAX: Final = 0.02
@@ -63,8 +63,8 @@ class DeviceOwnTimes:
         """
         if not self.is_complete[slot]:
             return
-        synchronises = np.array([op in SYNCHRONISING_OPS for _, op in kinds.kinds], dtype=bool)
-        rows = np.flatnonzero(synchronises[kinds.kind]) if len(kinds.kind) else kinds.kind
+        synchronizes = np.array([op in SYNCHRONIZING_OPS for _, op in kinds.kinds], dtype=bool)
+        rows = np.flatnonzero(synchronizes[kinds.kind]) if len(kinds.kind) else kinds.kind
         if not len(rows) or (kinds.matched[rows] < kinds.calls[rows]).any():
             return
         waits_ns = np.full(self._world_size, np.nan)

@@ -48,7 +48,7 @@ LONG_RATIO: Final = 0.5
 SIDE_STEPS: Final = 12
 """Steps before and after a step that it is compared with. As many on each side, so that a lasting change makes no step
 long. A stall in more than every third step is no rare one."""
-NEIGHBOURS_MIN: Final = 12
+NEIGHBORS_MIN: Final = 12
 DEVIATIONS: Final = 8.0
 """Median deviations of the steps around it."""
 HOLDS_RATIO: Final = 0.5
@@ -196,7 +196,7 @@ class _Owned(NamedTuple):
 
 def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
     """Return the usual duration around a long step; None for one that is not long."""
-    if len(around_ns) < NEIGHBOURS_MIN:
+    if len(around_ns) < NEIGHBORS_MIN:
         return None
     usual_ns = float(np.median(around_ns))
     deviation_ns = float(np.median(np.abs(around_ns - usual_ns)))

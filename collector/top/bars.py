@@ -1,4 +1,4 @@
-"""Draw numbers as bars and curves in a line. Colours only repeat what letters say."""
+"""Draw numbers as bars and curves in a line. Colors only repeat what letters say."""
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet

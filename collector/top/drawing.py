@@ -1,4 +1,4 @@
-"""Draw a view of a run as lines for a terminal of a given size. Colours only repeat what letters say."""
+"""Draw a view of a run as lines for a terminal of a given size. Colors only repeat what letters say."""
 
 import time
 from collections.abc import Sequence

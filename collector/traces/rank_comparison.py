@@ -198,7 +198,7 @@ class _Traffic:
             )
         if self.paired.pairs:
             return (
-                "the messages between the ranks form no pipeline that rankscope recognises, and the ranks differ in "
+                "the messages between the ranks form no pipeline that rankscope recognizes, and the ranks differ in "
                 "how many messages they send and receive or in which they do first"
             )
         if self.paired.unknown:

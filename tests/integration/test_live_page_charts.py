@@ -220,7 +220,7 @@ def test_events_stand_on_the_chart_where_they_happened(page: LivePage, world: Li
 
     def count_red(x: float) -> int:
         drawn = page.pixels("#steps", x)[CHART_TOP : round(height - CHART_BELOW)]
-        return sum(is_near(colour, page.colour("event-finding"), 60) for colour in drawn)
+        return sum(is_near(color, page.color("event-finding"), 60) for color in drawn)
 
     assert max(count_red(x - 1), count_red(x)) > 50
     assert max(count_red(x - 12), count_red(x + 12)) < 5
@@ -230,10 +230,10 @@ def test_events_stand_on_the_chart_where_they_happened(page: LivePage, world: Li
 def test_begin_and_find_of_a_finding_have_one_color(page: LivePage, world: LiveWorld, scheme: str) -> None:
     prefer(page.browser, color_scheme=scheme)
     show_events(page, world)
-    assert page.colour("event-finding") == page.colour("critical")
-    assert not is_near(page.colour("event-finding"), page.colour("mine"), 50)  # the line of the longest step
+    assert page.color("event-finding") == page.color("critical")
+    assert not is_near(page.color("event-finding"), page.color("mine"), 50)  # the line of the longest step
     swatch = "return getComputedStyle(document.querySelector('#marks .event-finding')).borderTopColor"
-    assert page.run(swatch) == f"rgb({', '.join(map(str, page.colour('critical')[:3]))})"
+    assert page.run(swatch) == f"rgb({', '.join(map(str, page.color('critical')[:3]))})"
 
 
 def test_shares_are_read_with_their_unit(page: LivePage) -> None:

@@ -93,11 +93,11 @@ def show(page: LivePage, world: LiveWorld, *findings: Finding, ranks: int = RANK
 
 
 def find_marked(page: LivePage, column: int, columns: int = STEPS) -> list[int]:
-    """The rows of pixels in the middle of a column that have the colour of outlines."""
+    """The rows of pixels in the middle of a column that have the color of outlines."""
     width, height = page.size("#heat")
-    mark, x = page.colour("mark"), LEFT + (column + 0.5) / columns * (width - LEFT)
+    mark, x = page.color("mark"), LEFT + (column + 0.5) / columns * (width - LEFT)
     pixels = page.pixels("#heat", x)[: round(height - BELOW)]
-    return [y for y, colour in enumerate(pixels) if is_near(colour, mark, 40)]
+    return [y for y, color in enumerate(pixels) if is_near(color, mark, 40)]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

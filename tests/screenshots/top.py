@@ -1,7 +1,7 @@
 """The picture of `rankscope top` in the quick start: `python -m tests.screenshots.top [docs/images/top.svg]`.
 
 It runs `rankscope demo` and `rankscope top` at a pseudo-terminal of 100 x 16, waits until the slow rank is found, and
-draws what the terminal shows then, sign by sign and colour by colour.
+draws what the terminal shows then, sign by sign and color by color.
 """
 
 import argparse
@@ -22,7 +22,7 @@ COLUMNS, LINES = 100, 16
 FONTS_FROM_ELSEWHERE: Final = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)
 """rich asks for its font over the network; the reader's own monospaced one will do."""
 PLAIN: Final = "default"
-COLOURS: Final = {"brown": "yellow", "brightblack": "bright_black"}
+COLORS: Final = {"brown": "yellow", "brightblack": "bright_black"}
 """Names that the emulator has for what rich calls otherwise."""
 
 
@@ -53,9 +53,9 @@ def draw(screen: Screen) -> str:
         text = Text(no_wrap=True)
         for column in range(screen.columns):
             sign = screen.buffer[line][column]
-            colour = COLOURS.get(sign.fg, sign.fg)
+            color = COLORS.get(sign.fg, sign.fg)
             style = " ".join(
-                [colour if colour != PLAIN else "", "bold" if sign.bold else "", "reverse" if sign.reverse else ""]
+                [color if color != PLAIN else "", "bold" if sign.bold else "", "reverse" if sign.reverse else ""]
             )
             text.append(sign.data, style=style.strip() or None)
         console.print(text)

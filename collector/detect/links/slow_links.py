@@ -1,6 +1,6 @@
 """Find slow links: process groups whose transfers take longer than those of similar groups, or than before.
 
-The transfer of a synchronising collective is the shortest duration of any member (`wait_times.py`), so a rank that
+The transfer of a synchronizing collective is the shortest duration of any member (`wait_times.py`), so a rank that
 enters late does not lengthen it, and only the links remain. A group is compared with its siblings as a rank with its
 peers, by the same rules (`persistent.py`), on
 

@@ -168,7 +168,7 @@ def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
     be known of some rank. It is cheap, and never False for a rank that would be judged slow.
 
     Such a rank has not recovered, and exceeds its noise in the last `steps_min`, twice as many, ... steps: a slow
-    period fills at least half of one of them. The noise is that between neighbouring steps, which a change of level
+    period fills at least half of one of them. The noise is that between neighboring steps, which a change of level
     does not raise.
     """
     rows = np.flatnonzero(~np.isnan(excess).all(axis=1))

@@ -33,7 +33,7 @@ from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, compare_compilation, describe_compilation
 from rankscope.collector.detect.view import AllocatorCounts, Samples
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
-from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronizations
 from rankscope.measure.units import format_duration
 
 # Memory pressure: the counters of torch's allocator and of the host, compared with those of the peers.
@@ -247,7 +247,7 @@ def _medians(values: Cells, rows: Ints, slow: SlowRank, series: StepSeries) -> t
 
 
 Verdict = tuple[str, str] | None
-Window = WindowBreakdown | WindowSynchronisations
+Window = WindowBreakdown | WindowSynchronizations
 
 
 def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _samples: Samples) -> Verdict:
@@ -408,7 +408,7 @@ def _sync(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
     Idle time of a call is at most its wait. So where the host works after a wait, as on every rank, a GPU that computes
     longer lengthens the wait and with it the idle time of the call, but not that of the step.
     """
-    windows = samples.synchronisations
+    windows = samples.synchronizations
     waits, around, idle = (
         _window_medians(slow, windows, "waits_ns"),
         _window_medians(slow, windows, "idle_ns"),

@@ -147,7 +147,7 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         rank=found,
         ratios=read_ratios(found.breakdown),
         ratios_said=found.ratio_basis.absent or describe_basis(found.ratio_basis),
-        blocking_calls=None if found.ratio_basis.absent else list_blocking_calls(found.synchronisations),
+        blocking_calls=None if found.ratio_basis.absent else list_blocking_calls(found.synchronizations),
         memory_said=describe_memory(found, run.ranks),
         flops_said=describe_rank_flops(found.flops),
     )

@@ -28,7 +28,7 @@ const parse = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place 
 const between = (a, b, part) => a.map((one, place) => Math.round(one + (b[place] - one) * part));
 
 /** The color of each cell, as 256 pixels: equal as the page, slower ever hotter and faster ever bluer, to the ends of the scale. */
-const buildColours = () => {
+const buildColors = () => {
   const [unknown, equal, fast, warm, hot, hottest] = ["unknown", "equal", "fast", "warm", "hot", "hottest"].map(
     (name) => parse(color(name)),
   );
@@ -71,7 +71,7 @@ export const drawScale = (canvas, least, most) => {
   const { pen, width, height } = prepare(canvas);
   const first = EQUAL - OCTAVES_BELOW * CELLS_PER_OCTAVE;
   const pixels = new ImageData((OCTAVES_BELOW + OCTAVES_ABOVE) * CELLS_PER_OCTAVE, 1);
-  new Uint32Array(pixels.data.buffer).set(buildColours().subarray(first, first + pixels.width));
+  new Uint32Array(pixels.data.buffer).set(buildColors().subarray(first, first + pixels.width));
   paint(pen, toImage(pixels), 0, 0, width, height);
 };
 
@@ -104,7 +104,7 @@ export class HeatMap {
       view: null,
       cursor: null,
       kept: null,
-      colors: buildColours(),
+      colors: buildColors(),
     });
     canvas.addEventListener("pointermove", (event) => this.moveTo(this.cellAt(event)));
     canvas.addEventListener("click", (event) => this.pick(this.cellAt(event)));
@@ -136,7 +136,7 @@ export class HeatMap {
 
   /** The colors of the page have changed. */
   recolor() {
-    this.colors = buildColours();
+    this.colors = buildColors();
     this.draw();
   }
 
@@ -372,8 +372,8 @@ export class HeatMap {
     outlineFound(pen, this.placed, scale);
     pen.restore();
     const key = [this.placed, this.run, first, end, bottom];
-    if (this.labelled?.every((one, at) => one === key[at])) return;
-    this.labelled = key;
+    if (this.labeled?.every((one, at) => one === key[at])) return;
+    this.labeled = key;
     labelFound(this.list, this.placed, this.run, scale);
   }
 

@@ -150,7 +150,7 @@ class _Texts:
         return [known[values] for values in rows]
 
 
-class _LabelledRows(NamedTuple):
+class _LabeledRows(NamedTuple):
     """Rows with their labels as text; `left_out` rows were dropped."""
 
     labels: Sequence[bytes]
@@ -164,9 +164,9 @@ class _Block:
     def __init__(self, ranks: Sequence[RankSnapshot], tails: Sequence[bytes]) -> None:
         self._ranks = ranks
         self._tails = tails
-        self._shared: dict[Rows, _LabelledRows] = {}
+        self._shared: dict[Rows, _LabeledRows] = {}
 
-    def find(self, rows: Rows, most: int, names: Labels, texts: _Texts) -> _LabelledRows:
+    def find(self, rows: Rows, most: int, names: Labels, texts: _Texts) -> _LabeledRows:
         """Return the rows of a family; rows that several families share are found once.
 
         `names` are the labels of a row beyond run and rank; a rank has at most `most` rows.
@@ -180,7 +180,7 @@ class _Block:
                 tails = list(map(add, heads, map(tails.__getitem__, owners)))
             elif len(owners) < len(tails):
                 tails = [tails[owner] for owner in owners]
-            found = _LabelledRows(tails, items, left_out)
+            found = _LabeledRows(tails, items, left_out)
             if rows.is_shared:
                 self._shared[rows] = found
         return found

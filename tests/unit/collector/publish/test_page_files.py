@@ -72,7 +72,7 @@ def test_everything_the_files_ask_for_is_there_and_nothing_is_there_for_nothing(
     assert asked | {"index.html"} == set(found)
 
 
-def test_every_colour_that_is_used_is_one_in_either_scheme() -> None:
+def test_every_color_that_is_used_is_one_in_either_scheme() -> None:
     found = {name: body.decode() for name, body in read_page_files().items()}
     light, _, rest = found["page.css"].partition("@media (prefers-color-scheme: dark)")
     dark = rest.partition("\n}\n")[0]

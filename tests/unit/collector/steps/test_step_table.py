@@ -364,7 +364,7 @@ def test_in_a_group_of_all_ranks_it_counts_who_sends_first() -> None:
 
 
 @pytest.mark.parametrize("unsized", [{0: None, 1: None}, {0: 64, 1: None}])
-def test_signature_is_learnt_only_where_all_sizes_are_known(unsized: Mapping[int, int | None]) -> None:
+def test_signature_is_learned_only_where_all_sizes_are_known(unsized: Mapping[int, int | None]) -> None:
     window = window_of(2, steps=3)
     resolve(window, 0, unsized)
     assert window.signatures == {}

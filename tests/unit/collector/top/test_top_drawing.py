@@ -140,7 +140,7 @@ def test_collector_without_runs_differs_from_a_lost_one() -> None:
     assert "no collector answers" in lines_of(Board(), gone)[0]
 
 
-def test_names_cannot_control_the_terminal_or_colours() -> None:
+def test_names_cannot_control_the_terminal_or_colors() -> None:
     evil = line(0, node="\x1b[2Jgpu[red]", ended="\x1b]0;x\x07")
     text = "\n".join(lines_of(Board(), view((evil,)), 160))
     assert "\x1b" not in text
@@ -259,7 +259,7 @@ def test_tall_terminal_has_more_findings_and_whole_suggestions() -> None:
     assert sum("Do so." in text for text in tall) == 6 * 3
 
 
-def test_colours_only_repeat_letters() -> None:
+def test_colors_only_repeat_letters() -> None:
     shown = view((line(0, 1.5, phases_ns_median=PHASES_NS),), (FINDING,))
     lines, _ = draw(Board(), shown, 100, 24)
     colored = "\n".join(render(lines, Colors(are_on=True)))

@@ -396,7 +396,7 @@ def test_aligned_clock_dates_the_stall() -> None:
 @pytest.mark.parametrize(
     ("failed", "first"),
     [
-        # The killed one counts as 5 s earlier than its neighbour's exception.
+        # The killed one counts as 5 s earlier than its neighbor's exception.
         ({0: dead("failed", 100 * S), 1: dead("killed", 97 * S)}, [1]),
         ({0: dead("killed", 95 * S), 1: dead("crashed", 99 * S)}, [0, 1]),
         ({0: dead("killed", 95 * S), 1: dead("crashed", 101 * S)}, [0]),

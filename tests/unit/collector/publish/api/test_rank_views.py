@@ -8,7 +8,7 @@ from rankscope.collector.runs.blocked_lines import BlockingCalls
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.top.snapshot_fetch import Gpu, RankLine
-from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import DeviceSample, Synchronization, WindowBreakdown, WindowSynchronizations
 from tests.unit.collector.runs.run_snapshots import rank_of
 from tests.unit.collector.runs.run_stories import MS, Story
 
@@ -101,11 +101,11 @@ def test_rank_says_where_it_runs_and_on_what() -> None:
 
 def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> None:
     kinds = (
-        Synchronisation(call="cudaMemcpy", line="a.py:1 (f\n)", count=6, waits_ns=40, longest_ns=30, idle_ns=10),
-        Synchronisation(call="cudaStreamSynchronize", operator="aten::item", count=1, waits_ns=4),
+        Synchronization(call="cudaMemcpy", line="a.py:1 (f\n)", count=6, waits_ns=40, longest_ns=30, idle_ns=10),
+        Synchronization(call="cudaStreamSynchronize", operator="aten::item", count=1, waits_ns=4),
     )
-    waits = WindowSynchronisations(first_step=3, step_count=4, kinds=kinds)
-    answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=PRESENT)), 0, None)
+    waits = WindowSynchronizations(first_step=3, step_count=4, kinds=kinds)
+    answer = show_rank(run_of(rank_of(0, synchronizations=waits, ratio_basis=PRESENT)), 0, None)
     assert answer is not None
     assert answer.blocking_calls == (
         BlockingCalls(line="a.py:1 (f\\n)", operator=None, call="cudaMemcpy", count=1.5, wait_ns=10.0, idle_ns=2.5),
@@ -117,16 +117,16 @@ def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> N
 
 @pytest.mark.parametrize("step_count", [None, 0, -1])
 def test_blocking_calls_of_no_step_are_not_known(step_count: int | None) -> None:
-    waits = None if step_count is None else WindowSynchronisations(first_step=3, step_count=step_count)
-    answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=PRESENT)), 0, None)
+    waits = None if step_count is None else WindowSynchronizations(first_step=3, step_count=step_count)
+    answer = show_rank(run_of(rank_of(0, synchronizations=waits, ratio_basis=PRESENT)), 0, None)
     assert answer is not None
     assert answer.blocking_calls is None
 
 
 def test_blocking_calls_are_absent_where_the_ratios_are() -> None:
-    waits = WindowSynchronisations(first_step=3, step_count=4)
+    waits = WindowSynchronizations(first_step=3, step_count=4)
     for basis, found in ((PRESENT, ()), (RatioBasis(absent="windows have ended"), None)):
-        answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=basis)), 0, None)
+        answer = show_rank(run_of(rank_of(0, synchronizations=waits, ratio_basis=basis)), 0, None)
         assert answer is not None
         assert answer.blocking_calls == found
 
