@@ -76,10 +76,12 @@ export const wallOfStep = (points, step) => {
   return point?.wallS ?? null;
 };
 
+/** Where findings begin: at the end of their first step where the points have it, else at the time that they tell. */
 const beginsOf = (findings, wallOf) =>
   findings.flatMap((one) => {
-    const wallS = one.since_step === null ? null : wallOf(one.since_step);
-    return wallS === null ? [] : [["begin", wallS, `begin, step ${number(one.since_step)}: ${one.headline}`]];
+    const wallS = (one.since_step === null ? null : wallOf(one.since_step)) ?? one.since_wall_s;
+    const step = one.since_step === null ? "" : `, step ${number(one.since_step)}`;
+    return wallS === null ? [] : [["begin", wallS, `begin${step}: ${one.headline}`]];
   });
 
 const ofIncident = (one) => {
