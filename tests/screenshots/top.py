@@ -1,6 +1,6 @@
 """The picture of `rankscope top` in the quick start: `python -m tests.screenshots.top [docs/images/top.svg]`.
 
-It runs `rankscope demo` and `rankscope top` at a pseudo-terminal of 100 x 16, waits until the slow rank is found, and
+It runs `rankscope demo` and `rankscope top` at a pseudo-terminal of 100 x 18, waits until the slow rank is found, and
 draws what the terminal shows then, sign by sign and color by color.
 """
 
@@ -18,7 +18,7 @@ from tests.integration.terminal import top
 from tests.screenshots.demo import SLOW_RANK, running_demo
 
 DEFAULT: Final = Path(__file__).parents[2] / "docs" / "images" / "top.svg"
-COLUMNS, LINES = 100, 16
+COLUMNS, LINES = 100, 18
 FONTS_FROM_ELSEWHERE: Final = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)
 """rich asks for its font over the network; the reader's own monospaced one will do."""
 PLAIN: Final = "default"
