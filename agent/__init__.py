@@ -125,7 +125,7 @@ def model_flops(*, per_step: float | None = None, per_token: float | None = None
 
 
 def throughput(last_steps: int | None = None) -> "Throughput | None":
-    """Return the throughput of this rank over its steps after the first `warmup_steps`, or over its `last_steps`.
+    """Return the throughput of this rank over its steps after its first four, or over its `last_steps`.
 
     None before there is such a step, and when this process is not measured. Call it on the training thread.
     """

@@ -287,7 +287,7 @@ class AgentThread:
             covered_steps=[window.covered_steps for window in windows if window.covered_steps is not None],
             timed_steps=[window.timed_steps for window in windows if window.timed_steps is not None],
             breakdowns=[breakdown for window in windows for breakdown in window.breakdowns],
-            synchronisations=[one.synchronisations for one in windows if one.synchronisations is not None],
+            synchronizations=[one.synchronizations for one in windows if one.synchronizations is not None],
             host=self._samples.host,
             devices=self._samples.devices,
             allocator=self._samples.allocator,

@@ -168,7 +168,8 @@ class AgentConfig(Settings):
             above="Beyond that a rank would look silent to the collector.",
         ),
     )
-    resend_bytes_max: int = setting(
+    # An hour of reports; for longer there is `spill_dir`.
+    resend_bytes_max: int = constant(
         16 * _MIB,
         Setting(
             "Largest total size of reports kept in memory until the collector acknowledges them. Above it, the oldest "
@@ -293,7 +294,8 @@ class AgentConfig(Settings):
         2,
         Setting("Length of a full window.", unit="steps", smallest=1, largest=16),
     )
-    full_window_interval_s: float = setting(
+    # What windows cost is bounded by `overhead_ratio_max`, which makes them rarer than this.
+    full_window_interval_s: float = constant(
         20.0,
         Setting("Shortest time between two full windows.", unit="seconds", smallest=1, largest=_DAY_S),
     )
@@ -317,7 +319,8 @@ class AgentConfig(Settings):
             largest=_DAY_S,
         ),
     )
-    warmup_steps: int = setting(
+    # Windows in these steps would show what no later step does.
+    warmup_steps: int = constant(
         4,
         Setting(
             "Steps before the first window: the first steps compile, allocate and tune.",
@@ -468,15 +471,6 @@ class AgentConfig(Settings):
             "flight recorder. auto: the sidecar that watches rank 0 asks at NCCL_RAS_ADDR (localhost:28028), at most "
             "once a minute while a rank on its machine is stalled, unless NCCL_RAS_ENABLE is 0; off: never. It needs "
             "the sidecar, and NCCL 2.24 or later.",
-            choices=(AUTO, OFF),
-        ),
-    )
-    nccl_inspector: str = setting(
-        AUTO,
-        Setting(
-            "Read what NCCL's Inspector plugin dumps: bandwidths, and in a hang what each rank had completed. auto: "
-            "the sidecar reads the files of its ranks every 15 s, where NCCL_INSPECTOR_ENABLE is 1 and the plugin "
-            "writes JSON while the run goes on; off: never. It needs the sidecar, and NCCL 2.28 or later.",
             choices=(AUTO, OFF),
         ),
     )

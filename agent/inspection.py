@@ -77,8 +77,8 @@ def _inspect_inspector(config: AgentConfig) -> InspectorFound:
         problem = f"{PLUGIN} is not set, so NCCL loads no plugin but one that is named libnccl-profiler.so"
     elif "/" in plugin and not os.path.exists(plugin):
         problem = f"{PLUGIN} names {plugin}, which is not there"
-    elif config.nccl_inspector == OFF or not config.sidecar:
-        problem = "nccl_inspector is off" if config.nccl_inspector == OFF else "sidecar is false"
+    elif not config.sidecar:
+        problem = "sidecar is false"
     elif folder and not os.access(folder, os.R_OK | os.X_OK) and os.path.exists(folder):
         problem = f"{folder} cannot be read by this user"
     return InspectorFound(folder=folder or "not known", interval_us=place.interval_us, problem=problem)

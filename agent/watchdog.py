@@ -88,7 +88,6 @@ class Watchdog:
                 os.environ,
                 frozen_after_ns=frozen_ns,
                 ras_address="" if config.nccl_ras == OFF else find_ras_address(os.environ),
-                reads_inspector=config.nccl_inspector != OFF,
             )
 
     def start(self) -> None:

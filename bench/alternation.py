@@ -291,7 +291,7 @@ Pair = tuple[Stretch, Stretch]
 
 
 def pairs_of(stretches: Sequence[Stretch]) -> list[Pair]:
-    """Neighbours, the one with the agent first."""
+    """Neighbors, the one with the agent first."""
     pairs = (stretches[place : place + 2] for place in range(0, len(stretches), 2))
     return [(a, b) if a.with_agent else (b, a) for a, b in pairs]
 

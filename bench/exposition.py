@@ -184,7 +184,7 @@ def _count_samples(pieces: list[bytes]) -> int:
 
 def measure_answers(ranks: int) -> list[Answer]:
     """How long a scrape takes in the client, which asks for /metrics and the ranks whole, and then, of another server,
-    for /metrics and the ranks in shards. The first scrapes of a page, from which the beat is learnt, do not count.
+    for /metrics and the ranks in shards. The first scrapes of a page, from which the beat is learned, do not count.
     """
     snapshot = build_snapshot(ranks)
     whole = [METRICS_PATH, RANKS_PATH]

@@ -251,7 +251,7 @@ def measure_relay(seconds: float) -> RelayCost:
     """A relay that carries the ranks of a node, which report 40 times as often as ranks do."""
     with (
         serving() as served,
-        relaying(served.endpoint, "--batch-interval-s", "1") as relay,
+        relaying(served.endpoint, batch_interval_s=1.0) as relay,
         crew_of("relay", RANKS_PER_NODE, relay.endpoint) as crew,
     ):
         time.sleep(SETTLE_RELAY_S)

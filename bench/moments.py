@@ -185,7 +185,7 @@ def measure(training: Training, pairs: int, step_ns: int) -> Costs:
         hooks.buffer.flush_deferred()
 
     took_ns = time_blocks(training, pairs, lambda: switch.put(hooked=True), end)
-    return summarise(took_ns, hooks.buffer.spent_ns / (pairs * BLOCK_STEPS))
+    return summarize(took_ns, hooks.buffer.spent_ns / (pairs * BLOCK_STEPS))
 
 
 def measure_recording(training: Training, pairs: int) -> Recording:
@@ -198,11 +198,11 @@ def measure_recording(training: Training, pairs: int) -> Recording:
         lambda: profiler.start(full=True),
         lambda: events.append(len(profiler.stop().trace_activities())),
     )
-    costs = summarise(took_ns, 0.0)
+    costs = summarize(took_ns, 0.0)
     return Recording(sum(events) / (pairs * BLOCK_STEPS), costs.extra_us, costs.low_us, costs.high_us)
 
 
-def summarise(took_ns: dict[bool, list[int]], metered_ns: float) -> Costs:
+def summarize(took_ns: dict[bool, list[int]], metered_ns: float) -> Costs:
     """Per step, with the middle 95 % of the trimmed means of resampled pairs."""
     more = [(hooked - plain) / BLOCK_STEPS for hooked, plain in zip(took_ns[True], took_ns[False], strict=True)]
     chance = random.Random(0)

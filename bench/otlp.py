@@ -8,6 +8,7 @@ receiver that shares the cores.
 
 import argparse
 import multiprocessing
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 
 from bench.exposition import MIB, build_snapshot, watch_gaps
 from bench.machine import RESULTS, describe_run
-from rankscope.collector.config import OTLP_GRPC, OTLP_PROTOCOLS, CollectorConfig
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.otlp.endpoint import OTLP_GRPC, OTLP_PROTOCOLS
 from rankscope.collector.process_tuning import raise_gc_threshold, read_resident_bytes, shorten_switch_interval
 from rankscope.collector.publish.otlp_push import make_push
 from tests.otlp_receivers import Received, receiving_grpc, receiving_http
@@ -87,8 +89,9 @@ def measure(ranks: int, protocol: str) -> Result:
     snapshots = [build_snapshot(ranks), build_snapshot(RANKS_FIRST)]
     shorten_switch_interval()  # as the publisher does
     raise_gc_threshold()
+    os.environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
     with receiving_apart(protocol) as (url, receiver):
-        config = CollectorConfig(otlp=True, otlp_endpoint=url, otlp_protocol=protocol, otlp_all_ranks=True)
+        config = CollectorConfig(otlp=True, otlp_endpoint=url, otlp_all_ranks=True)
         push = make_push(config, 18491, lambda: snapshots[-1])
         if push is None or push.push() != "delivered":
             raise RuntimeError(f"nothing could be pushed to {url}")
@@ -146,7 +149,7 @@ def main() -> None:
     options = parser.parse_args()
     given = " ".join(map(str, options.ranks))
     head = describe_run(f"python -m bench.otlp --ranks {given}")
-    results = [measure(ranks, protocol) for ranks in options.ranks for protocol in OTLP_PROTOCOLS[1:]]
+    results = [measure(ranks, protocol) for ranks in options.ranks for protocol in OTLP_PROTOCOLS]
     page = describe(results, head)
     print(page)
     options.output.write_text(page)

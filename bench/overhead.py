@@ -3,7 +3,7 @@
     python -m bench.overhead [--pairs 10] [--seconds 15] [--parallel ddp fsdp] [--leave-out ARM] [--out FILE]
 
 A round runs the script once in each arm, one after the other, the next round in the opposite order (A B C, C B A), so
-that a machine that becomes slower or faster by itself favours none of them. What is compared is always two runs of one
+that a machine that becomes slower or faster by itself favors none of them. What is compared is always two runs of one
 round. In the place of a collector, which mostly has a machine of its own, a receiver takes in and acknowledges what the
 ranks send, and compares nothing: what a collector costs is measured elsewhere (`docs/scale.md`).
 """

@@ -246,7 +246,7 @@ def _asking(url: str, credentials: Credentials, order: bytes | None = None) -> I
 def _describe_refusal(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:
     """Return the sentence for an HTTP error."""
     if error.code == HTTPStatus.UNAUTHORIZED:
-        return _describe_unauthorised(url, error, credentials)
+        return _describe_unauthorized(url, error, credentials)
     text = ""
     with error, contextlib.suppress(OSError, http.client.HTTPException):  # it may end early
         text = error.read(ERROR_BYTES_MAX).decode(errors="replace")
@@ -258,7 +258,7 @@ def _describe_refusal(url: str, error: urllib.error.HTTPError, credentials: Cred
         return describe_failure(url, error)
 
 
-def _describe_unauthorised(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:
+def _describe_unauthorized(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:
     with error:
         if OUR_REALM not in str(error.headers.get("WWW-Authenticate", "")):
             return f"what answers at {url} asks for a login and is no rankscope collector (HTTP 401). {WHERE}."

@@ -59,11 +59,6 @@ rank stalls in some steps only shows in its share of all stalls; of 3 ranks that
 
 NOTIFIED_SEVERITIES: Final = ("info", "warning", "critical")
 """Those of findings (`detect/finding.py`), which import this file."""
-OTLP_GRPC: Final = "grpc"
-OTLP_HTTP: Final = "http/protobuf"
-OTLP_AUTO: Final = "auto"
-OTLP_PROTOCOLS: Final = (OTLP_AUTO, OTLP_GRPC, OTLP_HTTP)
-"""By the names that the variable OTEL_EXPORTER_OTLP_PROTOCOL has for them; auto: as that variable says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,23 +171,6 @@ class CollectorConfig(Settings):
             largest=1_000_000,
         ),
     )
-    step_histogram: bool = setting(
-        True,
-        Setting(
-            "Export the distribution of the durations of steps, for quantiles: 53 series a run. False: only means and "
-            "medians."
-        ),
-    )
-    series_max: int = setting(
-        250_000,
-        Setting(
-            "Most series of a page of metrics. A family that would exceed it is dropped and counted. Prometheus reads "
-            "the default in 0.8 s; for more, scrape parts of the page, /metrics/ranks?shard=I/N.",
-            unit="series",
-            smallest=1000,
-            largest=100_000_000,
-        ),
-    )
     # No larger frame can be decoded.
     message_bytes_max: int = constant(
         8 * _MIB,
@@ -287,7 +265,7 @@ class CollectorConfig(Settings):
     slowdown_ratio_min: float = setting(
         1.05,
         Setting(
-            "Smallest effect called slow: the rank's compute excluding waits over the median of its peer ranks.",
+            "Smallest effect called slow: the rank's own time over the median of its peer ranks.",
             unit="ratio",
             smallest=1.01,
             largest=10,
@@ -324,7 +302,7 @@ class CollectorConfig(Settings):
     imbalance_ratio_min: float = constant(
         1.15,
         Setting(
-            "Smallest effect called an imbalance: the compute excluding waits of ranks that do other work than the "
+            "Smallest effect called an imbalance: the own time of ranks that do other work than the "
             "others (a pipeline stage, a group of experts) over the mean of all. One layer above a mean of seven is "
             "1.14.",
             unit="ratio",
@@ -413,7 +391,8 @@ class CollectorConfig(Settings):
             largest=10_000,
         ),
     )
-    incident_reopen_s: float = setting(
+    # A rank that flaps does so within minutes; what comes back later is looked at anew.
+    incident_reopen_s: float = constant(
         1800.0,
         Setting(
             "A finding that recurs within this time after its incident was resolved reopens that incident.",
@@ -529,42 +508,17 @@ class CollectorConfig(Settings):
             "port 4317 (gRPC) or 4318 (HTTP) of this machine."
         ),
     )
-    otlp_protocol: str = setting(
-        OTLP_AUTO,
-        Setting(
-            "Protocol of the receiver. auto: that of the variable OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf.",
-            choices=OTLP_PROTOCOLS,
-        ),
-    )
-    otlp_interval_s: float = setting(
-        15.0,
-        Setting("Time between two pushes of metrics.", unit="seconds", smallest=1, largest=3600),
-    )
     otlp_all_ranks: bool = setting(
         False,
         Setting(
             "Push the metrics of every rank also while all runs together have more than `metrics_ranks_max` ranks, as "
-            "/metrics/ranks has them. For 16,384 ranks that takes 40 s of CPU time, at half a core: choose a "
-            "longer `otlp_interval_s`."
+            "/metrics/ranks has them. For 16,384 ranks that takes 40 s of CPU time, at half a core: push "
+            "less often, by OTEL_METRIC_EXPORT_INTERVAL."
         ),
     )
     otlp_incidents: bool = setting(
         True,
         Setting("Push incidents as log records too; false for a receiver that takes metrics only, as Prometheus does."),
-    )
-    otlp_headers_file: str = setting(
-        "",
-        Setting(
-            "File with headers for the receiver, such as a token, one `NAME: VALUE` a line. Only its owner, and "
-            "optionally its group, may read it. Empty: those of OTEL_EXPORTER_OTLP_HEADERS, if any."
-        ),
-    )
-    otlp_certificate_file: str = setting(
-        "",
-        Setting(
-            "File with the certificate to trust, PEM, for a receiver whose certificate the system does not trust. "
-            "Empty: that of OTEL_EXPORTER_OTLP_CERTIFICATE, else those that the system trusts."
-        ),
     )
     # A capture shows how ranks differ; with more ranks it fills the store and shows no more.
     capture_ranks_max: int = constant(

@@ -40,10 +40,10 @@ class ImpossibleNumbers:
         """Note that so many numbers of a kind were made unknown; `inputs` says what one of them was made of.
 
         >>> numbers = ImpossibleNumbers()
-        >>> numbers.note("self_time", "step 7 of rank 2: 50 ms less 57 ms of waiting")
-        >>> numbers.note("self_time", "step 9 of rank 1: 50 ms less 99 ms of waiting", count=2)
+        >>> numbers.note("own_time", "step 7 of rank 2: 50 ms less 57 ms of waiting")
+        >>> numbers.note("own_time", "step 9 of rank 1: 50 ms less 99 ms of waiting", count=2)
         >>> numbers.pop()
-        [Impossible(kind='self_time', times=3, inputs='step 7 of rank 2: 50 ms less 57 ms of waiting')]
+        [Impossible(kind='own_time', times=3, inputs='step 7 of rank 2: 50 ms less 57 ms of waiting')]
         """
         known = self._noted.get(kind, Impossible(kind, 0, inputs))
         if known.times or len(self._noted) < KINDS_MAX:

@@ -1,4 +1,4 @@
-"""Log to stderr, in lines that names sent by peers can neither forge nor colour."""
+"""Log to stderr, in lines that names sent by peers can neither forge nor color."""
 
 import logging
 import sys

@@ -98,7 +98,7 @@ class Publisher:
             access=access,
             read_report=None if store is None else lambda run: report_as_json(store, run),
             store=store,
-            metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
+            metric_pages=MetricPages(metrics_ranks_max=config.metrics_ranks_max),
             read_dump=self._ask_for_dump,
             read_time_slices=self._decoder.find_time_slices,
             order_capture=self._order_capture,

@@ -1,6 +1,6 @@
 """Explain why no collector answered at an address, and the cure, for each kind of failure.
 
-Where something else than a collector seems to listen, the port is probed at most twice more: ZeroMQ is recognised by
+Where something else than a collector seems to listen, the port is probed at most twice more: ZeroMQ is recognized by
 its first ten bytes, TLS by a handshake, HTTP by its answer to a request.
 """
 
@@ -15,7 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 
 PROBE_TIMEOUT_S: Final = 1.0
 """Timeout of each of at most two probes after the first connection has failed. A TLS server waits for the client, so it
-is recognised only after this time."""
+is recognized only after this time."""
 ZMQ_GREETING_BYTES: Final = 10
 """The signature that a ZeroMQ socket sends at once: FF, 8 bytes of any value, 7F (ZMTP 3.1, section 3.2)."""
 PORTS: Final = {"http": 80, "https": 443}

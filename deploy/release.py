@@ -7,7 +7,7 @@
   `docker build -f deploy/docker/Dockerfile.collector -t rankscope-collector:VERSION - < FILE`. It has the files of the
   source distribution. The image itself is not built here: it needs a base image from a registry;
 - `NAME-VERSION.tgz` of each Helm chart in `deploy/helm`, if there is one;
-- `rankscope-VERSION.cdx.json`, a CycloneDX 1.6 bill of materials with licences, written by cyclonedx-py: the packages
+- `rankscope-VERSION.cdx.json`, a CycloneDX 1.6 bill of materials with licenses, written by cyclonedx-py: the packages
   that the collector's image has in Python, at the releases of `deploy/docker/requirements.txt`. Those of the wheel are
   among them. It is made of an environment in which they are installed, so pip must reach a package index;
 - `SHA256SUMS` of these, for `sha256sum --check`.

@@ -18,7 +18,7 @@ from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import RankView
 
-SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
+SYNCHRONIZES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
 """Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
 _COPIES = re.compile(r"^(?:cuda|hip)Memcpy")
 COPIES_WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")
@@ -35,16 +35,16 @@ def may_block(name: str) -> bool:
     >>> [may_block(name) for name in ("cudaStreamSynchronize", "hipMemcpyAsync", "cudaLaunchKernel")]
     [True, True, False]
     """
-    return SYNCHRONISES.match(name) is not None or _COPIES.match(name) is not None
+    return SYNCHRONIZES.match(name) is not None or _COPIES.match(name) is not None
 
 
-def find_synchronisations(view: RankView) -> Ints:
+def find_synchronizations(view: RankView) -> Ints:
     """Return the rows of calls that wait for the device by their name, ascending."""
-    return view.trace.rows_named(view.trace.rows(*LAUNCHES), SYNCHRONISES.match)
+    return view.trace.rows_named(view.trace.rows(*LAUNCHES), SYNCHRONIZES.match)
 
 
 def find_blocking_calls(view: RankView) -> Ints:
-    """Return the rows of all calls that waited for the device, ascending: synchronisations, and copies whose call
+    """Return the rows of all calls that waited for the device, ascending: synchronizations, and copies whose call
     returned after their end, as with pageable memory, although they are named Async. A copy within the device is none:
     the host does not wait for it, and a short one may end before its call does.
     """
@@ -53,7 +53,7 @@ def find_blocking_calls(view: RankView) -> Ints:
     copies = np.flatnonzero(is_copy & ~stays)
     call = view.launch[copies]
     waited = view.events.end_ns[call] >= view.work.end_ns[copies]
-    return np.union1d(find_synchronisations(view), call[waited])
+    return np.union1d(find_synchronizations(view), call[waited])
 
 
 def find_launching_threads(view: RankView) -> Codes:

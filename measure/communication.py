@@ -1,4 +1,4 @@
-"""Recognise communication by its names: which operation it is, and how many bytes it moves.
+"""Recognize communication by its names: which operation it is, and how many bytes it moves.
 
 A kernel is communication if its backend marks it (a `Collective name` argument, or an open `nccl:` range at its
 launch), otherwise by its name. Kernel names are often ambiguous: kernels named SendRecv also serve all-to-all,

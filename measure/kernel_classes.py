@@ -1,4 +1,4 @@
-"""Recognise by a kernel's name what it does: a matrix product, attention, a convolution, a norm, work on elements."""
+"""Recognize by a kernel's name what it does: a matrix product, attention, a convolution, a norm, work on elements."""
 
 import re
 from functools import lru_cache

@@ -125,7 +125,7 @@ class CollectiveArguments(NamedTuple):
 
 
 class StreamWait(NamedTuple):
-    """Wait of a stream for an event, as recorded with the events of synchronisation. `awaited` is the stream on which
+    """Wait of a stream for an event, as recorded with the events of synchronization. `awaited` is the stream on which
     the event was recorded, by the call with `record_correlation`.
     """
 

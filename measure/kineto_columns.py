@@ -588,7 +588,7 @@ def _find_repeats(events: Events) -> tuple[npt.NDArray[np.bool_], int]:
     columns = (events.start_ns, events.duration_ns, events.name, events.thread, events.correlation, events.external_id)
     keep = np.ones(len(events), dtype=bool)
     if len(events) > 1:
-        # Equal events are neighbours in this order.
+        # Equal events are neighbors in this order.
         equal = np.ones(len(events) - 1, dtype=bool)
         for column in (*columns, events.category):
             equal &= column[1:] == column[:-1]

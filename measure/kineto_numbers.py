@@ -12,7 +12,7 @@ from rankscope.measure.kineto import NONE, Floats, Ints
 from rankscope.measure.units import NS_PER_US
 
 EXACT_US_MAX = 1 << 43
-"""Below it neighbouring floats are at most 2^-10 us apart, so the nearest ns is the one that was written."""
+"""Below it neighboring floats are at most 2^-10 us apart, so the nearest ns is the one that was written."""
 TIME_US_MAX = 1 << 52
 """142 years: nothing later is a time, and a start and a duration together stay within 64 bits of ns."""
 DIGITS_MAX = 18

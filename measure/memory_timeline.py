@@ -165,7 +165,7 @@ class ModelMark(NamedTuple):
     storages: Mapping[Category, Sequence[tuple[int, int]]]
 
 
-class Categorised(NamedTuple):
+class Categorized(NamedTuple):
     """The category of each lifetime, and the bytes of older memory by category after each event, as far as marks say
     what it is: what else is older is unknown.
     """
@@ -174,7 +174,7 @@ class Categorised(NamedTuple):
     older: Mapping[Category, Ints]
 
 
-def categorise(paired: PairedEvents, time_ns: Ints, backward: Intervals, marks: Sequence[ModelMark]) -> Categorised:
+def categorize(paired: PairedEvents, time_ns: Ints, backward: Intervals, marks: Sequence[ModelMark]) -> Categorized:
     """Return what each lifetime was for. `time_ns` is that of each event, `backward` when backward ran on the host.
 
     What is at an address of a mark, at its time, is what the mark says. Of the rest, memory is an activation if it was
@@ -196,7 +196,7 @@ def categorise(paired: PairedEvents, time_ns: Ints, backward: Intervals, marks: 
                     older.setdefault(address, (category, size))
                 elif not is_marked[row]:
                     kind[row], is_marked[row] = category, True
-    return Categorised(kind, _follow_older(paired, older))
+    return Categorized(kind, _follow_older(paired, older))
 
 
 def _guess(paired: PairedEvents, time_ns: Ints, backward: Intervals, *, has_marks: bool) -> Ints:
@@ -231,27 +231,27 @@ def _follow_older(paired: PairedEvents, older: Mapping[int, tuple[Category, int]
     return {category: np.cumsum(held)[:-1] for category, held in found.items()}
 
 
-def raise_to_known(held: HeldBytes, categorised: Categorised) -> HeldBytes:
+def raise_to_known(held: HeldBytes, categorized: Categorized) -> HeldBytes:
     """Return what is held, with older memory raised to what marks know of it: the totals of some allocators, as those
     of the CPU, begin with the record.
     """
-    if not categorised.older:
+    if not categorized.older:
         return held
-    more = np.maximum(sum(categorised.older.values()) - held.older, 0)
+    more = np.maximum(sum(categorized.older.values()) - held.older, 0)
     return HeldBytes(held.held + more, held.older + more)
 
 
-def split_held(paired: PairedEvents, held: HeldBytes, categorised: Categorised) -> Ints:
+def split_held(paired: PairedEvents, held: HeldBytes, categorized: Categorized) -> Ints:
     """Return the bytes held after each event by category, a row for each of `Category`: their sum is `held.held`,
     which has to be raised to what is known of older memory.
     """
     lives = paired.lifetimes
     change = np.zeros((len(Category), paired.event_count + 1), dtype=np.int64)
-    np.add.at(change, (categorised.kind, lives.allocated), lives.bytes)
-    np.add.at(change, (categorised.kind, lives.freed), -lives.bytes)
+    np.add.at(change, (categorized.kind, lives.allocated), lives.bytes)
+    np.add.at(change, (categorized.kind, lives.freed), -lives.bytes)
     split: Ints = np.cumsum(change, axis=1)[:, :-1]
     split[Category.UNKNOWN] += held.older
-    for category, size in categorised.older.items():
+    for category, size in categorized.older.items():
         split[category] += size
         split[Category.UNKNOWN] -= size
     return split

@@ -66,7 +66,7 @@ from rankscope.measure.records import (
     NodeSample,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.stalls import GroupStatus, KernelThread, PendingCollective, Stall, ThreadStack
 from rankscope.measure.table import Table
@@ -132,7 +132,7 @@ class Report(Message, frozen=True):
     `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a step
     outside them was not profiled, so the absence of a collective there means nothing. `timed_steps` are ranges of steps
     outside of windows whose collectives of devices, as far as torch's flight recorder has timed them, are in this
-    report: how much of them was exposed is not known, and some kinds are missing, so no self time follows from them.
+    report: how much of them was exposed is not known, and some kinds are missing, so no own time follows from them.
 
     While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`. `node` is in
     reports of one rank a node, and only where it is newer than that of the report before. `out_of_memory` has the
@@ -159,7 +159,7 @@ class Report(Message, frozen=True):
     progress: Annotated[tuple[GroupStatus, ...], msgspec.Meta(max_length=GROUPS_MAX)] = ()
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
-    synchronisations: Annotated[tuple[WindowSynchronisations, ...], Some] = ()
+    synchronizations: Annotated[tuple[WindowSynchronizations, ...], Some] = ()
     node: NodeSample | None = None
     timed_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
     out_of_memory: Notices = ()

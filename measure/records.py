@@ -26,7 +26,7 @@ from rankscope.measure.table import COLUMNS_MAX, Table
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Phases of every step, in this order. They sum to the step; time in a user's own phases is not counted in these."""
 
-SYNCHRONISING_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+SYNCHRONIZING_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no member leaves before the last has entered: only in these is waiting separable from transfer."""
 
 ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -121,7 +121,7 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
         return min(parts_ns) >= 0 and sum(parts_ns) == self.window_ns and hidden_ns <= self.communication_ns
 
 
-SYNCHRONISATIONS_MAX = 8
+SYNCHRONIZATIONS_MAX = 8
 """Kinds of blocking call that a window reports one by one, those with the longest waits; all count in its sums."""
 
 CALLS_MAX = 16
@@ -130,7 +130,7 @@ OTHER_CALLS = "other"
 """Stands for the calls beyond."""
 
 
-class Synchronisation(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class Synchronization(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The blocking calls of one kind in a window: one runtime function, called inside one operator, from one line.
 
     `operator` is None where none was recorded, `line` (`train.py:24 (main)`) where it is not known. `waits_ns` is their
@@ -147,7 +147,7 @@ class Synchronisation(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     idle_ns: int = 0
 
 
-class WindowSynchronisations(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class WindowSynchronizations(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """How a rank's host waited for its device in the steps of a full window; all zero: there was no blocking call.
 
     `call_ns` is the sum of the waits by call, `idle_ns` that of all kinds, of which `kinds` has the longest.
@@ -157,7 +157,7 @@ class WindowSynchronisations(msgspec.Struct, frozen=True, kw_only=True, array_li
     step_count: int
     call_ns: Numbers = {}
     idle_ns: int = 0
-    kinds: Annotated[tuple[Synchronisation, ...], msgspec.Meta(max_length=SYNCHRONISATIONS_MAX)] = ()
+    kinds: Annotated[tuple[Synchronization, ...], msgspec.Meta(max_length=SYNCHRONIZATIONS_MAX)] = ()
 
     @property
     def waits_ns(self) -> int:
@@ -356,7 +356,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
 
     `samples` and `tokens` are None until a step has a known number of them; `samples_step_ns` and `tokens_step_ns` are
     the durations of the steps where they are known: samples / samples_step_ns is a speed even if some steps are
-    unknown. `call_ns` sums the waits in blocking calls within windows (WindowSynchronisations), by call.
+    unknown. `call_ns` sums the waits in blocking calls within windows (WindowSynchronizations), by call.
     `device_tail_steps` counts the steps timed on the device whose tail is known, `device_tail_ns` sums these tails.
     `model_flops` and `executed_flops` (`model_flops.py`) are None until they were known of a step; they are those of
     the steps made so far, also of those whose records are not reported yet, or were lost.

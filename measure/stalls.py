@@ -44,7 +44,7 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def is_library_file(file: str) -> bool:
     """Return whether a frame's file belongs to a library, or to the agent. A torch outside the usual folders, because
-    it was built from source, is recognised by a leading `torch/`, as the agent writes its files.
+    it was built from source, is recognized by a leading `torch/`, as the agent writes its files.
     """
     foreign = ("site-packages/", "dist-packages/", "lib/python")
     return file.startswith(("<", "torch/")) or any(part in file for part in foreign) or is_own_file(file)

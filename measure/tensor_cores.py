@@ -1,4 +1,4 @@
-"""Recognise kernels that compute on tensor cores by their names, and those that do not."""
+"""Recognize kernels that compute on tensor cores by their names, and those that do not."""
 
 import re
 from functools import lru_cache

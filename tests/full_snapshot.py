@@ -259,9 +259,9 @@ def full_snapshot() -> Snapshot:
     counts = CollectorCounts(
         frames_received=83, connections=17, read_pause_s=0.031,
         frames_refused={"bad_magic": 2, "protocol_too_new": 1}, contained_errors={"run_state": 0},
-        impossible={"loss": 1, "self_time": 2}, absent_s=25.5,
+        impossible={"loss": 1, "own_time": 2}, absent_s=25.5,
         peers_refused={"key_not_allowed": 3}, answers_unsent={"full": 4}, relays=2, relay_batches=40,
-        relay_dropped={"no_collector": 6}, relay_refused={"bad_magic": 7}, http_refused={"unauthorised": 5},
+        relay_dropped={"no_collector": 6}, relay_refused={"bad_magic": 7}, http_refused={"unauthorized": 5},
         stores_lost={"removed": 1}, store_writable=True, store_bytes=61_440, history_dropped=0,
         nodes_held_up=(HeldUpNode(node="node-12", runs=12, runs_held_up=9, ratio_low=0.468),), nodes_held_up_count=1,
         captures={"complete": 8, "failed": 2, "refused": 9}, capture_pause_s=1.25, capture_bytes=5_000_000,

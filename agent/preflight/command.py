@@ -14,7 +14,7 @@ import msgspec
 from rankscope.agent.guard import describe, log_line, print_traceback
 from rankscope.agent.identity import read_identity
 from rankscope.agent.preflight.ending import Watch, block_sigterm, leave
-from rankscope.agent.preflight.files import find_hosts, write_whole
+from rankscope.agent.preflight.files import check_output, find_hosts, write_whole
 from rankscope.agent.preflight.meeting import IncompleteError, Meeting
 from rankscope.agent.preflight.options import parse_options
 from rankscope.agent.preflight.past import NodesPast
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         log_line(NO_LAUNCHER)
         sys.exit(USAGE_ERROR)
+    if os.environ["RANK"] == "0":
+        _check_outputs(options)
     block_sigterm()
     os.environ["RANKSCOPE"] = "0"  # a pre-flight is no training to be measured
     identity = read_identity(os.environ, "preflight", os.environ.get("RANKSCOPE_NODE", ""))
@@ -57,6 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print_traceback("preflight", error)
         status = INCOMPLETE
     leave(status)
+
+
+def _check_outputs(options: Namespace) -> None:
+    """End the process where a file that rank 0 is to write cannot be: before a minute of checks, not after it."""
+    try:
+        for path, option in ((options.json_file, "--json-file"), (options.exclude_file, "--exclude-file")):
+            if path:
+                check_output(path, option)
+    except UnavailableError as error:
+        log_line(f"preflight: {error}")
+        sys.exit(USAGE_ERROR)
 
 
 class _Speaker:

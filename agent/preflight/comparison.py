@@ -21,8 +21,8 @@ SIGMA_FLOOR: Final = 0.01
 MAD_TO_SIGMA: Final = 1.4826
 MEDIAN_ERROR: Final = 1.2533
 """sqrt(pi / 2): the standard error of a median over that of a mean, for normal noise."""
-NEIGHBOURS_AS_ONE: Final = 4
-"""Values of neighbouring parts of a check are alike: other load on a machine lasts longer than a part. So many of them
+NEIGHBORS_AS_ONE: Final = 4
+"""Values of neighboring parts of a check are alike: other load on a machine lasts longer than a part. So many of them
 count as one."""
 RANGE_OVER_SIGMA: Final = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326}
 RANGE_PEERS_MAX: Final = max(RANGE_OVER_SIGMA)
@@ -52,7 +52,7 @@ def compare(own: Sequence[float], peers: Sequence[Sequence[float]], ratio_min: f
     peer_logs = [[math.log(value) for value in values] for values in peers]
     medians = [statistics.median(values) for values in peer_logs]
     excess = statistics.median(medians) - statistics.median(own_logs)
-    within = statistics.median(median_error(values, NEIGHBOURS_AS_ONE) for values in peer_logs)
+    within = statistics.median(median_error(values, NEIGHBORS_AS_ONE) for values in peer_logs)
     sigma = max(SIGMA_FLOOR, find_spread(medians), within, median_error(own_logs, 1))
     deviations = excess / sigma
     return Comparison(
@@ -78,7 +78,7 @@ def find_spread(values: Sequence[float]) -> float:
 
 
 def median_error(values: Sequence[float], as_one: int) -> float:
-    """Return the standard error of the median of values of which `as_one` neighbours count as one; 0 for one value.
+    """Return the standard error of the median of values of which `as_one` neighbors count as one; 0 for one value.
 
     >>> round(median_error([1.0, 2.0, 3.0, 4.0, 5.0], 1), 3)  # 1.2533 x 1.4826 x 1 / sqrt(5)
     0.831

@@ -16,7 +16,7 @@ THROTTLED: Final = frozenset(
 )  # fmt: skip
 """Reasons by which a GPU under load is slower than it should be. A power cap is normal under load."""
 CLOCK_OFFSET_S_MAX: Final = 0.1
-"""A synchronised clock is within some ms. Logs are out of order by more, and tokens and leases may expire."""
+"""A synchronized clock is within some ms. Logs are out of order by more, and tokens and leases may expire."""
 
 
 def find_device_faults(sample: DeviceSample | None, load: DeviceSample | None) -> tuple[list[str], list[str]]:

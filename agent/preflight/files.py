@@ -105,6 +105,24 @@ def find_hosts(report: Report) -> tuple[list[str], list[str]]:
     return [name for name in names if HOST_NAME.fullmatch(name)], [n for n in names if not HOST_NAME.fullmatch(n)]
 
 
+def check_output(path: str, option: str) -> None:
+    """Raise UnavailableError where `write_whole` could not replace the file that an option names, or should not: a
+    pipe or a device would be a file afterwards. Nothing is written.
+    """
+    folder = os.path.dirname(path) or "."
+    problem = ""
+    if not os.path.isdir(folder):
+        problem = f"there is no folder {folder}"
+    elif os.path.isdir(path):
+        problem = "it is a folder"
+    elif os.path.exists(path) and not os.path.isfile(path):
+        problem = "it is no file"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = f"this user may not write in {folder}"
+    if problem:
+        raise UnavailableError(f"{path} (from {option}) cannot be written: {problem}. Name another file.")
+
+
 def write_whole(path: str, text: str) -> None:
     """Replace a file as a whole: who reads it meanwhile gets the old or the new one. Raise UnavailableError."""
     partial = ""

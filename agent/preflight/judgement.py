@@ -176,7 +176,7 @@ def _judge_past(
 
 
 PAST_RATIO_MIN = 1.1
-"""Drivers, temperature and neighbours on a switch change between two pre-flights."""
+"""Drivers, temperature and neighbors on a switch change between two pre-flights."""
 
 
 def _join(found: Sequence[Slow], earlier: Sequence[Slow]) -> list[Slow]:

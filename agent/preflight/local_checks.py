@@ -144,7 +144,7 @@ def read_cpu_model(path: str = "/proc/cpuinfo") -> str:
 
 
 def measure_disk(folder: str, seconds: float) -> Measured:
-    """Return the rates in GB/s of blocks written and synchronised in a file without a name in `folder`.
+    """Return the rates in GB/s of blocks written and synchronized in a file without a name in `folder`.
 
     Where that is not possible, the reason with the cure.
     """

@@ -131,7 +131,7 @@ def is_set_by_agent(environment: Mapping[str, str]) -> bool:
 
 def _has_recorder_on(environment: Mapping[str, str]) -> bool:
     """Return whether torch has NCCL, and a recorder that is on. Whether a GPU is there is not asked, since that could
-    initialise CUDA: without a process group of NCCL nothing reads the variable.
+    initialize CUDA: without a process group of NCCL nothing reads the variable.
     """
     try:
         from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - the user's torch

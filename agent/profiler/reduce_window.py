@@ -36,7 +36,7 @@ from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
 from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.records import WindowBreakdown, WindowFlops, WindowSynchronisations
+from rankscope.measure.records import WindowBreakdown, WindowFlops, WindowSynchronizations
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace
 
@@ -104,7 +104,7 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The results of a full window that began with `first_step`. `steps_cut` counts the steps with work missing.
     `launches_graphs` is whether a CUDA graph was launched within it; None if no work of a device was recorded. Nor are
-    there `synchronisations` then, or without a whole step. `flops` are there only if they were to be counted. With
+    there `synchronizations` then, or without a whole step. `flops` are there only if they were to be counted. With
     `has_impossible_times` none of the window is used.
     """
 
@@ -115,7 +115,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     on_device: bool = False
     launches_graphs: bool | None = None
     has_impossible_times: bool = False
-    synchronisations: WindowSynchronisations | None = None
+    synchronizations: WindowSynchronizations | None = None
     flops: WindowFlops | None = None
 
 
@@ -145,7 +145,7 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         return WindowAnswer(first_step=first_step, steps_cut=len(request.steps) - 1, on_device=True)
     if _has_impossible_times(view, request):
         return WindowAnswer(first_step=first_step, on_device=True, has_impossible_times=True)
-    from rankscope.agent.profiler.synchronisations import sum_synchronisations  # noqa: PLC0415 - see above
+    from rankscope.agent.profiler.synchronizations import sum_synchronizations  # noqa: PLC0415 - see above
 
     windows = _find_device_windows(view, request.steps)
     whole = {window.step for window in windows}
@@ -160,7 +160,7 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         steps_cut=len(request.steps) - 1 - len(windows),
         on_device=True,
         launches_graphs=bool(len(_find_calls(view, lambda name: _GRAPH_LAUNCH in name))),
-        synchronisations=sum_synchronisations(view, of_host, request.lines) if of_host else None,
+        synchronizations=sum_synchronizations(view, of_host, request.lines) if of_host else None,
         flops=_count_flops(view, of_host) if request.counts_flops else None,
     )
 

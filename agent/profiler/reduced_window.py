@@ -3,12 +3,12 @@
 from typing import Final, NamedTuple
 
 from rankscope.measure.enqueues import Enqueues
-from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowFlops, WindowSynchronisations
+from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowFlops, WindowSynchronizations
 
 
 class ReducedWindow(NamedTuple):
     """The results of a window. `covered_steps` are the first and last step whose collectives are complete, if any.
-    `synchronisations` are those of a device's full window with a whole step. `timed_steps` are the first and last step
+    `synchronizations` are those of a device's full window with a whole step. `timed_steps` are the first and last step
     between windows whose collectives are those that torch's flight recorder has timed. `flops` are those of a step of a
     window with shapes. `enqueues` are times of collectives between windows that torch does not time.
     """
@@ -16,7 +16,7 @@ class ReducedWindow(NamedTuple):
     collectives: list[CollectiveRecord]
     breakdowns: list[WindowBreakdown]
     covered_steps: tuple[int, int] | None
-    synchronisations: WindowSynchronisations | None = None
+    synchronizations: WindowSynchronizations | None = None
     timed_steps: tuple[int, int] | None = None
     flops: WindowFlops | None = None
     enqueues: Enqueues | None = None

@@ -358,7 +358,7 @@ def find_operator_session(autograd: Any, c_profiler: Any) -> OperatorSession | N
 
 
 def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:
-    """Return the kinds of devices that this torch was built for. Initialises nothing."""
+    """Return the kinds of devices that this torch was built for. Initializes nothing."""
     torch = sys.modules["torch"]
     found = []
     for name in DEVICES:

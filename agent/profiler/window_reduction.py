@@ -218,12 +218,12 @@ class WindowReduction:
         }
         of_device = self._name_groups(answer.collectives)
         if of_host is None or of_device is None:
-            return ReducedWindow([], breakdowns, None, answer.synchronisations)
+            return ReducedWindow([], breakdowns, None, answer.synchronizations)
         steps = [found.first_step for found in breakdowns]
         records = [record for record in of_host if record.step in steps] + of_device
         in_a_row = bool(steps) and steps[-1] - steps[0] == len(steps) - 1
         covered = (steps[0], steps[-1]) if in_a_row else None
-        return ReducedWindow(records, breakdowns, covered, answer.synchronisations)
+        return ReducedWindow(records, breakdowns, covered, answer.synchronizations)
 
     def _name_groups(self, found: Sequence[DeviceCollective]) -> list[CollectiveRecord] | None:
         """Return the collectives with their groups; None when one has none. Point-to-point operations are not waited
@@ -325,9 +325,9 @@ class WindowReduction:
             return
         pairs = {(found.thread, entry.group_number) for found, entry in zip(counted, wanted, strict=True)}
         # Operations of two groups may begin in another order than they were enqueued: then a thread has two groups.
-        learnt = dict(pairs)
-        if len(learnt) == len(pairs) and all(self._group_of_thread.get(t, g) == g for t, g in pairs):
-            self._group_of_thread.update(learnt)
+        learned = dict(pairs)
+        if len(learned) == len(pairs) and all(self._group_of_thread.get(t, g) == g for t, g in pairs):
+            self._group_of_thread.update(learned)
 
     def _find_groups(self, enqueued: Mapping[int, tuple[int, int]]) -> dict[int, GroupInfo]:
         """Return the process group of each of torch's group numbers. Kept, since the last windows are reduced after the

@@ -29,7 +29,7 @@ from rankscope.measure.records import (
     StepRecord,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
     add_waits,
     collectives_to_table,
     steps_to_table,
@@ -68,7 +68,7 @@ class Interval(msgspec.Struct, kw_only=True):
     progress: tuple[GroupStatus, ...] = ()
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
-    synchronisations: Sequence[WindowSynchronisations] = ()
+    synchronizations: Sequence[WindowSynchronizations] = ()
     node: NodeSample | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
     flops: StepFlops = NO_FLOPS
@@ -121,7 +121,7 @@ class ReportBuilder:
         of its steps are reported, which may still wait for device times.
         """
         totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
-        self._totals = _set_flops(_add_waits(totals, interval.synchronisations), interval.flop_totals)
+        self._totals = _set_flops(_add_waits(totals, interval.synchronizations), interval.flop_totals)
         return Report(
             sequence=self._next_sequence(),
             host_ns=now_host_ns,
@@ -140,7 +140,7 @@ class ReportBuilder:
             progress=interval.progress,
             stalled_since_host_ns=interval.stalled_since_host_ns,
             stall=interval.stall,
-            synchronisations=tuple(interval.synchronisations),
+            synchronizations=tuple(interval.synchronizations),
             node=interval.node,
             timed_steps=tuple(interval.timed_steps),
             out_of_memory=interval.out_of_memory,
@@ -269,7 +269,7 @@ def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> To
     return totals
 
 
-def _add_waits(totals: Totals, windows: Sequence[WindowSynchronisations]) -> Totals:
+def _add_waits(totals: Totals, windows: Sequence[WindowSynchronizations]) -> Totals:
     call_ns = dict(totals.call_ns)
     for window in windows:
         for call, waits_ns in window.call_ns.items():

@@ -7,7 +7,7 @@ torch calls the observer inside the failing allocation, on the thread that alloc
     agent thread    makes the notice at once; then, once a process, reads which allocations hold the most
 
 The observer makes no CUDA call and allocates nothing on the device: the counts are those that TorchMemorySampler
-reads, under a lock of the allocator that is free by then. No error leaves it. Attaching it would initialise CUDA, so
+reads, under a lock of the allocator that is free by then. No error leaves it. Attaching it would initialize CUDA, so
 that waits until the script has. An error before the first report after that is not seen.
 
 Which allocations hold the memory is known only where the script has torch record the history of its memory
@@ -113,7 +113,7 @@ class OutOfMemoryWatch:
         self._is_on = False
 
     def attach(self) -> None:
-        """Attach the observer, once CUDA has been initialised by the script; cheap when called again."""
+        """Attach the observer, once CUDA has been initialized by the script; cheap when called again."""
         if self._is_attached or not self._is_on or self._cuda is None or self._guard.is_off(PART):
             return
         try:

@@ -1,6 +1,6 @@
 """The samplers of one rank: of its process, its GPU and torch's allocator, and in one rank of a node of the machine.
 
-What samples a GPU is imported on the agent's thread, once the script has initialised CUDA.
+What samples a GPU is imported on the agent's thread, once the script has initialized CUDA.
 """
 
 import sys
@@ -66,7 +66,7 @@ class RankSamples:
         self._cuda = find_cuda()
         self._memory_watch: MemoryWatch | None = None
         self.out_of_memory: OutOfMemoryWatch | None = None
-        """None until the script has initialised CUDA."""
+        """None until the script has initialized CUDA."""
         self._torch_memory = None if self._cuda is None else _make_allocator_sampler(clock, device, self._cuda)
         if self._torch_memory is not None:
             samplers["torch_memory"] = self._torch_memory.sample
@@ -114,11 +114,11 @@ class RankSamples:
         return self._devices.sample()
 
     def watch_memory(self, watch: "MemoryWatch") -> None:
-        """Note errors of the GPU's allocator, by `attach_memory` once CUDA has been initialised."""
+        """Note errors of the GPU's allocator, by `attach_memory` once CUDA has been initialized."""
         self._memory_watch = watch
 
     def attach_memory(self) -> None:
-        """Begin to note errors of the GPU's allocator, once CUDA has been initialised by the script; cheap when called
+        """Begin to note errors of the GPU's allocator, once CUDA has been initialized by the script; cheap when called
         again.
         """
         try:

@@ -94,7 +94,7 @@ class TrainingDevice:
 
 
 def find_cuda() -> Any:
-    """Return torch.cuda if torch is built for GPUs and has what is needed, else None. Does not initialise CUDA."""
+    """Return torch.cuda if torch is built for GPUs and has what is needed, else None. Does not initialize CUDA."""
     import torch  # noqa: PLC0415 - the user's torch, imported by now
 
     needed = ("Event", "CUDAGraph", "current_stream", "is_current_stream_capturing", "is_initialized")
@@ -104,6 +104,6 @@ def find_cuda() -> Any:
 
 
 def is_current_stream_capturing() -> bool:
-    """Return whether this thread's CUDA stream is being captured. Initialises nothing."""
+    """Return whether this thread's CUDA stream is being captured. Initializes nothing."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())

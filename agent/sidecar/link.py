@@ -54,7 +54,6 @@ class SidecarLink:
         *,
         frozen_after_ns: int,
         ras_address: str = "",
-        reads_inspector: bool = False,
     ) -> None:
         self._environment = environment
         self._descriptor = Descriptor(
@@ -62,9 +61,7 @@ class SidecarLink:
             start_ticks=read_start_ticks(identity.pid),
             frozen_after_ns=frozen_after_ns,
             ras_address=ras_address,
-            inspector=find_inspector_place(environment, pid=identity.pid, wall_ns=time.time_ns())
-            if reads_inspector
-            else None,
+            inspector=find_inspector_place(environment, pid=identity.pid, wall_ns=time.time_ns()),
         )
         self.folder = ""
         """Folder of the beacon; empty before `open`."""

@@ -1,7 +1,7 @@
 """Read the CPU clock of the training thread around backward, where that costs little. Pure but for the clocks.
 
 Between both a thread that trains on a CPU computes, or waits for other ranks, and then uses no CPU: so the collector
-knows each rank's own time in every step (`collector/steps/host_self_times.py`). The clock is a system call: 1 to 4 us
+knows each rank's own time in every step (`collector/steps/host_own_times.py`). The clock is a system call: 1 to 4 us
 in the virtual machine in which that was measured, and within training twice that, since torch has evicted our code from
 the caches. So it is read while both reads are a small share of the mean step; where steps are shorter, ranks are told
 apart by profiler windows only.

@@ -220,7 +220,7 @@ class DeviceTimers:
         if self._is_off or not self.plan.is_due(step):
             return
         try:
-            if self._cuda.is_initialized():  # any other call would initialise CUDA
+            if self._cuda.is_initialized():  # any other call would initialize CUDA
                 self._begin(step)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._fail(error)

@@ -3,7 +3,7 @@
     https://github.com/ByteDance-Seed/StragglerAnalysis, folder `data`: trace-NAME.parquet, result-NAME.json
 
 Each row of a trace is one operation of one worker: training step, type, start and duration in seconds from the begin of
-the step. There is one worker for each (pipeline stage, data parallel index); its tensor parallel neighbours are not
+the step. There is one worker for each (pipeline stage, data parallel index); its tensor parallel neighbors are not
 recorded. Operations become what an agent would have reported of them:
 
     forward-compute, backward-compute, optimizer    phases; what no communication covers is the rank's own work
@@ -12,7 +12,7 @@ recorded. Operations become what an agent would have reported of them:
     optimizer-clip-main-grad                        the gradients' norm, a collective of all: it holds the wait for it
     (forward|backward)-(send|recv)                  point-to-point in the pipeline of one data parallel index
 
-`layernorm-grads-all-reduce` is between tensor parallel neighbours and left out, `gc` has no duration. Up to half of a
+`layernorm-grads-all-reduce` is between tensor parallel neighbors and left out, `gc` has no duration. Up to half of a
 step is a gap before a communication that then takes no time: the worker waited in something that was not recorded. Such
 a gap counts as waiting for the communication, as in the published analysis, which finds next to no delay of launching.
 The recorded steps are samples from thousands; they are numbered from 0. Files are read with pyarrow, which is no

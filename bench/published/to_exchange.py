@@ -4,7 +4,7 @@
     python -m tests.simulation.exchange score FOLDER
 
 TRACES is the folder `data` of ByteDance's StragglerAnalysis (straggler_jobs.py says what is in it). Each job becomes a
-file of step records; `truth.json` has what is labelled of it, and `answers-rankscope.json` what our collector says of
+file of step records; `truth.json` has what is labeled of it, and `answers-rankscope.json` what our collector says of
 the same operations. Of the three jobs one has a fault that was injected: in AR a worker was slowed on purpose. The
 others are slow by their work: they have no fault, so that who accuses one of their workers is wrong.
 

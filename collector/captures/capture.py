@@ -1,6 +1,6 @@
 """Define captures that the collector orders: what is asked for, and what has become of it. Pure.
 
-    ordered -> recording -> fetching -> analysing -> complete
+    ordered -> recording -> fetching -> analyzing -> complete
        |           |           |            +-- the files are there, their analysis failed: complete, with `problem`
        +-----------+-----------+--> failed, with `problem`: no rank has a file
 
@@ -18,10 +18,10 @@ RECORDING: Final = "recording"
 """Every rank that is asked has answered; those that accepted wait for the steps, record, or write their files."""
 FETCHING: Final = "fetching"
 """Files are on their way to the collector."""
-ANALYSING: Final = "analysing"
+ANALYZING: Final = "analyzing"
 COMPLETE: Final = "complete"
 FAILED: Final = "failed"
-STATES: Final = (ORDERED, RECORDING, FETCHING, ANALYSING, COMPLETE, FAILED)
+STATES: Final = (ORDERED, RECORDING, FETCHING, ANALYZING, COMPLETE, FAILED)
 REFUSED: Final = "refused"
 """No state of a capture: an order that did not become one, in counts."""
 ENDED: Final = frozenset({COMPLETE, FAILED})
@@ -30,7 +30,7 @@ STATE_WORDS: Final = {
     ORDERED: "the ranks are being told the steps",
     RECORDING: "the ranks wait for these steps, record them and write their files",
     FETCHING: "the files are on their way to the collector",
-    ANALYSING: "the collector analyses the files",
+    ANALYZING: "the collector analyses the files",
 }
 """What each state means while it has not ended."""
 
@@ -48,14 +48,14 @@ def find_captures_folder(store: Path) -> Path:
 
 
 class Around(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank, with its healthiest peer and a neighbour on its node."""
+    """A rank, with its healthiest peer and a neighbor on its node."""
 
     around: int
 
 
 class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a capture of a run, by its id or name. `ranks` are rank numbers, one with those that belong beside
-    it, or SLOWEST (the slowest rank, its healthiest peer, and a neighbour on its node) or ALL.
+    it, or SLOWEST (the slowest rank, its healthiest peer, and a neighbor on its node) or ALL.
 
     `is_forced`: also where it is expected to stop training for longer than `capture_pause_s_max` of the collector or of
     the agent. `asked_by` is for users: an address, or the number of an incident.

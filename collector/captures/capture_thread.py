@@ -2,7 +2,7 @@
 
     order        any thread: checked, chosen and answered; it waits for no disk
     take         the receive thread hands over what ranks say
-    the thread   sends orders, fetches and writes files, and has them analysed (capture_work.py)
+    the thread   sends orders, fetches and writes files, and has them analyzed (capture_work.py)
 
 A fault in one capture fails that capture; the collector goes on.
 """
@@ -204,9 +204,9 @@ class CaptureThread:
         self._begin_new()
         for work in list(self._on.values()):
             with self._contain(work):
-                is_busy = any(one.is_analysing for one in self._on.values())  # one analysis at a time
+                is_busy = any(one.is_analyzing for one in self._on.values())  # one analysis at a time
                 work.go_on(
-                    self._now_s(), _find_ended(work, self._find_run(work.capture.run_id)), may_analyse=not is_busy
+                    self._now_s(), _find_ended(work, self._find_run(work.capture.run_id)), may_analyze=not is_busy
                 )
             if work.is_over:
                 del self._on[work.capture.id]
@@ -219,7 +219,7 @@ class CaptureThread:
         for work in new:
             self._on[work.capture.id] = work
             with self._contain(work):
-                work.go_on(self._now_s(), {}, may_analyse=False)
+                work.go_on(self._now_s(), {}, may_analyze=False)
 
     @contextlib.contextmanager
     def _contain(self, work: CaptureWork) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.collector.captures.capture import ANALYSING, COMPLETE, ENDED, FAILED, Capture
+from rankscope.collector.captures.capture import ANALYZING, COMPLETE, ENDED, FAILED, Capture
 from rankscope.collector.captures.orders import DiscardFile, Effect, FinishFile, Orders, Send, WriteBytes
 from rankscope.collector.captures.store import CaptureStore, KeptCapture, describe_disk_error, name_of
 from rankscope.collector.captures.trace_analysis import TraceAnalysis
@@ -58,7 +58,7 @@ class CaptureWork:
         return self._around.store.folder_of(self.capture.id)
 
     @property
-    def is_analysing(self) -> bool:
+    def is_analyzing(self) -> bool:
         """Whether a child process may run for it."""
         return self._analysis is not None
 
@@ -71,7 +71,7 @@ class CaptureWork:
         else:
             self._carry_out(self.orders, self.orders.take_part(boot_id, message, now_s))
 
-    def go_on(self, now_s: float, ended: Mapping[str, str], *, may_analyse: bool) -> None:
+    def go_on(self, now_s: float, ended: Mapping[str, str], *, may_analyze: bool) -> None:
         """Do what is due. `ended` has how rank processes have ended, by boot id. Raises OSError."""
         orders = self.orders
         if self.is_over:
@@ -87,7 +87,7 @@ class CaptureWork:
         elif self._analysis is not None:
             if self._analysis.poll():
                 self._complete(self._analysis)
-        elif may_analyse:
+        elif may_analyze:
             names = [one.file for one in self.capture.ranks if one.file]
             tables = [table for option in self.capture.options for table in TABLES.get(option, ())]
             self._analysis = TraceAnalysis(self.folder, names, tables=tables)
@@ -125,7 +125,7 @@ class CaptureWork:
             problem += f"; and {len(lost) - PROBLEMS_SHOWN} more ranks"
         if len(lost) < len(orders.ranks):
             files = self._around.store.list_files(self.capture.id)
-            self._change(state=ANALYSING, problem=problem, files=files)
+            self._change(state=ANALYZING, problem=problem, files=files)
             return
         self._change(state=FAILED, problem=problem)
         LOG.warning("run %r: capture %s has failed: %s", self.capture.run_id, self.capture.id, problem)

@@ -1,7 +1,7 @@
 """Choose the ranks of a capture, and read how fast they train, from the state of their run. Pure.
 
 Of the slowest rank alone little can be said: it is captured with its healthiest peer, which does the same work, and
-with a neighbour on its node, which shares its machine.
+with a neighbor on its node, which shares its machine.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from rankscope.collector.captures.capture import ALL, SLOWEST, Around, CaptureRe
 from rankscope.collector.captures.orders import AskedRank, Pace
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.attempt import Attempt
-from rankscope.collector.runs.healthy_peer import choose_peer, read_self_times
+from rankscope.collector.runs.healthy_peer import choose_peer, read_own_times
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.steps.rank_medians import RankMedians
@@ -77,31 +77,31 @@ def _choose_numbers(
 
 
 def find_slowest(findings: Iterable[Finding], medians: RankMedians, live: Mapping[int, RankState]) -> int:
-    """Return the rank of the costliest open finding that names a live one, else the one with the longest self time,
+    """Return the rank of the costliest open finding that names a live one, else the one with the longest own time,
     else the lowest.
     """
     named = [one for one in findings if one.rank in live]
     if named:
         costliest = max(named, key=lambda one: one.lost_rank_seconds or 0.0)
         return next(rank for rank in costliest.ranks if rank in live)
-    self_ns = read_self_times(medians)
-    return max(sorted(live), key=lambda rank: self_ns.get(rank, 0.0))
+    own_ns = read_own_times(medians)
+    return max(sorted(live), key=lambda rank: own_ns.get(rank, 0.0))
 
 
 def choose_beside(
     slowest: int, medians: RankMedians, works: Iterable[tuple[int, ...]], nodes: Mapping[int, str]
 ) -> tuple[int, ...]:
-    """Return the slowest rank, its healthiest peer (the one whose self time is in the middle of those with the same
+    """Return the slowest rank, its healthiest peer (the one whose own time is in the middle of those with the same
     work), and the nearest other rank on its node; fewer where there are none. `nodes` has the node of each live rank.
 
-    >>> medians = RankMedians((0, 1, 2, 3), {"self_ns_median": (5.0, 6.0, 9.0, 7.0)})
+    >>> medians = RankMedians((0, 1, 2, 3), {"own_ns_median": (5.0, 6.0, 9.0, 7.0)})
     >>> choose_beside(2, medians, [(0, 1, 2, 3)], {0: "a", 1: "a", 2: "b", 3: "b"})
     (1, 2, 3)
     """
     peer = choose_peer((slowest,), medians, works, nodes)
     near = [rank for rank in nodes if nodes[rank] == nodes[slowest] and rank not in {slowest, peer}]
-    neighbour = min(near, key=lambda rank: (abs(rank - slowest), rank), default=None)
-    return tuple(sorted(rank for rank in (slowest, peer, neighbour) if rank is not None))
+    neighbor = min(near, key=lambda rank: (abs(rank - slowest), rank), default=None)
+    return tuple(sorted(rank for rank in (slowest, peer, neighbor) if rank is not None))
 
 
 def choose_around(rank: int, run: RunState) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Order a capture when an incident opens that names a rank: of that rank, its healthiest peer and a neighbour.
+"""Order a capture when an incident opens that names a rank: of that rank, its healthiest peer and a neighbor.
 
 A run that hangs reaches no further step, so there is nothing to capture.
 """

@@ -1,4 +1,4 @@
-"""Analyse and merge the traces of a capture in child processes with limits of time, memory and disk.
+"""Analyze and merge the traces of a capture in child processes with limits of time, memory and disk.
 
 A trace comes from a rank, and may be large or damaged: what reads it must not take the collector down, nor slow it.
 """

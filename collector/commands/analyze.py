@@ -1,4 +1,4 @@
-"""`rankscope analyze`: analyse profiler traces of one rank or of many."""
+"""`rankscope analyze`: analyze profiler traces of one rank or of many."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ from rankscope.collector.traces.kernel_groups import Patterns, compile_groups, p
 from rankscope.collector.traces.kernel_sequences import LENGTH_DEFAULT, LENGTH_MAX
 from rankscope.collector.traces.parallel_reading import cores
 from rankscope.collector.traces.rank_analysis import StepRange
-from rankscope.collector.traces.recognised import check_output, compile_rank_from, recognise
+from rankscope.collector.traces.recognized import check_output, compile_rank_from, recognize
 from rankscope.collector.traces.report import TraceReport
 from rankscope.collector.traces.spans import Span, read_span
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -76,7 +76,7 @@ class Analyze:
         )
 
     def run(self, options: argparse.Namespace) -> int:
-        """Analyse and print, and return 0, 1 when some files failed, 2 when none was usable or a comparison refused."""
+        """Analyze and print, and return 0, 1 when some files failed, 2 when none was usable or a comparison refused."""
         from rankscope.collector.reports.sorted_tables import choose_sort_key  # noqa: PLC0415
         from rankscope.collector.reports.source_links import check_template  # noqa: PLC0415
         from rankscope.collector.reports.trace_text import render_text  # noqa: PLC0415 - no other command needs these
@@ -354,13 +354,13 @@ def add_communication_kernels(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_files(paths: Sequence[str], rank_from: str | None) -> int:
-    """Print what each file was recognised as, its span and its steps, and return 0, 1 when some cannot be read, 2 when
+    """Print what each file was recognized as, its span and its steps, and return 0, 1 when some cannot be read, 2 when
     none can.
     """
     from rankscope.collector.reports.trace_list import render_list  # noqa: PLC0415 - no other command needs it
 
-    recognised = recognise(find_traces(paths), compile_rank_from(rank_from))
-    found = [one for one in recognised if not one.is_no_trace]
+    recognized = recognize(find_traces(paths), compile_rank_from(rank_from))
+    found = [one for one in recognized if not one.is_no_trace]
     bad = {one.file.path: one.refusal for one in found if one.refusal is not None}
     spans: dict[str, Span] = {}
     with progress_bar("files") as progress:

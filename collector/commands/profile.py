@@ -19,7 +19,7 @@ SKIP: Final = 5
 STEPS: Final = 3
 SKIP_MAX: Final = 1_000_000
 RANKS_MAX: Final = 1_024
-SIGNALLED: Final = 128
+SIGNALED: Final = 128
 WIDTH: Final = 120
 
 
@@ -117,7 +117,7 @@ def find_status(exit_status: int | None) -> int:
     """
     if exit_status is None:
         return 1
-    return SIGNALLED - exit_status if exit_status < 0 else exit_status or 1
+    return SIGNALED - exit_status if exit_status < 0 else exit_status or 1
 
 
 def _make_empty(folder: Path) -> Path:

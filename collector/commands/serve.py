@@ -28,7 +28,7 @@ from rankscope.collector.process_tuning import (
 from rankscope.collector.publish.http_listener import PORT_WAIT_S, listen_http
 from rankscope.collector.publish.liveness import answering_liveness
 from rankscope.collector.publisher import PublisherProcess, PublisherThread
-from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.summary import summarize
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.service import Service
@@ -41,18 +41,16 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
     ),
     "storage (docs/history.md)": ("store", "store_name", "store_folder", "history_kept_s", "history_bytes_max"),
-    "metrics (docs/metrics.md)": ("metrics_ranks_max", "series_max"),
+    "metrics (docs/metrics.md)": ("metrics_ranks_max",),
     "detection (docs/detection.md)": (
         "slowdown_ratio_min",
     ),
-    "incidents (docs/incidents.md)": ("incident_reopen_s",),
     "notifications (docs/notifications.md)": (
         "notify_webhook_url", "notify_webhook_secret_file", "notify_webhook_ca_file", "notify_command",
         "notify_hooks", "notify_severity_min", "notify_interval_s",
     ),
     "OpenTelemetry (docs/opentelemetry.md)": (
-        "otlp", "otlp_endpoint", "otlp_protocol", "otlp_interval_s", "otlp_all_ranks", "otlp_incidents",
-        "otlp_headers_file", "otlp_certificate_file",
+        "otlp", "otlp_endpoint", "otlp_all_ranks", "otlp_incidents",
     ),
     "limits and intervals": (),
 }  # fmt: skip
@@ -154,5 +152,5 @@ def _make_service(
 
 def _print_summaries(snapshot: Snapshot) -> None:
     for run in (run for run in snapshot.runs if not run.is_awaited):
-        for line in summarise(run).splitlines():
+        for line in summarize(run).splitlines():
             print(f"rankscope: {printable(line)}", file=sys.stderr)

@@ -158,7 +158,7 @@ def _show_rank(collector: Collector, ids: Sequence[str], options: argparse.Names
     peers = None
     if found.peers is not None:
         medians = found.peers
-        peers = medians.count, render_times(medians.step_ns_median, medians.phases_ns_median, medians.self_ns_median)
+        peers = medians.count, render_times(medians.step_ns_median, medians.phases_ns_median, medians.own_ns_median)
     print(render_one_rank(run, found.rank, peers, choose_colors(sys.stdout, os.environ)))
     return 0
 

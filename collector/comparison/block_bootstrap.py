@@ -1,4 +1,4 @@
-"""Resample a series in blocks of neighbours, to say how far its mean and its quantiles are known. Pure.
+"""Resample a series in blocks of neighbors, to say how far its mean and its quantiles are known. Pure.
 
 Steps are not independent: a slow node, a checkpoint or a batch of long sequences lasts for several of them, and
 resampling them one by one would say that the mean is known better than it is. So blocks of consecutive values are

@@ -15,7 +15,7 @@ class DemoRank(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     step_ns_median: float | None
     phases_ns: Mapping[str, float]
-    self_ns_median: float | None
+    own_ns_median: float | None
     compute_ratio: float | None
     communication_ratio: float | None
     overlap_ratio: float | None
@@ -74,7 +74,7 @@ def _build_rank(rank: RankSnapshot) -> DemoRank:
         steps=rank.totals.steps,
         step_ns_median=rank.step_ns_median,
         phases_ns=rank.phases_ns_median,
-        self_ns_median=rank.self_ns_median,
+        own_ns_median=rank.own_ns_median,
         compute_ratio=None if window is None else ratios.compute_ratio(window),
         communication_ratio=None if window is None else ratios.communication_ratio(window),
         overlap_ratio=None if window is None else ratios.overlap_ratio(window),

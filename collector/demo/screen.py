@@ -163,12 +163,12 @@ def _wrap(label: str, text: str) -> list[str]:
 def write_ranks(run: RunSnapshot, found: Finding | None, colors: Colors = PLAIN) -> list[str]:
     """Return the table of the ranks, the longest own time first, and which steps its medians are of."""
     head = f"  {'rank':>4} {'own ms':>8} {'step ms':>8} " + " ".join(f"{name:>8}" for name in COLUMNS)
-    ordered = sorted(run.ranks, key=lambda rank: (-(rank.self_ns_median or 0.0), rank.identity.rank))
+    ordered = sorted(run.ranks, key=lambda rank: (-(rank.own_ns_median or 0.0), rank.identity.rank))
     lines = [colors.paint(head, BOLD)]
     for rank in ordered[:RANKS_SHOWN_MAX]:
         is_slow = found is not None and rank.identity.rank in found.ranks
         phases = " ".join(f"{_ms(rank.phases_ns_median.get(name)):>8}" for name in COLUMNS)
-        times = f"{_ms(rank.self_ns_median):>8} {_ms(rank.step_ns_median):>8} {phases}"
+        times = f"{_ms(rank.own_ns_median):>8} {_ms(rank.step_ns_median):>8} {phases}"
         line = f"  {rank.identity.rank:>4} {times}{'  <- slow' if is_slow else ''}"
         lines.append(colors.paint(line, YELLOW) if is_slow else line)
     left = len(ordered) - RANKS_SHOWN_MAX

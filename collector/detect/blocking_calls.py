@@ -6,9 +6,9 @@ from typing import Final
 
 from rankscope.measure.bounds import to_count
 from rankscope.measure.records import (
-    SYNCHRONISATIONS_MAX,
-    Synchronisation,
-    WindowSynchronisations,
+    SYNCHRONIZATIONS_MAX,
+    Synchronization,
+    WindowSynchronizations,
     add_waits,
 )
 from rankscope.measure.text import to_line
@@ -23,7 +23,7 @@ _Kind = tuple[str, str | None, str | None]
 """Call, operator, line."""
 
 
-def add_synchronisations(windows: Sequence[WindowSynchronisations]) -> WindowSynchronisations | None:
+def add_synchronizations(windows: Sequence[WindowSynchronizations]) -> WindowSynchronizations | None:
     """Return several windows as one: those with the longest waits of their kinds, all of which count in the sums. None
     without a window.
     """
@@ -33,7 +33,7 @@ def add_synchronisations(windows: Sequence[WindowSynchronisations]) -> WindowSyn
     for window in windows:
         for call, waits_ns in window.call_ns.items():
             add_waits(call_ns, call, waits_ns)
-    return WindowSynchronisations(
+    return WindowSynchronizations(
         first_step=windows[0].first_step,
         step_count=to_count(sum(window.step_count for window in windows)),
         call_ns={call: to_count(waits_ns) for call, waits_ns in call_ns.items()},
@@ -42,12 +42,12 @@ def add_synchronisations(windows: Sequence[WindowSynchronisations]) -> WindowSyn
     )
 
 
-def _add_kinds(kinds: Iterable[Synchronisation]) -> tuple[Synchronisation, ...]:
-    same: dict[_Kind, list[Synchronisation]] = {}
+def _add_kinds(kinds: Iterable[Synchronization]) -> tuple[Synchronization, ...]:
+    same: dict[_Kind, list[Synchronization]] = {}
     for kind in kinds:
         same.setdefault(_key(kind), []).append(kind)
     added = [
-        Synchronisation(
+        Synchronization(
             call=call,
             operator=operator,
             line=line,
@@ -58,19 +58,19 @@ def _add_kinds(kinds: Iterable[Synchronisation]) -> tuple[Synchronisation, ...]:
         )
         for (call, operator, line), found in same.items()
     ]
-    return tuple(sorted(added, key=lambda one: -one.waits_ns)[:SYNCHRONISATIONS_MAX])
+    return tuple(sorted(added, key=lambda one: -one.waits_ns)[:SYNCHRONIZATIONS_MAX])
 
 
-def _key(kind: Synchronisation) -> _Kind:
+def _key(kind: Synchronization) -> _Kind:
     return kind.call, kind.operator, kind.line
 
 
-def find_costliest(windows: Sequence[WindowSynchronisations]) -> tuple[Synchronisation, float] | None:
+def find_costliest(windows: Sequence[WindowSynchronizations]) -> tuple[Synchronization, float] | None:
     """Return the kind of call with the longest idle time around its end, and its share of all such idle time in the
     windows, 0 to 1. If its line is not known, the line of the same call with most idle time stands for it, from
     LINE_SHARE_MIN of its idle time on. None without idle time.
     """
-    added = add_synchronisations(windows)
+    added = add_synchronizations(windows)
     if added is None or added.idle_ns <= 0 or not added.kinds:
         return None
     worst = max(added.kinds, key=lambda one: (one.idle_ns, one.line is not None))
@@ -83,8 +83,8 @@ def find_costliest(windows: Sequence[WindowSynchronisations]) -> tuple[Synchroni
 
 
 def find_excess(
-    windows: Sequence[WindowSynchronisations], peers: Sequence[Sequence[WindowSynchronisations]], least_ns: float
-) -> tuple[Synchronisation, float] | None:
+    windows: Sequence[WindowSynchronizations], peers: Sequence[Sequence[WindowSynchronizations]], least_ns: float
+) -> tuple[Synchronization, float] | None:
     """Return the line whose idle time a step, in ns, is furthest above the median of the peers', and by how much; if no
     line's is by `least_ns`, the call and operator of which that holds over all lines; else None. There is a peer.
 
@@ -98,10 +98,10 @@ def find_excess(
     if not found:
         return None
     call, operator, line = best = max(found, key=lambda kind: (kind[2] is not None, above_ns[kind]))
-    return Synchronisation(call=call, operator=operator, line=line), above_ns[best]
+    return Synchronization(call=call, operator=operator, line=line), above_ns[best]
 
 
-def _add_idle(windows: Sequence[WindowSynchronisations]) -> Mapping[_Kind, float]:
+def _add_idle(windows: Sequence[WindowSynchronizations]) -> Mapping[_Kind, float]:
     """Return the idle time a step of each kind, in ns."""
     steps = sum(window.step_count for window in windows)
     idle_ns: dict[_Kind, float] = {}
@@ -118,10 +118,10 @@ def _read_most(idle_ns: Mapping[_Kind, float], kind: _Kind) -> float:
     return sum(found for (its, inside, _), found in idle_ns.items() if (its, inside) == (call, operator))
 
 
-def describe_kind(kind: Synchronisation) -> str:
+def describe_kind(kind: Synchronization) -> str:
     """Return a kind of call as text.
 
-    >>> describe_kind(Synchronisation(call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)"))
+    >>> describe_kind(Synchronization(call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)"))
     'train.py:24 (main) (aten::item, cudaStreamSynchronize)'
     """
     call = ", ".join(to_line(text, TEXT_LENGTH_MAX) for text in (kind.operator, kind.call) if text)

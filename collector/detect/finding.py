@@ -19,7 +19,7 @@ from rankscope.collector.detect.sampled_lines import SampledLines
 LEFT_S: Final = "left_s"
 """Key in the evidence of findings that predict an end: the time until then, in seconds."""
 STRAGGLER: Final = "straggler"
-"""Kind of a finding about ranks whose self time is longer than that of their peers."""
+"""Kind of a finding about ranks whose own time is longer than that of their peers."""
 PERIODIC_WORK: Final = "periodic_work"
 """Kind and cause of a finding about work that one rank does by itself every so many steps."""
 HANG: Final = "hang"
@@ -60,9 +60,9 @@ GROUP_SEPARATOR: Final = "; "
 """Separator of group names in `details["groups"]`: group names contain commas."""
 TIMES: Final = frozenset(
     {
-        "after_ns", "before_ns", "core_wait_ns_per_step", "fastest_self_ns", "gap_ns", "mean_self_ns",
-        "past_transfer_ns", "peers_core_wait_ns_per_step", "peers_self_ns", "peers_timed_wait_ns", "peers_transfer_ns",
-        "self_ns", "stalled_ns", "step_before_ns", "timed_wait_ns", "transfer_ns", "wait_caused_ns",
+        "after_ns", "before_ns", "core_wait_ns_per_step", "fastest_own_ns", "gap_ns", "mean_own_ns",
+        "past_transfer_ns", "peers_core_wait_ns_per_step", "peers_own_ns", "peers_timed_wait_ns", "peers_transfer_ns",
+        "own_ns", "stalled_ns", "step_before_ns", "timed_wait_ns", "transfer_ns", "wait_caused_ns",
     }
 )  # fmt: skip
 """Numbers of the evidence that are times, so never below 0; differences of times may be."""
@@ -70,7 +70,7 @@ SHARES: Final = frozenset(
     {
         "busy_ratio", "churning_intervals_ratio", "core_wait_ratio", "data_ratio", "exposed_transfer_ratio",
         "gap_step_ratio", "hideable_ratio", "host_idle_ratio", "idle_ratio", "most_often_slowest_ratio",
-        "overlap_ratio", "persistence_ratio", "retrying_intervals_ratio", "synchronising_ratio",
+        "overlap_ratio", "persistence_ratio", "retrying_intervals_ratio", "synchronizing_ratio",
     }
 )  # fmt: skip
 """Numbers of the evidence that are shares of a whole, 0 to 1."""

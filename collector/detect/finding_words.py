@@ -50,10 +50,10 @@ WITH_CAUSE: Final = frozenset({"straggler", "run_slowdown", "stage_slowdown", "u
 """Kinds whose sentence names the cause, which the other views and the runbooks go by."""
 STEP: Final = "Step"
 OF_PEERS: Final = {
-    "straggler": ("Own time", "self_ns", "peers_self_ns", "peers"),
-    "imbalance": ("Own time", "self_ns", "mean_self_ns", "mean of all ranks"),
-    "more_work": ("Own time", "self_ns", "mean_self_ns", "mean of all ranks"),
-    "slow_gpu_model": ("Own time", "self_ns", "fastest_self_ns", "on the faster model"),
+    "straggler": ("Own time", "own_ns", "peers_own_ns", "peers"),
+    "imbalance": ("Own time", "own_ns", "mean_own_ns", "mean of all ranks"),
+    "more_work": ("Own time", "own_ns", "mean_own_ns", "mean of all ranks"),
+    "slow_gpu_model": ("Own time", "own_ns", "fastest_own_ns", "on the faster model"),
     "run_slowdown": (STEP, "after_ns", "before_ns", "before"),
     "stage_slowdown": ("Own time", "after_ns", "before_ns", "before"),
     "slow_link": ("Transfer", "transfer_ns", "peers_transfer_ns", "compared with"),

@@ -53,7 +53,7 @@ UNRECORDED_WAITS: Final = frozenset({"collective", "process_group"})
 STOPPED_STATES: Final = frozenset({"T", "t", "D"})
 """States of a main thread in which its process runs nothing: stopped by a signal or a debugger; blocked in the kernel.
 Only where torch's worker server, on a thread of its own, does not answer either."""
-UNLABELLED_PREFIX: Final = "#"
+UNLABELED_PREFIX: Final = "#"
 """Prefix of the name of a group without a label, which cannot be matched between ranks."""
 
 
@@ -169,7 +169,7 @@ class RankHangState:
     def _lists_all_groups(self) -> bool:
         """Return whether it has enqueued nothing in a group that it does not list."""
         if self._statuses:
-            return not any(group.startswith(UNLABELLED_PREFIX) for group in self._statuses)
+            return not any(group.startswith(UNLABELED_PREFIX) for group in self._statuses)
         if self.unresponsive is not None:
             return "pending" not in self.unresponsive.absent
         return self.stall is not None and "pending" not in self.stall.absent

@@ -39,7 +39,7 @@ OVERLAP: Final = (
     "Start communication earlier. DDP: smaller buckets (bucket_cap_mb), gradient_as_bucket_view, no "
     "find_unused_parameters. FSDP: prefetching. Own collectives: async_op=True, waited for as late as possible."
 )
-SYNCHRONISES: Final = "host_device_sync"
+SYNCHRONIZES: Final = "host_device_sync"
 UNSEEN: Final = "unseen_wait"
 OF_GPU: Final = "gpu"
 LEFT: Final = "left"
@@ -94,7 +94,7 @@ _SLOW_RANK: Final = {
         "Compare torch.cuda.memory_summary() with a peer's, give it less to hold, and remove empty_cache from the "
         "step. Where it reads pages from disk, the host is short of memory."
     ),
-    SYNCHRONISES: (
+    SYNCHRONIZES: (
         "Read numbers from the GPU less often (.item(), .cpu(), boolean masks, torch.cuda.synchronize()), first at "
         "the line that is named. Or find why only this rank does."
     ),
@@ -244,23 +244,23 @@ ADVICE: Final[Mapping[str, Advice]] = {
         ),
     }),
     "data_bound": Advice("RankscopeDataBound", {"data_bound": FEED_FASTER}),
-    "host_bound": Advice("RankscopeLowGpuUtilisation", {
+    "host_bound": Advice("RankscopeLowGpuUtilization", {
         "host_bound": FREE_THE_HOST,
-        f"host_bound: {SYNCHRONISES}": LAUNCH_AHEAD,
+        f"host_bound: {SYNCHRONIZES}": LAUNCH_AHEAD,
     }),
-    "cpu_pressure": Advice("RankscopeLowGpuUtilisation", {"cpu_pressure": FREE_THE_CORES}),
-    "low_gpu_utilisation": Advice("RankscopeLowGpuUtilisation", {
-        "low_gpu_utilisation": (
+    "cpu_pressure": Advice("RankscopeLowGpuUtilization", {"cpu_pressure": FREE_THE_CORES}),
+    "low_gpu_utilization": Advice("RankscopeLowGpuUtilization", {
+        "low_gpu_utilization": (
             "See in a trace what the host does while its GPU is idle: rankscope capture RUN. As a rule: "
             "torch.compile, CUDA graphs, a larger batch."
         ),
-        f"low_gpu_utilisation: {UNSEEN}": (
+        f"low_gpu_utilization: {UNSEEN}": (
             "Look at what the training threads wait for: `py-spy dump` on a rank, storage, locks, and communication "
             "outside of torch's collectives."
         ),
     }),
     "communication_bound": Advice("RankscopeCommunicationBound", {"communication_bound": COMMUNICATE_LESS}),
-    "serialised_communication": Advice("RankscopeNoOverlap", {"serialised_communication": OVERLAP}),
+    "serialized_communication": Advice("RankscopeNoOverlap", {"serialized_communication": OVERLAP}),
     "memory_pressure": Advice("RankscopeAllocatorRetries", {"memory_pressure": FREE_THE_ALLOCATOR}),
     "garbage_collection": Advice(FINDINGS_PAGE, {
         "garbage_collection": (

@@ -26,7 +26,7 @@ from rankscope.measure.records import (
     DeviceSample,
     HostSample,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 
 
@@ -90,7 +90,7 @@ class Samples(NamedTuple):
     allocators: Mapping[int, Sequence[AllocatorCounts]] = {}
     hosts: Mapping[int, HostSample | None] = {}
     absent_ratios: Mapping[int, str | None] = {}
-    synchronisations: Mapping[int, Sequence[WindowSynchronisations]] = {}
+    synchronizations: Mapping[int, Sequence[WindowSynchronizations]] = {}
     machines: Mapping[int, Sequence[NodeCounts]] = {}
     process_cpu: Mapping[int, Sequence[TimeCount]] = {}
     host_clock: Mapping[int, Sequence[TimeCount]] = {}
@@ -189,8 +189,8 @@ class RunView:
 
     @cached_property
     def excess_ns(self) -> Floats:
-        """Return the excess as a time, the self time less that of the peers, in ns; shape (n, ranks)."""
-        return find_excess_ns(self.excess, self.series.self_ns)
+        """Return the excess as a time, the own time less that of the peers, in ns; shape (n, ranks)."""
+        return find_excess_ns(self.excess, self.series.own_ns)
 
     @cached_property
     def worst(self) -> Ints:
@@ -268,7 +268,7 @@ class Detector(Protocol):
 
 
 def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> RunView:
-    """Return a view of the same steps with `columns`, shape (n,) each in ns, in place of the ranks' self times.
+    """Return a view of the same steps with `columns`, shape (n,) each in ns, in place of the ranks' own times.
 
     The comparisons name columns by number. A column that is a member of none only serves others for comparison.
     """
@@ -277,7 +277,7 @@ def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequen
     return RunView(
         now_collector_ns=view.now_collector_ns,
         world_size=len(columns),
-        series=StepSeries(view.series.steps, tuple(range(len(columns))), ns, ns, ns, {}, self_is_measured=True),
+        series=StepSeries(view.series.steps, tuple(range(len(columns))), ns, ns, ns, {}, own_is_measured=True),
         peer_groups=PeerGroups(tuple(comparisons), place),
         nodes={},
         samples=Samples({}, {}, {}),

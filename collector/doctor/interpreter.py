@@ -173,7 +173,7 @@ def _check_gpus(found: Inspection) -> Iterator[Check]:
         yield note("gpu", "this torch does not report the UUIDs of its GPUs", "no GPU metrics through NVML", cure)
         return
     if found.nvml_problem:
-        costs = "no utilisation, clocks, power, temperature, throttling, ECC and Xid"
+        costs = "no utilization, clocks, power, temperature, throttling, ECC and Xid"
         cure = "In a container: run it with NVIDIA_DRIVER_CAPABILITIES=compute,utility."
         yield problem("nvml", found.nvml_problem, costs, cure)
         return

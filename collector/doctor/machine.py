@@ -20,8 +20,8 @@ TIMING_OFF: Final = frozenset({"0", "n", "no", "f", "false"})
 """What torch takes for yes."""
 FILES_WANTED: Final = 20_000
 """Open files of a collector with 16,384 ranks, one for each and some of its own."""
-UNSYNCHRONISED: Final = 0x0040
-"""STA_UNSYNC of adjtimex(2): no program synchronises the clock."""
+UNSYNCHRONIZED: Final = 0x0040
+"""STA_UNSYNC of adjtimex(2): no program synchronizes the clock."""
 INFINIBAND: Final = Path("/sys/class/infiniband")
 CPU_PRESSURE: Final = Path("/proc/pressure/cpu")
 PORTS_NAMED_MAX: Final = 16
@@ -126,12 +126,12 @@ def read_clock_status() -> int | None:
 
 
 def check_clock(status: int | None) -> Check:
-    """Check that a program synchronises this machine's clock."""
-    if status is None or status & UNSYNCHRONISED:
+    """Check that a program synchronizes this machine's clock."""
+    if status is None or status & UNSYNCHRONIZED:
         costs = "times of day in incidents and history may be wrong; comparing ranks does not need them"
-        found = "the clock's status is unknown" if status is None else "this machine's clock is not synchronised"
+        found = "the clock's status is unknown" if status is None else "this machine's clock is not synchronized"
         return note("time", found, costs, "Run chrony or systemd-timesyncd.")
-    return ok("time", "the clock is synchronised")
+    return ok("time", "the clock is synchronized")
 
 
 def check_network_ports(folder: Path) -> Check:

@@ -27,7 +27,7 @@ def _of_gpu(read: Callable[[Gpu], float | None]) -> _Read:
 
 NUMBERS: Final[Mapping[str, tuple[_Read, _Join]]] = {
     "step_s": (lambda rank: _to_s(rank.step_ns_median), fmean),
-    "own_s": (lambda rank: _to_s(rank.self_ns_median), fmean),
+    "own_s": (lambda rank: _to_s(rank.own_ns_median), fmean),
     "caused_wait_s": (lambda rank: _to_s(rank.wait_caused_ns_median), sum),
     "slowdown_ratio": (lambda rank: rank.slowdown_ratio, max),
     "data_s": (lambda rank: _to_s(rank.phases_ns_median.get("data")), fmean),

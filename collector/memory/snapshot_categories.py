@@ -95,7 +95,7 @@ def _is_in_backward(frames: Sequence[Named]) -> bool | None:
     return False
 
 
-def categorise_by_origin(paired: PairedEvents, size: Ints, stack: Ints, origins: Sequence[Origin]) -> Ints:
+def categorize_by_origin(paired: PairedEvents, size: Ints, stack: Ints, origins: Sequence[Origin]) -> Ints:
     """Return the `Category` of each lifetime. `size` and `stack` are columns of the events, `origins` those of stacks.
 
     - gradients: freed by `zero_grad()`

@@ -1,4 +1,4 @@
-"""Summarise a memory snapshot: what is held and by whom, fragmentation, the peak, allocations that failed.
+"""Summarize a memory snapshot: what is held and by whom, fragmentation, the peak, allocations that failed.
 
 Pure: Snapshot -> SnapshotReport.
 """
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.memory.snapshot_categories import Origin, categorise_by_origin
+from rankscope.collector.memory.snapshot_categories import Origin, categorize_by_origin
 from rankscope.collector.memory.snapshot_events import (
     ALLOCATED,
     INACTIVE,
@@ -25,7 +25,7 @@ from rankscope.collector.memory.snapshot_events import (
 from rankscope.measure.memory_flow import FlowLabels, MemoryFlow, build_flow
 from rankscope.measure.memory_timeline import (
     CATEGORIES,
-    Categorised,
+    Categorized,
     Category,
     HeldBytes,
     Ints,
@@ -184,14 +184,14 @@ def build_report(snapshot: Snapshot, file: str, *, with_flow: bool) -> SnapshotR
         segments = by_device[device]
         followed = _follow(snapshot.history[device], segments, snapshot.origins) if device in recorded else None
         history = followed.report(snapshot.stacks) if followed is not None else None
-        devices.append(_summarise(device, segments, snapshot.stacks, history))
+        devices.append(_summarize(device, segments, snapshot.stacks, history))
         flow = followed.draw(snapshot.stacks, device) if followed is not None and with_flow else None
         if flow is not None:
             flows.append(flow)
     return SnapshotResult(SnapshotReport(schema=SCHEMA, file=file, devices=devices), flows)
 
 
-def _summarise(
+def _summarize(
     device: int, segments: Sequence[Segment], stacks: Sequence[tuple[Frame, ...]], history: HistoryReport | None
 ) -> DeviceMemory:
     groups: dict[tuple[str, bool, str], list[Segment]] = defaultdict(list)
@@ -326,7 +326,7 @@ class _Followed:
     def _split(self, event: int) -> dict[str, int] | None:
         if self._kinds is None:
             return None
-        split = split_held(self._paired, self._held, Categorised(self._kinds, {}))
+        split = split_held(self._paired, self._held, Categorized(self._kinds, {}))
         return dict(zip(CATEGORIES, split[:, event].tolist(), strict=True))
 
     def _since_first(self, event: int) -> int | None:
@@ -344,7 +344,7 @@ def _follow(history: History, segments: Sequence[Segment], origins: Sequence[Ori
     blocks: Iterable[Block] = (block for one in segments for block in one.blocks if block.state == ALLOCATED)
     older = sum(block.requested for block in blocks if block.address not in known)
     has_stacks = any(origins[place] > Origin.BACKWARD for place in np.unique(history.stack).tolist())
-    kinds = categorise_by_origin(paired, history.size, history.stack, origins) if has_stacks else None
+    kinds = categorize_by_origin(paired, history.size, history.stack, origins) if has_stacks else None
     held, reserved_at_end = hold_by_events(paired, older), sum(one.size for one in segments)
     return _Followed(history, paired, held, kinds, reserved_at_end)
 

@@ -1,14 +1,13 @@
-"""Read where to push by OTLP: the settings `otlp_...`, and the variables OTEL_EXPORTER_OTLP_... where these are empty.
+"""Read where to push by OTLP: the setting `otlp_endpoint`, and the variables OTEL_EXPORTER_OTLP_... for all else.
 
 The exporters of the OpenTelemetry SDK read the variables themselves, as
-https://opentelemetry.io/docs/specs/otel/protocol/exporter/ defines them; a setting goes before its variable. Only
-`import_exporters` imports the SDK.
+https://opentelemetry.io/docs/specs/otel/protocol/exporter/ defines them; what they would say late or not at all is
+checked here. Only `import_exporters` imports the SDK.
 """
 
 import importlib
 import importlib.util
 import os
-import re
 import socket
 import stat
 from collections.abc import Mapping, MutableMapping
@@ -16,13 +15,22 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from rankscope.collector.config import OTLP_AUTO, OTLP_GRPC, OTLP_HTTP, CollectorConfig, find_url_problem
+from rankscope.collector.config import CollectorConfig, find_url_problem
 from rankscope.measure import __version__
 from rankscope.measure.errors import SettingError
-from rankscope.measure.key_files import read_private_text
+from rankscope.measure.units import NS_PER_MS, ns_to_s
 
 METRICS: Final = "metrics"
 LOGS: Final = "logs"
+OTLP_GRPC: Final = "grpc"
+OTLP_HTTP: Final = "http/protobuf"
+OTLP_PROTOCOLS: Final = (OTLP_GRPC, OTLP_HTTP)
+"""By the names that the variable OTEL_EXPORTER_OTLP_PROTOCOL has for them."""
+INTERVAL: Final = "OTEL_METRIC_EXPORT_INTERVAL"
+INTERVAL_MS: Final = 15_000
+"""Time between two pushes of metrics where the variable INTERVAL does not set it: as often as Prometheus scrapes."""
+INTERVAL_MS_MIN: Final = 1_000
+INTERVAL_MS_MAX: Final = 3_600_000
 SERVICE_NAME: Final = "rankscope-collector"
 SEMANTIC_CONVENTIONS: Final = "https://opentelemetry.io/schemas/1.40.0"
 """Version of the semantic conventions in which the attributes of `describe_resource` have these names."""
@@ -31,31 +39,27 @@ NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/name
 
 _MODULES: Final = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.exporter.otlp.proto.grpc")
 _DEFAULTS: Final = {OTLP_GRPC: "http://localhost:4317", OTLP_HTTP: "http://localhost:4318"}
-_HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([\x20-\x7e]*)", re.ASCII)
 
 
 class Endpoint(NamedTuple):
-    """Where one signal is pushed, and how. `url`, `headers` and `certificate_file` are empty where the SDK is to read
-    its variables. `shown` is the address as the log names it.
+    """Where one signal is pushed, and how. `url` is empty where the SDK is to read its variables. `shown` is the
+    address as the log names it, `interval_s` the time between two pushes of metrics.
     """
 
     protocol: str
     url: str
-    headers: Mapping[str, str]
-    certificate_file: str
     shown: str
+    interval_s: float
 
 
 def read_endpoint(config: CollectorConfig, environment: Mapping[str, str], signal: str) -> Endpoint:
-    """Return where to push a signal, METRICS or LOGS. Raises SettingError for settings that cannot be used."""
+    """Return where to push a signal, METRICS or LOGS. Raises SettingError for what cannot be used."""
     _check_installed(config)
-    protocol = _find_protocol(config, environment, signal)
-    headers = _read_headers(config.otlp_headers_file) if config.otlp_headers_file else {}
-    if config.otlp_certificate_file:
-        _check_readable(config.otlp_certificate_file)
+    protocol = _find_protocol(environment, signal)
+    _check_certificate(environment, signal)
     url = _find_url(config, protocol, signal)
-    given = config.otlp_endpoint or _find_variable(environment, signal) or _DEFAULTS[protocol]
-    return Endpoint(protocol, url, headers, config.otlp_certificate_file, show_address(given))
+    given = config.otlp_endpoint or _find_address(environment, signal) or _DEFAULTS[protocol]
+    return Endpoint(protocol, url, show_address(given), _read_interval_s(environment))
 
 
 def import_exporters(environment: MutableMapping[str, str] = os.environ) -> Any:
@@ -113,19 +117,35 @@ def _check_installed(config: CollectorConfig) -> None:
         )
 
 
-def _find_protocol(config: CollectorConfig, environment: Mapping[str, str], signal: str) -> str:
-    if config.otlp_protocol != OTLP_AUTO:
-        return config.otlp_protocol
-    for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+def _find_variable(environment: Mapping[str, str], signal: str, what: str) -> tuple[str, str]:
+    """Return the variable that sets something of a signal, and its value: that of the signal first, else that of all.
+    Two empty texts where neither is set.
+    """
+    for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_{what}", f"OTEL_EXPORTER_OTLP_{what}"):
         given = environment.get(name, "").strip()
-        if given in _DEFAULTS:
-            return given
         if given:
-            raise SettingError(
-                f"{name} is {given[:80]!r}, which rankscope does not speak; it must be {OTLP_GRPC} or {OTLP_HTTP}. Set "
-                "otlp_protocol, which overrides it."
-            )
-    return OTLP_HTTP
+            return name, given
+    return "", ""
+
+
+def _find_protocol(environment: Mapping[str, str], signal: str) -> str:
+    name, given = _find_variable(environment, signal, "PROTOCOL")
+    if given and given not in OTLP_PROTOCOLS:
+        raise SettingError(
+            f"{name} is {given[:80]!r}, which rankscope does not speak; it must be {OTLP_GRPC} or {OTLP_HTTP}."
+        )
+    return given or OTLP_HTTP
+
+
+def _read_interval_s(environment: Mapping[str, str]) -> float:
+    given = environment.get(INTERVAL, "").strip() or str(INTERVAL_MS)
+    is_number = given.isascii() and given.isdigit() and len(given) <= len(str(INTERVAL_MS_MAX))
+    if not is_number or not INTERVAL_MS_MIN <= int(given) <= INTERVAL_MS_MAX:
+        raise SettingError(
+            f"{INTERVAL} is {given[:80]!r}; it must be a whole number of milliseconds from {INTERVAL_MS_MIN:_} to "
+            f"{INTERVAL_MS_MAX:_}."
+        )
+    return ns_to_s(int(given) * NS_PER_MS)
 
 
 def _find_url(config: CollectorConfig, protocol: str, signal: str) -> str:
@@ -143,51 +163,34 @@ def _find_url(config: CollectorConfig, protocol: str, signal: str) -> str:
     return url if protocol == OTLP_GRPC else f"{url.rstrip('/')}/v1/{signal}"
 
 
-def _find_variable(environment: Mapping[str, str], signal: str) -> str:
+def _find_address(environment: Mapping[str, str], signal: str) -> str:
     """Return the address of the variables, which the SDK reads itself; empty where none is set. For gRPC it may have
     other forms than a URL. Raises SettingError, without the address: it may hold a secret.
     """
-    for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
-        given = environment.get(name, "")
-        try:
-            urlsplit(given).port  # noqa: B018 - a port that is none raises, as an IPv6 address without its last bracket
-        except ValueError as error:
-            raise SettingError(
-                f"{name} is no address; it must be http://HOST:PORT or https://HOST:PORT, with a port up to 65535, and "
-                "an IPv6 address in brackets. Correct it, or set otlp_endpoint, which overrides it."
-            ) from error
-        if given:
-            return given
-    return ""
-
-
-def _read_headers(path: str) -> dict[str, str]:
-    """Return the headers in a file, by their names in lower case. Raises SettingError, without the text of the file."""
-    headers: dict[str, str] = {}
-    for number, line in enumerate(read_private_text(path, "otlp_headers_file").splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        found = _HEADER.fullmatch(line.strip())
-        if found is None:
-            raise SettingError(
-                f"otlp_headers_file is {path!r}, whose line {number} is no header; it must be NAME: VALUE in ASCII, as "
-                "in authorization: Bearer TOKEN."
-            )
-        headers[found[1].lower()] = found[2]
-    return headers
-
-
-def _check_readable(path: str) -> None:
+    name, given = _find_variable(environment, signal, "ENDPOINT")
     try:
-        text = Path(path).read_bytes() if stat.S_ISREG(Path(path).stat().st_mode) else b""
-    except OSError as error:
+        urlsplit(given).port  # noqa: B018 - a port that is none raises, as an IPv6 address without its last bracket
+    except ValueError as error:
         raise SettingError(
-            f"otlp_certificate_file is {path!r}, which cannot be read: {error}. Name a readable file."
+            f"{name} is no address; it must be http://HOST:PORT or https://HOST:PORT, with a port up to 65535, and "
+            "an IPv6 address in brackets. Correct it, or set otlp_endpoint, which overrides it."
         ) from error
+    return given
+
+
+def _check_certificate(environment: Mapping[str, str], signal: str) -> None:
+    """Raise SettingError for a certificate that the SDK would not find or could not read."""
+    name, given = _find_variable(environment, signal, "CERTIFICATE")
+    if not given:
+        return
+    path = Path(given)
+    try:
+        text = path.read_bytes() if stat.S_ISREG(path.stat().st_mode) else b""
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{name} is {given!r}, which cannot be read: {error}. Name a readable file.") from error
     if b"-----BEGIN CERTIFICATE-----" not in text:
         raise SettingError(
-            f"otlp_certificate_file is {path!r}, which holds no certificate. Name a file with the certificate to "
-            "trust, PEM."
+            f"{name} is {given!r}, which holds no certificate. Name a file with the certificate to trust, PEM."
         )
 
 

@@ -5,11 +5,8 @@ Importing this file imports the SDK, which only the extra `otlp` installs.
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-import grpc
-import requests
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogExporter
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetricExporter
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter as HttpLogExporter
@@ -19,8 +16,7 @@ from opentelemetry.sdk._logs.export import LogRecordExportResult
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-from rankscope.collector.config import OTLP_GRPC
-from rankscope.collector.otlp.endpoint import SEMANTIC_CONVENTIONS, Endpoint
+from rankscope.collector.otlp.endpoint import OTLP_GRPC, SEMANTIC_CONVENTIONS, Endpoint
 from rankscope.collector.otlp.partial_success import Partial, read_partial
 from rankscope.collector.otlp.reasons import ExportSession, Problem, export_with_reason, quieten_sdk, shorten
 from rankscope.measure.errors import SettingError
@@ -75,9 +71,9 @@ class MetricsSender:
         self._session = ExportSession()
         self._exporter: _GrpcMetrics | HttpMetricExporter
         if endpoint.protocol == OTLP_GRPC:
-            self._exporter = _make(_GrpcMetrics, _grpc_arguments(endpoint))
+            self._exporter = _make(_GrpcMetrics, endpoint)
         else:
-            self._exporter = _make(HttpMetricExporter, _http_arguments(endpoint, self._session))
+            self._exporter = _make(HttpMetricExporter, endpoint, session=self._session)
 
     def send(self, data: MetricsData) -> str:
         """Send one request; return why it was not accepted, empty where it was. Takes TIMEOUT_S at most, as a rule."""
@@ -102,9 +98,9 @@ class LogsSender:
         self._session = ExportSession()
         self._exporter: _GrpcLogs | HttpLogExporter
         if endpoint.protocol == OTLP_GRPC:
-            self._exporter = _make(_GrpcLogs, _grpc_arguments(endpoint))
+            self._exporter = _make(_GrpcLogs, endpoint)
         else:
-            self._exporter = _make(HttpLogExporter, _http_arguments(endpoint, self._session))
+            self._exporter = _make(HttpLogExporter, endpoint, session=self._session)
 
     def send(self, records: Sequence[ReadableLogRecord]) -> Problem:
         """Send log records; return why they were not accepted. Those that the receiver has left out are not."""
@@ -131,26 +127,10 @@ def make_resource(attributes: Mapping[str, str]) -> Resource:
     return Resource.create(dict(attributes), SEMANTIC_CONVENTIONS).merge(OTELResourceDetector().detect())
 
 
-def _http_arguments(endpoint: Endpoint, session: requests.Session) -> dict[str, Any]:
-    return {
-        "session": session,
-        "endpoint": endpoint.url or None,
-        "headers": dict(endpoint.headers) or None,
-        "certificate_file": endpoint.certificate_file or None,
-    }
-
-
-def _grpc_arguments(endpoint: Endpoint) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"endpoint": endpoint.url or None, "headers": dict(endpoint.headers) or None}
-    if endpoint.certificate_file:
-        arguments["credentials"] = grpc.ssl_channel_credentials(Path(endpoint.certificate_file).read_bytes())
-    return arguments
-
-
-def _make(kind: Any, arguments: Mapping[str, Any]) -> Any:
+def _make(kind: Any, endpoint: Endpoint, **more: Any) -> Any:
     quieten_sdk()
     try:
-        return kind(**arguments)
+        return kind(endpoint=endpoint.url or None, **more)
     except Exception as error:
         given = sorted(name for name in os.environ if name.startswith("OTEL_"))
         raise SettingError(

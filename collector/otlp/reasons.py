@@ -131,7 +131,7 @@ def _describe_record(record: logging.LogRecord) -> Problem:
 
 def _describe_error(error: BaseException) -> str:
     if isinstance(error, requests.exceptions.SSLError):
-        cure = "set otlp_certificate_file to the certificate of its CA"
+        cure = "let OTEL_EXPORTER_OTLP_CERTIFICATE name the certificate of its CA"
         return f"its certificate is not trusted, or it does not use TLS; {cure}"
     if isinstance(error, requests.exceptions.Timeout):
         return "it does not answer in time"

@@ -6,7 +6,7 @@ A connection is in one of two phases, each with limits of its own, so that one p
                 that need neither the state of a run nor much memory (health, page files, refusals) are sent from here.
     answering   an answer is prepared and written. Only requests that may read get here.
 
-When a phase is full, a connection that makes no progress is closed in favour of the new one: of the client address
+When a phase is full, a connection that makes no progress is closed in favor of the new one: of the client address
 that has most connections the oldest. So clients that send or read nothing cannot keep others out.
 """
 
@@ -37,7 +37,7 @@ class HttpLimits(NamedTuple):
     answer_s: float = 10.0
     """For writing one answer, or one event of a stream: the usual scrape timeout of Prometheus."""
     unread_s: float = 1.0
-    """Time after which an answer that is not read may be closed in favour of another one."""
+    """Time after which an answer that is not read may be closed in favor of another one."""
     asking_max: int = 64
     """Connections in the phase `asking`: each has a thread, and at most 128 KiB of head."""
     answers_max: int = 32

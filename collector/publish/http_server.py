@@ -79,7 +79,7 @@ FILE_CHUNK_BYTES: Final = 65_536
 STOP_POLL_S: Final = 0.1
 """Longest wait of `close` for the accepting thread."""
 
-UNAUTHORISED: Final = "unauthorised"
+UNAUTHORIZED: Final = "unauthorized"
 FOREIGN_HOST: Final = "foreign_host"
 TLS_FAILED: Final = "tls_failed"
 
@@ -149,9 +149,9 @@ class HttpServer:
     @property
     def refused(self) -> dict[str, int]:
         """Requests that were not answered, by reason: too many at a time (`busy`, `response_memory_full`), no token or
-        a wrong one (`unauthorised`), a name that is not this collector's (`foreign_host`), a TLS handshake that failed
+        a wrong one (`unauthorized`), a name that is not this collector's (`foreign_host`), a TLS handshake that failed
         (`tls_failed`), too many event streams (`streams_busy`). Connections that were closed: the request was not
-        complete in time (`slow_request`), the connection was closed in favour of a newer one (`request_displaced`), the
+        complete in time (`slow_request`), the connection was closed in favor of a newer one (`request_displaced`), the
         answer was not read (`unread_response`). Event streams that ended because an event was not read (`slow_reader`),
         and snapshots that were skipped because the one before was not sent yet (`snapshot_skipped`).
         """
@@ -397,7 +397,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Return why a POST is not considered at all, or None."""
         problem = self.server.access.find_control_problem(self.headers.get("Authorization", ""))
         if problem is not None:
-            self.server.count_refused(UNAUTHORISED)
+            self.server.count_refused(UNAUTHORIZED)
             return refuse(problem.status, problem.error, CHALLENGE if problem.status == HTTPStatus.UNAUTHORIZED else {})
         if find_ordered_run(self.path) is None:
             error = "POST is not allowed here; it is for /api/v1/runs/RUN/captures only"
@@ -428,7 +428,7 @@ class _Handler(BaseHTTPRequestHandler):
         if page_file is not None:
             return page_file
         if not self.server.access.admits(path, self.headers.get("Authorization", ""), self._address_token):
-            self.server.count_refused(UNAUTHORISED)
+            self.server.count_refused(UNAUTHORIZED)
             error = "this collector requires its token: send `Authorization: Bearer TOKEN`"
             if self.server.access.is_in_address:
                 error += ", or use the whole address that rank 0 has printed, with ?token=..."

@@ -209,4 +209,4 @@ def make_push(config: CollectorConfig, port: int, read_snapshot: Callable[[], Sn
         found: Iterator[Any] = requests.build(blocks, round(snapshot.wall_s * NS_PER_S))
         return found
 
-    return MetricsPush(sender, build, read_snapshot, interval_s=config.otlp_interval_s, shown=endpoint.shown)
+    return MetricsPush(sender, build, read_snapshot, interval_s=endpoint.interval_s, shown=endpoint.shown)

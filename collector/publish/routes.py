@@ -180,7 +180,7 @@ class Routes:
         return Response(HTTPStatus.OK, text_format.value, decompress(body))
 
     def _list_runs(self) -> Response:
-        runs = [summarise_run(run) for run in self._read_snapshot().runs]
+        runs = [summarize_run(run) for run in self._read_snapshot().runs]
         return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"runs": runs}))
 
     def _show_run(self, name: str) -> Response:
@@ -246,7 +246,7 @@ def _report_state(problem: str | None, degradation: str | None = None) -> Respon
     return refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
 
 
-def summarise_run(run: RunSnapshot) -> RunSummary:
+def summarize_run(run: RunSnapshot) -> RunSummary:
     """Return the summary of a run for the list of runs."""
     found = find_throughput([rank.totals for rank in run.ranks], run.world_size) if run.end is None else None
     samples_per_s = found.samples_per_s if found is not None else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rankscope.collector.config import read_with_file
-from rankscope.measure.settings import Setting, Settings, Value, find_endpoint_problem, setting
+from rankscope.measure.settings import Setting, Settings, Value, constant, find_endpoint_problem, setting
 from rankscope.measure.shards import parse_collectors
 
 _MIB = 1024 * 1024
@@ -69,7 +69,8 @@ class RelayConfig(Settings):
         Setting("Allow ranks of other machines to connect without keys. Without it such a `listen` is refused."),
     )
     name: str = setting("", Setting("Name of the relay in the collector's log. Empty: the host name.", length_max=128))
-    batch_interval_s: float = setting(
+    # Agents report once a second.
+    batch_interval_s: float = constant(
         1.0,
         Setting(
             "Shortest time between two batches of reports. Messages of ranks that start or end are sent at once.",
@@ -79,7 +80,8 @@ class RelayConfig(Settings):
             above="A rank without an acknowledgement for 2 s sends its Hello again.",
         ),
     )
-    buffer_bytes_max: int = setting(
+    # Half a minute of reports of 1,024 ranks.
+    buffer_bytes_max: int = constant(
         32 * _MIB,
         Setting(
             "Most bytes of frames that wait for one collector. Further frames are dropped and counted; their ranks "

@@ -40,7 +40,7 @@ _PATH_STEPS = Section(
     columns_of(
         "step, end rank, <share of ranks, length ms, host ms, launch ms, compute ms, comm. ms, copy ms, "
         "unexplained ms, moves between ranks, inferred"
-    ), "No trace has work that is recognised.",
+    ), "No trace has work that is recognized.",
 )  # fmt: skip
 _PATH_PARTS = Section(
     "critical_parts", "What is on the critical path",

@@ -90,7 +90,7 @@ def _render_texts(name: str, flow: MemoryFlow, merged: int) -> str:
     )
     under = f"{len(flow.rectangles):,} lifetimes are drawn, the largest ones"
     if flow.merged_count:
-        under += f"; {flow.merged_count:,} smaller ones are merged into the grey area at the bottom"
+        under += f"; {flow.merged_count:,} smaller ones are merged into the gray area at the bottom"
     if flow.older_bytes:
         under += f"; the area has {_in_bytes(flow.older_bytes)} that were allocated before the first event"
     used = sorted({one.kind for one in flow.rectangles})

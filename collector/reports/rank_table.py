@@ -51,17 +51,17 @@ def render_rank(rank: RankSnapshot, colors: Colors = PLAIN) -> str:
             (ratios.idle_ratio, 6),
         )
     )
-    times = render_times(rank.step_ns_median, rank.phases_ns_median, rank.self_ns_median)
+    times = render_times(rank.step_ns_median, rank.phases_ns_median, rank.own_ns_median)
     state = describe_state(rank)
     painted = colors.paint(f"{state:<{STATE_WIDTH}}", *color_of(state))
     node = printable(rank.identity.node)
     return f"{rank.identity.rank:>5} {rank.totals.steps:>6} {times} {slowdown:>8} {shares}  {painted} {node}"
 
 
-def render_times(step_ns: float | None, phases_ns: Mapping[str, float], self_ns: float | None) -> str:
+def render_times(step_ns: float | None, phases_ns: Mapping[str, float], own_ns: float | None) -> str:
     """Return the columns of times: the step, its phases, the own time."""
     phases = " ".join(f"{_ms(phases_ns.get(name)):>8}" for name in PHASES)
-    return f"{_ms(step_ns):>8} {phases} {_ms(self_ns):>8}"
+    return f"{_ms(step_ns):>8} {phases} {_ms(own_ns):>8}"
 
 
 def color_of(state: str) -> tuple[str, ...]:

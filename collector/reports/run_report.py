@@ -36,7 +36,7 @@ INTERVALS_READ_MAX: Final = 1_440
 
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank over the last day of the run. `slowdown_ratio`, `self_ns` and `wait_caused_ns` are means over its
+    """One rank over the last day of the run. `slowdown_ratio`, `own_ns` and `wait_caused_ns` are means over its
     intervals, weighted with their steps; None: unknown. `lost_rank_seconds` is over the whole run. `blocking_calls` are
     those with the longest waits in its last full windows; None without such a window of a GPU.
     """
@@ -46,7 +46,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     ended: str | None
     slowdown_ratio: float | None = None
-    self_ns: float | None = None
+    own_ns: float | None = None
     wait_caused_ns: float | None = None
     lost_rank_seconds: float = 0.0
     blocking_calls: tuple[BlockingCalls, ...] | None = None
@@ -171,7 +171,7 @@ def _find_worst(
     for one in lost:
         if one.rank is not None:
             cost[one.rank] = cost.get(one.rank, 0.0) + one.lost_rank_seconds
-    means = {name: _mean_by_rank(intervals, name) for name in ("slowdown_ratio", "self_ns", "wait_caused_ns")}
+    means = {name: _mean_by_rank(intervals, name) for name in ("slowdown_ratio", "own_ns", "wait_caused_ns")}
     lines = []
     for process in processes:
         identity = process.hello.identity
@@ -181,7 +181,7 @@ def _find_worst(
             steps=process.totals.steps,
             ended=_end_of(process),
             lost_rank_seconds=cost.get(identity.rank, 0.0),
-            blocking_calls=list_blocking_calls(process.synchronisations),
+            blocking_calls=list_blocking_calls(process.synchronizations),
             **{name: found.get(identity.rank) for name, found in means.items()},
         )
         lines.append(line)

@@ -199,7 +199,7 @@ def _worst_ranks(report: RunReport, top: int) -> Section:
     )  # fmt: skip
     rows = [
         (text_cell(one.rank), text_cell(one.node), amount(one.steps), amount(one.slowdown_ratio, decimals=3),
-         ms(one.self_ns), ms(one.wait_caused_ns), _hours(one.lost_rank_seconds), text_cell(one.ended))
+         ms(one.own_ns), ms(one.wait_caused_ns), _hours(one.lost_rank_seconds), text_cell(one.ended))
         for one in report.worst_ranks
     ]  # fmt: skip
     return section.of(rows, top, len(report.worst_ranks))

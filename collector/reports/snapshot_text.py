@@ -69,7 +69,7 @@ def render_snapshot(report: SnapshotReport, top: int) -> str:
 
 
 def _render_device(device: DeviceMemory, top: int) -> Iterable[str]:
-    yield _summarise(device)
+    yield _summarize(device)
     kinds: list[Cells] = [
         (text_cell(row.kind + (", expandable" if row.is_expandable else "")), text_cell(row.pool), amount(row.count),
          mib(row.reserved_bytes), mib(row.allocated_bytes), mib(row.rounding_bytes), mib(row.pending_free_bytes),
@@ -108,7 +108,7 @@ def _stack_rows(rows: Sequence[StackRow]) -> list[Cells]:
     ]  # fmt: skip
 
 
-def _summarise(device: DeviceMemory) -> str:
+def _summarize(device: DeviceMemory) -> str:
     """Return the sentences about a device."""
     reserved, allocated = mib(device.reserved_bytes).text, mib(device.allocated_bytes).text
     split, empty = mib(device.inactive_split_bytes).text, mib(device.empty_bytes).text

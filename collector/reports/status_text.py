@@ -195,9 +195,12 @@ def render_all_ranks(status: RunStatus, run: RunSnapshot, colors: Colors = PLAIN
 
 
 def _describe_end(rank: RankSnapshot) -> str:
-    """Return how a rank ended: `crashed: SIGSEGV, exit code -11`."""
+    """Return how a rank ended: `failed: exit code 3`, `crashed: SIGSEGV`, `failed: ValueError: x, exit code 1`. Where
+    what is known of its end has the exit code or the signal, the code is not said again.
+    """
     detail = f": {rank.ended_detail}" if rank.ended_detail else ""
-    return f"{rank.ended}{detail}{'' if rank.exit_code is None else f', exit code {rank.exit_code}'}"
+    is_said = rank.exit_code is None or "exit code" in detail or (detail and rank.exit_code < 0)
+    return f"{rank.ended}{detail}{'' if is_said else f', exit code {rank.exit_code}'}"
 
 
 def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str] | None, colors: Colors = PLAIN) -> str:
@@ -234,7 +237,7 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
         count, times = peers
         whose = "the one rank it is compared with" if count == 1 else f"the median of the {count:,} it is compared with"
         lines.append(f"{'peers':>5} {'':>6} {times} {'':>8} {whose}")
-    blocked = None if basis.absent else list_blocking_calls(rank.synchronisations)
+    blocked = None if basis.absent else list_blocking_calls(rank.synchronizations)
     if blocked:
         lines += ["", *render_section(build_blocked_lines([(identity.rank, blocked)], len(blocked)), WIDTH)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Summarise a run in a few lines: its totals, how its ranks ended, and the verdict in one sentence."""
+"""Summarize a run in a few lines: its totals, how its ranks ended, and the verdict in one sentence."""
 
 from collections.abc import Iterable
 
@@ -82,7 +82,7 @@ def describe_checkpoints(seen: Checkpoints) -> list[str]:
     return [f"the last of {seen.count:,} {text}; all together {format_duration(seen.duration_ns)}"]
 
 
-def summarise(run: RunSnapshot) -> str:
+def summarize(run: RunSnapshot) -> str:
     """Return the summary of a run, one fact a line, the verdict last."""
     ends: dict[str, list[int]] = {}
     for rank in run.ranks:

@@ -1,4 +1,4 @@
-"""Colour text for a terminal, and leave it plain elsewhere."""
+"""Color text for a terminal, and leave it plain elsewhere."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TextIO
@@ -17,7 +17,7 @@ REVERSE: Final = "7"
 
 
 class Colors(NamedTuple):
-    """Colours for a stream; `are_on` False leaves text plain."""
+    """Colors for a stream; `are_on` False leaves text plain."""
 
     are_on: bool = False
 

@@ -1,17 +1,17 @@
-"""Render the list of trace files: what each was recognised as, its span and its steps. Pure: values -> text."""
+"""Render the list of trace files: what each was recognized as, its span and its steps. Pure: values -> text."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
 from rankscope.collector.reports.trace_cells import MISSING, printable
-from rankscope.collector.traces.recognised import Recognised
+from rankscope.collector.traces.recognized import Recognized
 from rankscope.collector.traces.spans import Span
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, format_duration
 
 HEADS = ("RANK", "KNOWN FROM", "CYCLE", "WORLD", "HOST", "FIRST EVENT (UTC)", "LENGTH", "STEPS", "FILE")
 
 
-def render_list(found: Sequence[Recognised], spans: Mapping[str, Span]) -> str:
+def render_list(found: Sequence[Recognized], spans: Mapping[str, Span]) -> str:
     """Return a line for each file, under a line of heads; `spans` are by path, of the files that could be read."""
     rows = [HEADS, *(_describe(one, spans.get(one.file.path)) for one in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS) - 1)]
@@ -21,7 +21,7 @@ def render_list(found: Sequence[Recognised], spans: Mapping[str, Span]) -> str:
     )
 
 
-def _describe(one: Recognised, span: Span | None) -> tuple[str, ...]:
+def _describe(one: Recognized, span: Span | None) -> tuple[str, ...]:
     world = one.origin.world_size if one.origin is not None else None
     host = one.origin.host if one.origin is not None else None
     note = f"  (same content as {one.same_as})" if one.same_as is not None else ""

@@ -300,10 +300,10 @@ _PIPELINE = Section(
 )  # fmt: skip
 _DEVICES = Section(
     "devices", "Device summary",
-    "Busy is the share of the trace with device work, utilisation that of the steps with a kernel; SM efficiency and "
+    "Busy is the share of the trace with device work, utilization that of the steps with a kernel; SM efficiency and "
     "achieved occupancy are the profiler's estimates; tensor cores is the share of kernel time on them, by the names "
     "of kernels. Of captures by rankscope also the processors: of the process 100 % are one core, of the machine all.",
-    columns_of("rank, device, <name, kernels, busy %, utilisation %, SM efficiency %, occupancy %, tensor cores %"),
+    columns_of("rank, device, <name, kernels, busy %, utilization %, SM efficiency %, occupancy %, tensor cores %"),
     "No device work: the traces are of the CPU alone.",
 )  # fmt: skip
 _IDLE_TIME = Section(
@@ -387,7 +387,7 @@ def _of_devices(rank: RankReport) -> list[Cells]:
     found: list[Cells] = [(nothing, text_cell(name), nothing, percent(ratio), *(nothing,) * 4) for name, ratio in cpu]
     found += [
         (text_cell(one.device), text_cell(one.name), amount(one.kernel_count), percent(one.busy_ratio),
-         percent(one.utilisation_ratio), percent(one.sm_efficiency_ratio), percent(one.achieved_occupancy_ratio),
+         percent(one.utilization_ratio), percent(one.sm_efficiency_ratio), percent(one.achieved_occupancy_ratio),
          at_least(one.tensor_core_ratio, one.tensor_core_unknown_ratio))
         for one in rank.devices
     ]  # fmt: skip
@@ -721,14 +721,14 @@ _USER_RANGES = _ByName(
     lambda rank: rank.user_ranges, ("name",), lambda one: one.times("host_total_ns", "device_total_ns"),
     by=("host_total_ns",),
 )  # fmt: skip
-_SYNCHRONISATIONS = _ByName(
+_SYNCHRONIZATIONS = _ByName(
     Section(
-        "synchronisations", "Synchronisation points",
+        "synchronizations", "Synchronization points",
         "Calls in which the host waited for the device: under which operator and, with stacks, from which function "
         "(source).",
         columns_of("<call, <operator, <source, calls, total ms, max ms"), "No call waited for a device.",
     ),
-    lambda rank: rank.synchronisations, ("name", "operator", "source"),
+    lambda rank: rank.synchronizations, ("name", "operator", "source"),
     lambda one: (*one.times("total_ns"), ms(max(one.all_of("max_ns")))),
 )  # fmt: skip
 
@@ -861,7 +861,7 @@ def build_sections(
         *build_flops_sections(report.ranks, top, of_ranks),
         *(build_sorted_sections(report, top, sort_by) if sort_by else _build_by_name(report, top)),
         *build_operator_groups(report, top),
-        *(table.build(report, top) for table in (*by_shape, _SYNCHRONISATIONS)),
+        *(table.build(report, top) for table in (*by_shape, _SYNCHRONIZATIONS)),
         *build_roofline_sections(report.ranks, top),
         *build_kernel_groups(report),
         *build_sequences(report, top),

@@ -188,8 +188,8 @@ class Attempt:
         samples.record(report)
         state = self.ranks[rank]
         breakdown = samples.breakdowns.sum if report.breakdowns else state.breakdown
-        if report.synchronisations:
-            state = msgspec.structs.replace(state, synchronisations=samples.synchronisations.sum)
+        if report.synchronizations:
+            state = msgspec.structs.replace(state, synchronizations=samples.synchronizations.sum)
         self.ranks[rank] = state.record_report(report, breakdown, now_collector_ns, now_wall_s)
         for group in report.groups or ():
             self._record_group(group)
@@ -257,11 +257,11 @@ class Attempt:
     # -- detection -----------------------------------------------------------------------------------------------------
 
     def read_series(self, ranks: tuple[int, ...], *, skip_steps: int) -> StepSeries:
-        """Return the steps of these ranks without the first `skip_steps`, with the times of enqueuing where self times
+        """Return the steps of these ranks without the first `skip_steps`, with the times of enqueuing where own times
         are not measured.
         """
         series = self.window.series(ranks, skip_steps=skip_steps, is_on_cpus=not self._has_gpus(ranks))
-        return series if series.self_is_measured else replace(series, enqueues=self.enqueues.read())
+        return series if series.own_is_measured else replace(series, enqueues=self.enqueues.read())
 
     def read_unseen(self, series: StepSeries, after_step: int, *, skip_steps: int) -> StepSeries:
         """Return a series of `read_series` with all steps after that one, and some before it, as far as they are
@@ -302,8 +302,8 @@ class Attempt:
             self.samples[number].validate()
             samples = self.samples[number]
             require(rank.breakdown == samples.breakdowns.sum, "the sum of breakdowns is another one")
-            waits = samples.synchronisations.sum
-            require(rank.synchronisations == waits, "the sum of blocking calls is another one")
+            waits = samples.synchronizations.sum
+            require(rank.synchronizations == waits, "the sum of blocking calls is another one")
             require((rank.breakdown is None) == (rank.window_times is None), "windows without times, or times without")
         self.groups.validate()
         self.checkpoints.validate()

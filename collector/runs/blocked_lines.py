@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rankscope.measure.records import WindowSynchronisations
+from rankscope.measure.records import WindowSynchronizations
 from rankscope.measure.text import to_line
 
 
@@ -20,7 +20,7 @@ class BlockingCalls(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: float
 
 
-def list_blocking_calls(windows: WindowSynchronisations | None) -> tuple[BlockingCalls, ...] | None:
+def list_blocking_calls(windows: WindowSynchronizations | None) -> tuple[BlockingCalls, ...] | None:
     """Return the kinds with the longest waits, the longest first; None without a window with steps."""
     if windows is None or windows.step_count <= 0:
         return None

@@ -31,8 +31,8 @@ Numbers = npt.NDArray[np.float32]
 class HeatMapSteps:
     """The last steps in which ranks could be compared: waiting is measured in some only.
 
-    `steps` (their numbers) has shape (n,) and `ranks` shape (m,), both ascend. `self_ns`, the self times, and `excess`
-    have shape (n, m), NaN where not known; excess is log(self time / median of those the rank is compared with), as in
+    `steps` (their numbers) has shape (n,) and `ranks` shape (m,), both ascend. `own_ns`, the own times, and `excess`
+    have shape (n, m), NaN where not known; excess is log(own time / median of those the rank is compared with), as in
     `detect/statistics/excess.py`. 32-bit floats: seven digits are enough. `latest_step` is the last step of the pass,
     also when nothing of it is known yet; None when there is none. `attempt` counts elastic restarts; steps begin anew
     with each. `marked_steps`, shape (k,), are the latest steps of the last passes of this attempt, ascending, and
@@ -42,7 +42,7 @@ class HeatMapSteps:
     attempt: int
     steps: Ints
     ranks: Ints
-    self_ns: Numbers
+    own_ns: Numbers
     excess: Numbers
     peer_groups: PeerGroups
     latest_step: int | None
@@ -62,13 +62,13 @@ class HeatMapSteps:
         marked = (
             (before.marked_steps, before.marked_wall_s) if before is not None and of_attempt else (NO_STEPS, NO_TIMES)
         )
-        compared = view.excess if len(series.ranks) > 1 else series.self_ns  # a single rank has no peers
+        compared = view.excess if len(series.ranks) > 1 else series.own_ns  # a single rank has no peers
         rows = _find_last_known(compared, min(STEPS_MAX, CELLS_MAX // max(1, len(series.ranks))))
         return cls(
             attempt=attempt,
             steps=series.steps[rows],
             ranks=np.array(series.ranks, dtype=np.int64),
-            self_ns=_copy(series.self_ns, rows),
+            own_ns=_copy(series.own_ns, rows),
             excess=_copy(view.excess, rows),
             peer_groups=view.peer_groups,
             latest_step=latest_step,

@@ -1,7 +1,7 @@
 """Keep how the memory of a process has changed since its begin, in at most 32 blocks of time. Pure.
 
 A block has the least memory that any of its samples had: what comes and goes within a block, such as batches and caches
-that are emptied, leaves no trace. Where there is no room for another block, each two neighbours become one, twice as
+that are emptied, leaves no trace. Where there is no room for another block, each two neighbors become one, twice as
 long: so the whole history is kept, for minutes in blocks of ten seconds, for days in blocks of hours.
 """
 

@@ -177,13 +177,13 @@ def is_searched(finding: Finding) -> bool:
 def find_excess_ns(finding: Finding) -> float:
     """Return by how much a slow step is longer according to a finding about ranks, in ns; 0 where it does not say.
 
-    >>> find_excess_ns(Finding(kind="straggler", cause="", sentence="", evidence={"self_ns": 9, "peers_self_ns": 4}))
+    >>> find_excess_ns(Finding(kind="straggler", cause="", sentence="", evidence={"own_ns": 9, "peers_own_ns": 4}))
     5
     """
     if finding.kind not in RANK_KINDS:
         return 0.0
     known = finding.evidence
-    difference_ns = known.get("self_ns", 0.0) - known.get("peers_self_ns", 0.0)
+    difference_ns = known.get("own_ns", 0.0) - known.get("peers_own_ns", 0.0)
     return max(0.0, known.get("stall_ns", known.get("longer_ns", difference_ns)))
 
 

@@ -51,7 +51,7 @@ from rankscope.measure.records import (
     NodeSample,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.table import Table
 
@@ -85,7 +85,7 @@ class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
     ended_wall_s: float | None = None
     flops: StepFlops = NO_FLOPS
     #: Its last windows with blocking calls as one; None while there is none, and where its ratios are absent.
-    synchronisations: WindowSynchronisations | None = None
+    synchronizations: WindowSynchronizations | None = None
 
     @property
     def missing(self) -> int:
@@ -126,10 +126,10 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     breakdown: WindowBreakdown | None = None
     #: When these came; None while there is none.
     window_times: WindowTimes | None = None
-    #: Its last SYNCHRONISATIONS_KEPT windows with blocking calls as one; None while there is none.
-    synchronisations: WindowSynchronisations | None = None
+    #: Its last SYNCHRONIZATIONS_KEPT windows with blocking calls as one; None while there is none.
+    synchronizations: WindowSynchronizations | None = None
     #: What an earlier collector saved of these: for the store alone, until a window comes.
-    saved_synchronisations: WindowSynchronisations | None = None
+    saved_synchronizations: WindowSynchronizations | None = None
     #: Frame of its last report; empty before any.
     frame: bytes = b""
     #: Frame of an earlier report, where the last one has no sample of the host: empty where none has had one.
@@ -173,7 +173,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             last_report_wall_s=saved.last_report_wall_s,
             last_step=saved.last_step,
             liveness=Liveness.restore(saved.said, saved.seen, is_gone=saved.is_gone, ended_collector_ns=ended_ns),
-            saved_synchronisations=saved.synchronisations,
+            saved_synchronizations=saved.synchronizations,
             frame=encode(report),
         )
 
@@ -193,7 +193,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             totals=last.totals,
             losses=last.losses,
             flops=last.flops,
-            synchronisations=self._find_lasting_synchronisations(last),
+            synchronizations=self._find_lasting_synchronizations(last),
             devices=self.devices,
             said=liveness.said,
             seen=liveness.seen,
@@ -201,10 +201,10 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
         )
 
-    def _find_lasting_synchronisations(self, last: Report) -> WindowSynchronisations | None:
+    def _find_lasting_synchronizations(self, last: Report) -> WindowSynchronizations | None:
         if self.window_times is None:
-            return self.saved_synchronisations
-        return self.synchronisations if _find_basis(self, last).absent is None else None
+            return self.saved_synchronizations
+        return self.synchronizations if _find_basis(self, last).absent is None else None
 
     # -- who it is, and whether it runs --------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             steps=steps,
             breakdown=self.breakdown if basis.absent is None else None,
             ratio_basis=basis,
-            synchronisations=self.synchronisations if basis.absent is None else None,
+            synchronizations=self.synchronizations if basis.absent is None else None,
             totals=last.totals,
             losses=last.losses,
             flops=last.flops,
@@ -475,7 +475,7 @@ def _shorten(frame: bytes) -> bytes:
     """Return the frame of a report without what may be large, all of which is used when it arrives."""
     report = msgspec.structs.replace(
         _read(frame), steps=Table(), collectives=Collectives(), covered_steps=(), breakdowns=(), groups=None,
-        progress=(), stall=None, synchronisations=(), timed_steps=(), node=None, out_of_memory=(), enqueues=None,
+        progress=(), stall=None, synchronizations=(), timed_steps=(), node=None, out_of_memory=(), enqueues=None,
     )  # fmt: skip
     return encode(report)
 

@@ -27,7 +27,7 @@ def _idle(rank: RankSnapshot) -> float | None:
 
 VALUES: Final[Mapping[str, _Value]] = {
     BY_SLOWDOWN: lambda rank: rank.slowdown_ratio,
-    "own": lambda rank: rank.self_ns_median,
+    "own": lambda rank: rank.own_ns_median,
     "step": lambda rank: rank.step_ns_median,
     "wait": lambda rank: rank.wait_caused_ns_median,
     "data": _of_phase("data"),

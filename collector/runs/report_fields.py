@@ -23,7 +23,7 @@ from rankscope.measure.records import (
     HostSample,
     NodeSample,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
 from rankscope.measure.table import Table
@@ -72,7 +72,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     covered_steps: tuple[tuple[int, int], ...]
     timed_steps: tuple[tuple[int, int], ...]
     breakdowns: tuple[WindowBreakdown, ...]
-    synchronisations: tuple[WindowSynchronisations, ...]
+    synchronizations: tuple[WindowSynchronizations, ...]
     groups: tuple[GroupInfo, ...] | None
     allocator: AllocatorSample | None
     progress: tuple[GroupStatus, ...]
@@ -104,7 +104,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.covered_steps,
             report.timed_steps,
             report.breakdowns,
-            report.synchronisations,
+            report.synchronizations,
             report.groups,
             report.allocator,
             report.progress,

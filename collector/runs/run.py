@@ -354,7 +354,7 @@ class RunState:
             checkpoints=attempt.checkpoints.seen,
             medians_of=attempt.medians.of_steps,
             compilations=attempt.compilations,
-            step_durations=self.speed.histogram.read() if self._config.step_histogram else None,
+            step_durations=self.speed.histogram.read(),
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

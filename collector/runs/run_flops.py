@@ -1,4 +1,4 @@
-"""Summarise how much of their devices' peak the ranks of a run use, as of their last reports. Pure."""
+"""Summarize how much of their devices' peak the ranks of a run use, as of their last reports. Pure."""
 
 from collections.abc import Sequence
 from statistics import fmean

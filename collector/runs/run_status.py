@@ -1,4 +1,4 @@
-"""Summarise a run in a few facts, for any number of ranks: how fast it trains, and its worst ranks. Pure.
+"""Summarize a run in a few facts, for any number of ranks: how fast it trains, and its worst ranks. Pure.
 
 Speeds (docs/definitions.md section 2) are computed from the totals of the ranks. Whether two ranks read different
 batches (data parallel) or the same ones (tensor and pipeline parallel) is not visible from outside. So speeds are those

@@ -152,7 +152,7 @@ def read_samples(attempt: Attempt) -> Samples:
         allocators=_PerRank(samples, lambda one: one.allocators),
         hosts=_PerRank(ranks, lambda rank: rank.host),
         absent_ratios=_PerRank(ranks, lambda rank: rank.absent_ratios),
-        synchronisations=_PerRank(samples, lambda one: one.synchronisations),
+        synchronizations=_PerRank(samples, lambda one: one.synchronizations),
         machines=_PerRank(samples, lambda one: one.machines),
         process_cpu=_PerRank(samples, lambda one: one.process_cpu),
         core_waits=_PerRank(samples, lambda one: one.core_waits),

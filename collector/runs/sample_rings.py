@@ -17,19 +17,19 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from rankscope.collector.detect.blocking_calls import add_synchronisations
+from rankscope.collector.detect.blocking_calls import add_synchronizations
 from rankscope.collector.detect.machine_growth import NodeCounts
 from rankscope.collector.detect.view import AllocatorCounts, TimeCount
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.level_ring import LevelRing
 from rankscope.collector.runs.report_fields import HostTimes, ReportFields
 from rankscope.measure.bounds import NUMBER_MAX
-from rankscope.measure.records import Compilations, CompiledFrame, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import Compilations, CompiledFrame, WindowBreakdown, WindowSynchronizations
 
 T = TypeVar("T")
 
 BREAKDOWNS_KEPT: Final = 32
-SYNCHRONISATIONS_KEPT: Final = 8
+SYNCHRONIZATIONS_KEPT: Final = 8
 """Windows whose blocking calls are kept: with one call of one kind each 0.1 KB, with the most 2 KB and more."""
 GC_PAUSES_KEPT: Final = 256
 ALLOCATOR_COUNTS_KEPT: Final = 32
@@ -186,24 +186,24 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
             self._operators += sign * sample.operator_count
 
 
-_SYNCHRONISATIONS: Final = msgspec.msgpack.Decoder(WindowSynchronisations)
+_SYNCHRONIZATIONS: Final = msgspec.msgpack.Decoder(WindowSynchronizations)
 _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
 _MACHINES: Final = msgspec.msgpack.Decoder(NodeCounts)
 _COMPILED: Final = msgspec.msgpack.Decoder(CompiledFrame)
 
 
-class SynchronisationRing(PackedRing[WindowSynchronisations]):
+class SynchronizationRing(PackedRing[WindowSynchronizations]):
     """The last `kept` windows with blocking calls, and their sum."""
 
     def __init__(self, kept: int) -> None:
-        super().__init__(_SYNCHRONISATIONS, kept)
+        super().__init__(_SYNCHRONIZATIONS, kept)
         #: All of them as one window. None while there is none.
-        self.sum: WindowSynchronisations | None = None
+        self.sum: WindowSynchronizations | None = None
 
-    def append(self, sample: WindowSynchronisations) -> None:
+    def append(self, sample: WindowSynchronizations) -> None:
         """Add a window; beyond `kept` the oldest is dropped."""
         super().append(sample)
-        self.sum = add_synchronisations(self)
+        self.sum = add_synchronizations(self)
 
 
 class RankSamples:
@@ -212,8 +212,8 @@ class RankSamples:
     def __init__(self) -> None:
         #: At most BREAKDOWNS_KEPT, oldest first; of captures on demand those of the last one.
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
-        #: At most SYNCHRONISATIONS_KEPT, oldest first.
-        self.synchronisations = SynchronisationRing(SYNCHRONISATIONS_KEPT)
+        #: At most SYNCHRONIZATIONS_KEPT, oldest first.
+        self.synchronizations = SynchronizationRing(SYNCHRONIZATIONS_KEPT)
         #: The first ones, and at most ALLOCATOR_COUNTS_KEPT with them, oldest first.
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT, first=ALLOCATOR_COUNTS_FIRST)
         #: At most GC_PAUSES_KEPT, oldest first.
@@ -237,10 +237,10 @@ class RankSamples:
             if report.on_demand and not self._follows(window):
                 self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
             self.breakdowns.append(window)
-        for waits in report.synchronisations:
+        for waits in report.synchronizations:
             if report.on_demand:
-                self.synchronisations = SynchronisationRing(SYNCHRONISATIONS_KEPT)
-            self.synchronisations.append(waits)
+                self.synchronizations = SynchronizationRing(SYNCHRONIZATIONS_KEPT)
+            self.synchronizations.append(waits)
         if report.allocator is not None:
             self.allocators.append(AllocatorCounts(report.step_totals.reported, report.allocator))
         if report.gc_pause_ns is not None:
@@ -285,7 +285,7 @@ class RankSamples:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
         self.resident.validate()
         kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
-        kept = kept and len(self.synchronisations) <= SYNCHRONISATIONS_KEPT
+        kept = kept and len(self.synchronizations) <= SYNCHRONIZATIONS_KEPT
         kept = kept and len(self.machines) <= NODE_COUNTS_KEPT and len(self.compiled or ()) <= COMPILED_KEPT
         kept = kept and max(len(self.process_cpu), len(self.core_waits), len(self.host_clock)) <= HOST_TIMES_KEPT
         require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, "too many samples are kept")

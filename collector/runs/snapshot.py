@@ -32,7 +32,7 @@ from rankscope.measure.records import (
     NodeSample,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
 
@@ -47,7 +47,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `stalled`: by its own or its sidecar's report, None when unknown or ended. `stall` and `unresponsive` are what was
     recorded then, also before the end of a rank that has ended; `end` is what the sidecar saw of the end, None where
     only the rank itself reported it. `awaited`: the rank has not reported since the collector was restarted; the values
-    are those known before, and its counters may be behind. `synchronisations` are the waits of its host for its GPU in
+    are those known before, and its counters may be behind. `synchronizations` are the waits of its host for its GPU in
     its last full windows; None: no window of a GPU. `flops` are those of its last steps, beside the peak of its device.
     `nccl` has the bandwidths in the dumps of NCCL's Inspector.
     """
@@ -69,7 +69,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     records_late: int = 0
     step_ns_median: float | None = None
     phases_ns_median: Mapping[str, float] = {}
-    self_ns_median: float | None = None
+    own_ns_median: float | None = None
     slowdown_ratio: float | None = None
     breakdown: WindowBreakdown | None = None
     totals: Totals = Totals()
@@ -91,7 +91,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps: StepCounts = StepCounts()
     awaited: bool = False
     ratio_basis: RatioBasis = NO_WINDOW
-    synchronisations: WindowSynchronisations | None = None
+    synchronizations: WindowSynchronizations | None = None
     node: NodeSample | None = None
     flops: StepFlops = NO_FLOPS
     nccl: NcclBandwidths = NOT_READ
@@ -101,7 +101,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 SUMMARY_FIELDS: Final = frozenset(
     {
         "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
-        "devices", "node", "breakdown", "ratio_basis", "cost", "step_ns_median", "self_ns_median", "slowdown_ratio",
+        "devices", "node", "breakdown", "ratio_basis", "cost", "step_ns_median", "own_ns_median", "slowdown_ratio",
         "wait_caused_ns_median", "flops",
     }
 )  # fmt: skip
@@ -127,7 +127,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
     empty: nothing. `checkpoints` are those that the ranks have marked. `medians_of` says which steps the medians of
     the ranks are of; None: of none yet. `compilations` is what torch.compile has done in this attempt.
-    `step_durations`: how many steps of this attempt lasted how long, None where that is not wanted.
+    `step_durations`: how many steps of this attempt lasted how long, None in a snapshot made by hand.
     """
 
     run: str

@@ -76,9 +76,9 @@ class SpeedHistory:
 
     def _keep_own(self, series: StepSeries) -> None:
         self.own_levels = self.own_levels or (StepLevels(), StepLevels())
-        known = ~np.isnan(series.self_ns).any(axis=1)
+        known = ~np.isnan(series.own_ns).any(axis=1)
         no_tokens = np.full(np.count_nonzero(known), np.nan)
-        for levels, own_ns in zip(self.own_levels, series.self_ns[known].T, strict=True):
+        for levels, own_ns in zip(self.own_levels, series.own_ns[known].T, strict=True):
             levels.add(series.steps[known], own_ns, no_tokens)
 
 

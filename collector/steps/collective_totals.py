@@ -16,7 +16,7 @@ from rankscope.collector.steps.collectives import count_within
 from rankscope.collector.steps.step_series import Ints
 from rankscope.collector.steps.wait_times import KindColumns
 from rankscope.measure.communication import bus_factor
-from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.records import SYNCHRONIZING_OPS
 from rankscope.measure.table import MISSING
 from rankscope.measure.units import ns_to_s
 
@@ -279,7 +279,7 @@ def _build(kind: Kind, row: Sequence[int], group_sizes: Mapping[str, int]) -> Co
     calls, duration_ns, matched, wait_ns, transfer_ns, size_bytes, is_sized, last_bytes, last_transfer_ns = row
     size = group_sizes.get(group, 0)
     # Of the others transfer cannot be has_rate from waiting.
-    factor = bus_factor(op, size) if op in SYNCHRONISING_OPS else None
+    factor = bus_factor(op, size) if op in SYNCHRONIZING_OPS else None
     bandwidth = None
     if last_transfer_ns and factor is not None and size > 1:
         bandwidth = last_bytes / ns_to_s(last_transfer_ns) * factor

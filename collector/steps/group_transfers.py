@@ -9,12 +9,12 @@ from rankscope.collector.steps.collectives import differs_from_previous, order_b
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.collector.steps.wait_times import KindColumns
 from rankscope.measure.communication import bus_factor
-from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.records import SYNCHRONIZING_OPS
 from rankscope.measure.table import MISSING
 
 
 class GroupTransfers(NamedTuple):
-    """Sums over the matched synchronising collectives of each process group in each step of a series: shape (n,), NaN
+    """Sums over the matched synchronizing collectives of each process group in each step of a series: shape (n,), NaN
     where a step is not known.
 
     `ns` is the transfer time, `size_bytes` the bytes moved, `bus_bytes` the bytes times the bus factor of the operation
@@ -96,8 +96,8 @@ def sum_groups(kinds: KindColumns, group_sizes: Mapping[str, int]) -> dict[str, 
     of any member count, which the others wait for. Exposure is not either: the smallest of any member counts, since
     that one would have delayed the others had the transfer been shorter.
     """
-    synchronises = np.array([op in SYNCHRONISING_OPS for _, op in kinds.kinds], dtype=bool)
-    rows = np.flatnonzero(synchronises[kinds.kind]) if len(kinds.kind) else kinds.kind
+    synchronizes = np.array([op in SYNCHRONIZING_OPS for _, op in kinds.kinds], dtype=bool)
+    rows = np.flatnonzero(synchronizes[kinds.kind]) if len(kinds.kind) else kinds.kind
     names = list(dict.fromkeys(group for group, _ in kinds.kinds))
     number = {name: place for place, name in enumerate(names)}
     group = np.array([number[name] for name, _ in kinds.kinds], dtype=np.int64)[kinds.kind[rows]]

@@ -1,7 +1,7 @@
 """Find the rank that waited least for the others, where ranks cannot be compared by their own times. Pure.
 
 Whoever waits least is the one that the others wait for: it is slower, or it has more work. Of ranks with equal work the
-self times tell which; of others nothing does, so it is evidence and no verdict.
+own times tell which; of others nothing does, so it is evidence and no verdict.
 """
 
 from typing import Final
@@ -34,9 +34,9 @@ def find_least_waiting(series: StepSeries) -> LeastWaiting | None:
     """Return the rank that waited least in nearly all of the last steps of which the waiting of all ranks is known;
     None: no single one did, or too few such steps are known.
     """
-    if not series.self_is_measured or len(series.ranks) < 2:  # noqa: PLR2004 - nobody to wait for
+    if not series.own_is_measured or len(series.ranks) < 2:  # noqa: PLR2004 - nobody to wait for
         return None
-    waits_ns = series.step_ns - series.self_ns
+    waits_ns = series.step_ns - series.own_ns
     rows = np.flatnonzero(~np.isnan(waits_ns).any(axis=1))[-STEPS_MAX:]
     if len(rows) < STEPS_MIN:
         return None

@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.invariants import require
-from rankscope.collector.steps.host_self_times import WAITS_IN
+from rankscope.collector.steps.host_own_times import WAITS_IN
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints, StepSeries
 from rankscope.measure.records import PHASES
@@ -48,7 +48,7 @@ LONG_RATIO: Final = 0.5
 SIDE_STEPS: Final = 12
 """Steps before and after a step that it is compared with. As many on each side, so that a lasting change makes no step
 long. A stall in more than every third step is no rare one."""
-NEIGHBOURS_MIN: Final = 12
+NEIGHBORS_MIN: Final = 12
 DEVIATIONS: Final = 8.0
 """Median deviations of the steps around it."""
 HOLDS_RATIO: Final = 0.5
@@ -210,7 +210,7 @@ def _may_be_long(longest_ns: Floats) -> Flags:
 
 def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
     """Return the usual duration around a long step; None for one that is not long."""
-    if len(around_ns) < NEIGHBOURS_MIN:
+    if len(around_ns) < NEIGHBORS_MIN:
         return None
     usual_ns = float(np.median(around_ns))
     deviation_ns = float(np.median(np.abs(around_ns - usual_ns)))
@@ -246,7 +246,7 @@ def _find_by_own_time(
     """Return whose a long step is by the ranks' own times, and the phase of it that is longest beyond usual; None where
     these are not known in it and around it, or no rank or several hold it.
     """
-    own_ns = _excess_of(series.self_ns, row, around)
+    own_ns = _excess_of(series.own_ns, row, around)
     if np.isnan(own_ns).any() or len(own_ns) < 2:  # noqa: PLR2004 - nobody to compare with
         return None
     holders = np.flatnonzero(own_ns >= least_ns)

@@ -8,12 +8,12 @@ from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import NS_PER_S
 
 STAND_IN_STEPS: Final = 64
-"""Steps without a profiler window after which phases stand in for the self time. The stand-in is noisier, so not
+"""Steps without a profiler window after which phases stand in for the own time. The stand-in is noisier, so not
 before."""
 STAND_IN_NS: Final = 60 * NS_PER_S
 """Once there was a window, phases stand in only when the steps since the last measured one take longer than this, and
 are also more than the steps kept and than twice the longest distance so far. Distances grow by doubling, and a verdict
-must not alternate between measured self times and phases."""
+must not alternate between measured own times and phases."""
 
 
 class WindowDistance:

@@ -156,13 +156,13 @@ def _find_alike(
     return tuple(sorted(group for group in found if not set(alone).isdisjoint(group)))
 
 
-def middle_of_ranks(self_ns: Floats) -> Floats:
+def middle_of_ranks(own_ns: Floats) -> Floats:
     """Return what a group of ranks with equal work takes in each step, shape (n, ranks) to (n,): the median of those
     known, of which each step must have one; of two ranks the shorter time, so that one slow rank is no slow group.
     """
-    if self_ns.shape[1] == 2:  # noqa: PLR2004
-        return np.asarray(np.nanmin(self_ns, axis=1))
-    return np.asarray(np.nanmedian(self_ns, axis=1))
+    if own_ns.shape[1] == 2:  # noqa: PLR2004
+        return np.asarray(np.nanmin(own_ns, axis=1))
+    return np.asarray(np.nanmedian(own_ns, axis=1))
 
 
 def _find_works(

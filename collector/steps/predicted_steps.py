@@ -26,7 +26,7 @@ MEDIAN_ERROR: Final = 1.253 * 1.4826
 
 
 def fill_as_predicted(
-    self_ns: Floats,
+    known_ns: Floats,
     step_ns: Floats,
     rows: Ints,
     find_own_ns: Callable[[Ints], Floats],
@@ -35,11 +35,11 @@ def fill_as_predicted(
     noise_ns: float,
     tolerance_ratio: float,
 ) -> Floats:
-    """Return the self times, shape (n, ranks) in ns, with the own times in those of `rows` whose longest duration is
-    the longest own time and the rest. `find_own_ns` returns the own times of some rows, none of them unknown;
+    """Return the known own times, shape (n, ranks) in ns, with those found in the `rows` whose longest duration is the
+    longest own time and the rest. `find_own_ns` returns the own times of some rows, none of them unknown;
     `tolerance_ratio` is the share of a step that it may be off, beside TOLERANCE_DEVIATIONS of the noise.
     """
-    filled: Floats = self_ns.copy()
+    filled: Floats = known_ns.copy()
     for some in in_blocks(rows, step_ns.shape[1]):
         own_ns, longest_ns = find_own_ns(some), step_ns[some].max(axis=1)
         off_ns = np.abs(own_ns.max(axis=1) + rest_ns - longest_ns)

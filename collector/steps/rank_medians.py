@@ -74,7 +74,7 @@ class RankMedians(msgspec.Struct, frozen=True, array_like=True, gc=False):
         untraced = None if untraced_ns is None else _read(_medians_of_caused(untraced_ns[:, np.newaxis]))[0]
         columns = {
             "step_ns_median": read_medians(series.step_ns),
-            "self_ns_median": read_medians(series.self_ns),
+            "own_ns_median": read_medians(series.own_ns),
             "slowdown_ratio": _read(slowdowns),
             "wait_caused_ns_median": caused,
         }
@@ -105,7 +105,7 @@ class RankMedians(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def _find_steps(series: StepSeries, steps: int) -> MedianSteps | None:
-    known, own = (_rows_of(cells)[-steps:] for cells in (series.step_ns, series.self_ns))
+    known, own = (_rows_of(cells)[-steps:] for cells in (series.step_ns, series.own_ns))
     if not len(known):
         return None
     of_step, of_own = series.steps[known].tolist(), series.steps[own].tolist() or [0]

@@ -2,8 +2,8 @@
 
 Who waits for whom depends on the backend and its tree, and neither is reported, nor is the root. But who waits goes on
 as soon as the member comes for which it waited, whichever that is. So the arrivals tell, if they can be compared: all
-members leave a synchronising operation together, and so its end is one moment on the clocks of all of them. From a
-synchronising operation of the same group in the same step, the one with the shortest transfer:
+members leave a synchronizing operation together, and so its end is one moment on the clocks of all of them. From a
+synchronizing operation of the same group in the same step, the one with the shortest transfer:
 
     arrival[r] = start[r] - end of that operation on r            leaving[r] = arrival[r] + duration[r]
     r waited for the last member to arrive before leaving[r]
@@ -32,17 +32,17 @@ def find_releasers(
     group: Ints,
     transfer_ns: Ints,
     is_rooted: npt.NDArray[np.bool_],
-    synchronises: npt.NDArray[np.bool_],
+    synchronizes: npt.NDArray[np.bool_],
 ) -> Ints:
     """Return for each row the row of the member for which its rank waited in this operation, NOBODY where it did not
     wait, or that is not known; shape (rows,).
 
-    `is_rooted` and `synchronises` mark the rows of operations that were found on all members; `group` numbers the
+    `is_rooted` and `synchronizes` mark the rows of operations that were found on all members; `group` numbers the
     process group of each row, and `transfer_ns` is the shortest duration of its operation.
     """
     releaser = np.full(len(rows.rank), NOBODY)
     for number in np.unique(group[is_rooted]).tolist():
-        references = np.flatnonzero(synchronises & (group == number))
+        references = np.flatnonzero(synchronizes & (group == number))
         if len(references):
             left_together = references[rows.key[references] == rows.key[references[transfer_ns[references].argmin()]]]
             left_ns = np.zeros(int(rows.rank.max()) + 1, dtype=np.int64)

@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 COMPUTING_PHASES: Final = ("data", "forward", "optimizer", "other")
-"""Phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""
+"""Phases in which a rank does not wait for others; they stand in for the own time where waiting is not known."""
 
 
 class Cells(Protocol):
@@ -75,18 +75,18 @@ class StepSeries:
     """Steps of several ranks. `steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in
     ns, NaN where not known.
 
-    `self_is_measured` is False where waiting could not be measured: then the device's own times stand in
-    (`device_self_times.py`) if `is_by_device`, else phases without communication. `timed_waits_ns`, only with the
+    `own_is_measured` is False where waiting could not be measured: then the device's own times stand in
+    (`device_own_times.py`) if `is_by_device`, else phases without communication. `timed_waits_ns`, only with the
     former, is the waiting in collectives timed between windows of every rank of the run, by row where it is known.
     `tokens`: tokens in the batches of each step, shape (n, ranks), NaN where not known; None: of none.
     `wait_caused_ns`: the waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only;
     `wait_untraced_ns`, shape (n,), is what none is charged in these steps.
     `earlier_count`: the first steps that are older than those kept one by one, and are here because their waiting, or
     each rank's own time on its device, is known. `handover_ns`: the exposed time in point-to-point operations, shape
-    (n, ranks); None where there are none. `self_has_transfers`: whether measured self times hold the transfers of
+    (n, ranks); None where there are none. `own_has_transfers`: whether measured own times hold the transfers of
     collectives: not where every rank reports how much of each was exposed. `lags`: ranks that have left out a
     collective, and so make the waits of their group unknown. `enqueues`: when the hosts of the ranks enqueued
-    collectives that torch does not time, of steps of its own; None where self times are measured, and where none are.
+    collectives that torch does not time, of steps of its own; None where own times are measured, and where none are.
     `exchanged_bytes`: what each rank moved in all-to-alls, shape (n, ranks), known of steps whose waiting is; None
     where there are none.
     """
@@ -94,16 +94,16 @@ class StepSeries:
     steps: Ints
     ranks: tuple[int, ...]
     step_ns: Floats
-    self_ns: Floats
+    own_ns: Floats
     cpu_ns: Cells
     phases_ns: Mapping[str, Cells]
-    self_is_measured: bool
+    own_is_measured: bool
     tokens: Cells | None = None
     wait_caused_ns: Floats | None = None
     wait_untraced_ns: Floats | None = None
     earlier_count: int = 0
     handover_ns: Floats | None = None
-    self_has_transfers: bool = True
+    own_has_transfers: bool = True
     lags: tuple[Lag, ...] = ()
     is_by_device: bool = False
     timed_waits_ns: Mapping[int, npt.NDArray[Any]] = field(default_factory=dict)

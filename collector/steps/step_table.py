@@ -1,7 +1,7 @@
 """Keep the same steps of all ranks side by side: a ring of steps, one column per rank. Pure.
 
 A step's duration and phases arrive within a report interval, its collectives when the profiler window they were
-recorded in ends. Until every rank has reported them, a step's waiting and self time are unknown: NaN. For one of the
+recorded in ends. Until every rank has reported them, a step's waiting and own time are unknown: NaN. For one of the
 steps that a report completes, the waiting is attributed to the ranks that caused it.
 
 Windows may be further apart than the ring is long. Where fewer *measured* steps, whose waiting is known, are in the
@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.steps.collectives import CollectiveBlock, Kinds, NameLists, Rows, count_rows
-from rankscope.collector.steps.device_self_times import DeviceSelfTimes, fill_from_device
+from rankscope.collector.steps.device_own_times import DeviceOwnTimes, fill_from_device
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
-from rankscope.collector.steps.host_self_times import WAITS_IN, fill_from_cpu
+from rankscope.collector.steps.host_own_times import WAITS_IN, fill_from_cpu
 from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
@@ -48,7 +48,7 @@ CELLS_AT_ONCE = 100_000
 attributed: 20 and 10 ms."""
 OVERLAP_RATIO_MAX = 0.01
 """Share of a step by which its waiting may exceed it: times of two clocks, and of steps that are kept in 32 bits. A
-rank that waited for longer has waited in another step as well, and its self time in this one is not known."""
+rank that waited for longer has waited in another step as well, and its own time in this one is not known."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Columns of a table of collectives, in the order of CollectiveBlock."""
 
@@ -148,12 +148,12 @@ class StepTable:
         self._exchanged: SparseRows | None = None
         #: Ranks that have left out a collective.
         self._lags = Lags()
-        #: Whether the self times of the step matched last hold transfers.
-        self._self_has_transfers = True
+        #: Whether the own times of the step matched last hold transfers.
+        self._own_has_transfers = True
         #: Transfers of each process group in the matched steps.
         self._transfers = TransferRing(slots)
         #: Each rank's own time on its device, in the steps that were timed there.
-        self._device = DeviceSelfTimes(slots, world_size, self._cell)
+        self._device = DeviceOwnTimes(slots, world_size, self._cell)
         #: Waiting that each rank caused in the attributed steps, in ns, and last what none is charged; None before any.
         self._wait_caused_ns: SparseRows | None = None
         #: Attributions so far, which choose the next step.
@@ -256,7 +256,7 @@ class StepTable:
     def mark_complete_of(self, ranks: Ints, first_step: int, last_step: int, *, is_timed: bool = False) -> None:
         """Record that all collectives of these steps of these ranks, each given once, have come; with `is_timed` those
         that the flight recorder had. Steps of which either is true for all ranks can be matched; only those that are
-        complete for all have exposed waiting, and so a self time.
+        complete for all have exposed waiting, and so an own time.
         """
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
         steps = steps[self._steps[steps % self._kept] == steps]
@@ -321,7 +321,7 @@ class StepTable:
         if waits.handover_ns is not None:
             self._handover_ns = self._handover_ns or SparseRows(self._world_size, self._cell)  # only of a pipeline
             self._handover_ns.put(slot, _spread(waits.handover_ns, waits.ranks, self._world_size))
-        self._self_has_transfers = waits.is_transfer_kept
+        self._own_has_transfers = waits.is_transfer_kept
         self._keep_exchanged(slot, waits.rows, waits.kinds.kinds)
         groups = GroupFacts(
             self._group_sizes, self._world_size, lambda rank, group: self._places.get((rank, group), -1)
@@ -348,7 +348,7 @@ class StepTable:
         if len(ranks):
             first = int(ranks[0])
             inputs = f"rank {first} waited {exposed_ns[first]:.0f} ns of the {step_ns[first]:.0f} ns of step {step}"
-            self.impossible.note("self_time", inputs, len(ranks))
+            self.impossible.note("own_time", inputs, len(ranks))
             exposed_ns[ranks] = np.nan
         return exposed_ns
 
@@ -407,7 +407,7 @@ class StepTable:
             rows.clear(slots)
 
     @property
-    def _sparse_columns(self) -> list[SparseRows | TransferRing | DeviceSelfTimes]:
+    def _sparse_columns(self) -> list[SparseRows | TransferRing | DeviceOwnTimes]:
         of_some = [rows for rows in (self._wait_caused_ns, self._handover_ns, self._exchanged) if rows is not None]
         return [self._wait_ns, self._transfers, self._device, *of_some]
 
@@ -453,35 +453,35 @@ class StepTable:
         measured = self._distance.is_measured(self.latest_step, self._judged, step_ns)
         is_by_device = not measured and self._device.still_come(self.latest_step, self._judged, step_ns)
         if is_by_device:
-            self_ns = self._device.read(slots, columns, self._group_sizes)
+            own_ns = self._device.read(slots, columns, self._group_sizes)
         else:
-            self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
+            own_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
             cpu_ns = self._columns.records.get(BACKWARD_CPU)
             if cpu_ns is not None and is_on_cpus and self._is_on_hosts and len(ranks) == self._world_size:
                 off_cpu_ns = phases_ns[WAITS_IN][:] - _read(cpu_ns, slots, columns)
-                filled_ns = fill_from_cpu(self_ns, step_ns, off_cpu_ns, all_meet=self._all_meet)
-                measured |= filled_ns is not self_ns
-                self_ns = filled_ns
+                filled_ns = fill_from_cpu(own_ns, step_ns, off_cpu_ns, all_meet=self._all_meet)
+                measured |= filled_ns is not own_ns
+                own_ns = filled_ns
             if measured and self._device.is_complete[slots].any():
-                self_ns = fill_from_device(self_ns, self._device.read(slots, columns, self._group_sizes))
+                own_ns = fill_from_device(own_ns, self._device.read(slots, columns, self._group_sizes))
             if measured and len(ranks) == self._world_size:
-                self_ns = fill_from_phases(self_ns, step_ns, phases_ns)
+                own_ns = fill_from_phases(own_ns, step_ns, phases_ns)
             if not measured and (computing_ns := sum_computing(phases_ns)) is not None:
-                self_ns = computing_ns
+                own_ns = computing_ns
         waits_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
             step_ns=step_ns,
-            self_ns=self_ns,
+            own_ns=own_ns,
             cpu_ns=_Cells(self._columns.records["cpu_ns"], slots, columns),
             phases_ns=phases_ns,
-            self_is_measured=measured,
+            own_is_measured=measured,
             tokens=_Cells(self._columns.records["tokens"], slots, columns),
             wait_caused_ns=None if waits_ns is None else waits_ns[:, columns],
             wait_untraced_ns=None if waits_ns is None else waits_ns[:, -1],
             handover_ns=None if self._handover_ns is None else self._handover_ns.read(slots)[:, columns],
-            self_has_transfers=self._self_has_transfers,
+            own_has_transfers=self._own_has_transfers,
             lags=self._lags.read(),
             earlier_count=int(np.count_nonzero(is_earlier)),
             exchanged_bytes=None if self._exchanged is None else self._exchanged.read(slots)[:, columns],
@@ -570,12 +570,12 @@ class _Cells:
 
 def _subtract_waits(step_ns: Floats, waits: Sequence[tuple[int, Floats]], columns: Ints) -> Floats:
     """Return the steps without their waiting, NaN where that is not known, or clearly longer than the step."""
-    self_ns = np.full_like(step_ns, np.nan)
+    own_ns = np.full_like(step_ns, np.nan)
     for place, wait_ns in waits:
-        own_ns = step_ns[place] - wait_ns[columns]
-        is_possible = own_ns >= -OVERLAP_RATIO_MAX * step_ns[place]
-        self_ns[place] = np.where(is_possible, np.maximum(own_ns, 0.0), np.nan)
-    return self_ns
+        left_ns = step_ns[place] - wait_ns[columns]
+        is_possible = left_ns >= -OVERLAP_RATIO_MAX * step_ns[place]
+        own_ns[place] = np.where(is_possible, np.maximum(left_ns, 0.0), np.nan)
+    return own_ns
 
 
 def _read(values: Floats, slots: Ints, columns: Ints) -> Floats:

@@ -1,4 +1,4 @@
-"""Find neighbouring collectives of a rank whose starts were recorded in the other order than they were enqueued. Pure.
+"""Find neighboring collectives of a rank whose starts were recorded in the other order than they were enqueued. Pure.
 
 gloo serves a group by two worker threads. Two collectives that have waited in its queue begin at once, and then chance
 decides which thread writes its start first. Agents number collectives by their starts, so such a pair has each other's
@@ -30,7 +30,7 @@ together by chance it is mostly less than twice."""
 def pair_by_ends(rows: Rows, is_of_two_threads: npt.NDArray[np.bool_]) -> Ints:
     """Return the key of each row, those of swapped pairs exchanged; shape (rows,).
 
-    `is_of_two_threads`: whether each row's kind synchronises and is served by worker threads of the host. Kinds that
+    `is_of_two_threads`: whether each row's kind synchronizes and is served by worker threads of the host. Kinds that
     some members have more of, or number otherwise, stay as they are.
     """
     key = rows.key.copy()

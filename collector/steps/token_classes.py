@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.collector.steps.step_series import Cells
 
 APART_RATIO: Final = 1.1
-"""Ratio of the medians of two neighbouring classes: less makes steps by less than a tenth longer."""
+"""Ratio of the medians of two neighboring classes: less makes steps by less than a tenth longer."""
 STEADY_RATIO: Final = 0.05
 STEADY_SHARE: Final = 0.9
 """A rank's tokens are within that of their median in this share of the steps."""

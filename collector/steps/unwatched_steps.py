@@ -48,30 +48,30 @@ TOLERANCE_RATIO: Final = 0.05
 """Share of a step by which it may differ from the prediction."""
 
 
-def fill_from_phases(self_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Cells]) -> Floats:
-    """Return the self times with those that phases show, shape (n, ranks) in ns as all; NaN where neither is known."""
+def fill_from_phases(own_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Cells]) -> Floats:
+    """Return the own times with those that phases show, shape (n, ranks) in ns as all; NaN where neither is known."""
     is_reported = ~np.isnan(step_ns).any(axis=1)
-    is_measured = is_reported & ~np.isnan(self_ns).any(axis=1)
+    is_measured = is_reported & ~np.isnan(own_ns).any(axis=1)
     measured, open_ = np.flatnonzero(is_measured)[-MEASURED_LAST:], np.flatnonzero(is_reported & ~is_measured)
     if len(measured) < MEASURED_MIN or not len(open_):
-        return self_ns
+        return own_ns
     taught_ns = {name: np.nan_to_num(ns[measured], nan=0.0) for name, ns in phases_ns.items()}
-    waited_in = _find_waited_in(step_ns[measured] - self_ns[measured], taught_ns)
+    waited_in = _find_waited_in(step_ns[measured] - own_ns[measured], taught_ns)
     if not waited_in:
-        return self_ns
+        return own_ns
 
     def find_apart_ns(rows: Ints) -> Floats:
         """Return these steps without the phases with waits."""
         waits_ns = (np.nan_to_num(phases_ns[name][rows], nan=0.0) for name in waited_in)
         return np.asarray(step_ns[rows] - sum(waits_ns))
 
-    on_top_ns = self_ns[measured] - find_apart_ns(measured)
+    on_top_ns = own_ns[measured] - find_apart_ns(measured)
     of_ranks_ns = np.median(on_top_ns, axis=0)
     noise_ns = float(np.median(np.abs(on_top_ns - of_ranks_ns)))
     more_ns = _same_unless_unlike(of_ranks_ns, noise_ns, step_ns[measured])
     return fill_as_predicted(
-        self_ns, step_ns, open_, lambda rows: np.clip(find_apart_ns(rows) + more_ns, 0.0, step_ns[rows]),
-        rest_ns=float(np.median(step_ns[measured].max(axis=1) - self_ns[measured].max(axis=1))),
+        own_ns, step_ns, open_, lambda rows: np.clip(find_apart_ns(rows) + more_ns, 0.0, step_ns[rows]),
+        rest_ns=float(np.median(step_ns[measured].max(axis=1) - own_ns[measured].max(axis=1))),
         noise_ns=noise_ns, tolerance_ratio=TOLERANCE_RATIO,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Attribute the waiting in a step to the ranks that caused it, along chains of waits. Pure.
 
-The member of a synchronising operation that came last made the others wait. It may be late only because another rank
+The member of a synchronizing operation that came last made the others wait. It may be late only because another rank
 had made it wait before: then the wait is passed on, and the first rank is charged. So for each rank the *lateness* so
 far in the step is kept, in ns by origin. For an operation with the waiting w, and a its last member:
 

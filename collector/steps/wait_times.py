@@ -1,6 +1,6 @@
 """Separate waiting from transfer in the collectives of one step on all ranks (docs/definitions.md section 3). Pure.
 
-All members leave a synchronising collective together, so the member with the shortest duration came last: its duration
+All members leave a synchronizing collective together, so the member with the shortest duration came last: its duration
 is the transfer, and what the others took longer they waited. This needs no common clock.
 
 Exposed waiting
@@ -68,7 +68,7 @@ from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.collector.steps.swapped_starts import pair_by_ends
 from rankscope.measure import intervals
 from rankscope.measure.communication import POINT_TO_POINT_OPS
-from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
+from rankscope.measure.records import ROOTED_OPS, SYNCHRONIZING_OPS
 from rankscope.measure.table import MISSING
 
 SEND: Final = "send"
@@ -141,7 +141,7 @@ class Matched(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A step with the waiting and transfer of each row. `is_matched`: found on all members, and synchronising;
+    """A step with the waiting and transfer of each row. `is_matched`: found on all members, and synchronizing;
     `is_together`: found on all members, which leave it together; `is_rooted`: found on all members, which do not;
     `is_unknown`: not found on all, which makes its rank's waiting unknown; `is_handover`: point to point;
     `has_transfer`: the exposed part is reported, and holds the transfer.
@@ -214,12 +214,12 @@ def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[s
     rows, kinds = stack(step)
     on_host = _of_kind(rows, [group in host_groups for group, _ in kinds]) > 0
     is_send = _of_kind(rows, [op == SEND for _, op in kinds]) > 0
-    synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
+    synchronizes = _of_kind(rows, [op in SYNCHRONIZING_OPS for _, op in kinds]) > 0
     if on_host.any():
-        rows = rows._replace(key=pair_by_ends(rows, on_host & synchronises))
+        rows = rows._replace(key=pair_by_ends(rows, on_host & synchronizes))
     shortest_ns, found = _shortest(rows.key, rows.duration_ns)
     expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in kinds])
-    may_wait = (_of_kind(rows, [op in ROOTED_OPS for _, op in kinds]) > 0) | synchronises
+    may_wait = (_of_kind(rows, [op in ROOTED_OPS for _, op in kinds]) > 0) | synchronizes
     complete = may_wait & (found == expected)
     handed_over, handover_ns = _shortest_handover(rows, kinds)
     wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
@@ -230,9 +230,9 @@ def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[s
         is_handover=handed_over,
         has_transfer=(rows.exposed_ns != MISSING) & (handed_over | ~on_host),
         exposure=_find_exposure(rows, rank_count, is_send & ~on_host),
-        is_matched=complete & synchronises,
-        is_together=complete & (synchronises | (expected == PAIR)),
-        is_rooted=complete & ~synchronises & (expected != PAIR),
+        is_matched=complete & synchronizes,
+        is_together=complete & (synchronizes | (expected == PAIR)),
+        is_rooted=complete & ~synchronizes & (expected != PAIR),
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
         transfer_ns=np.where(handed_over, handover_ns, shortest_ns),
     )

@@ -1,7 +1,7 @@
 """Aggregate the steps of each rank over intervals of about a minute, one packed row for all ranks. Pure.
 
 Steps and their time are differences of the totals that every report carries: they are exact whatever reports were lost.
-Self time, slowdown and caused wait are those of the last detection pass at the end of the interval. What profiler
+Own time, slowdown and caused wait are those of the last detection pass at the end of the interval. What profiler
 windows measured and how much work was done is summed over the ranks: a comparison of runs reads these sums.
 """
 
@@ -16,9 +16,9 @@ import numpy.typing as npt
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import Totals
 
-COLUMNS: Final = ("rank", "steps", "step_ns", "data_ns", "self_ns", "slowdown_ratio", "wait_caused_ns")
+COLUMNS: Final = ("rank", "steps", "step_ns", "data_ns", "own_ns", "slowdown_ratio", "wait_caused_ns")
 """Of an interval: `steps` in it and their mean duration `step_ns`, with `data_ns` in the phase `data`; the medians over
-the last steps at its end of the rank's self time, its slowdown and its caused wait in a step. NaN: unknown. 32-bit
+the last steps at its end of the rank's own time, its slowdown and its caused wait in a step. NaN: unknown. 32-bit
 floats have seven digits, more than the accuracy of the values, and hold whole rank numbers up to 2**24."""
 ZLIB_LEVEL: Final = 1
 """Reduces a row of 16,384 ranks to about 60 %; level 6 saves a twentieth more in four times the time."""
@@ -178,6 +178,6 @@ def _build_row(rank: RankSnapshot, before: _Progress | None) -> tuple[float, ...
         (totals.step_ns - before.step_ns) / steps if steps else np.nan,
         (data_ns - before.data_ns) / steps if steps and data_ns is not None else np.nan,
         *(np.nan if value is None else value for value in (
-            rank.self_ns_median, rank.slowdown_ratio, rank.wait_caused_ns_median,
+            rank.own_ns_median, rank.slowdown_ratio, rank.wait_caused_ns_median,
         )),
     )  # fmt: skip

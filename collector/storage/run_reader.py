@@ -75,7 +75,7 @@ class RunHistory:
 
     def read_curve(self, points_max: int, since_wall_s: float = 0.0) -> list[CurvePoint]:
         """Return the steps that were complete at `since_wall_s` or later, in order, as at most `points_max` points
-        and one more for each restart: neighbouring steps are merged where there are more.
+        and one more for each restart: neighboring steps are merged where there are more.
         """
         wanted = (self._run_id, since_wall_s)
         (count,) = self._connection.execute(

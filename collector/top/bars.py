@@ -1,6 +1,7 @@
-"""Draw numbers as bars and curves in a line. Colours only repeat what letters say."""
+"""Draw numbers as bars and curves in a line. Colors only repeat what letters say."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from rankscope.collector.reports.terminal_colors import BLUE, CYAN, GRAY, GREEN, MAGENTA, RED, YELLOW
@@ -39,6 +40,23 @@ def draw_device(ratios: Mapping[str, float], width: int) -> Line:
     parts = [(ratios[name], sign, color) for name, sign, color in DEVICE_SIGNS if name in ratios]
     copies = 1.0 - sum(share for share, _, _ in parts)
     return _draw_bar([*parts, (max(copies, 0.0), *COPY_SIGN)], 1.0, width) if parts else ()
+
+
+def draw_key(phases: AbstractSet[str], ratios: AbstractSet[str]) -> Line:
+    """Return what the signs of the bars with these parts mean; empty where there are none.
+
+    >>> "".join(part.text for part in draw_key({"forward", "data", "mine"}, {"compute", "idle"}))
+    'd data  f forward  u own phases   # compute  . idle'
+    """
+    of_phases = [(sign, color, name) for name, (sign, color) in PHASE_SIGNS.items() if name in phases]
+    of_phases += [(*USER_PHASE, "own phases")] if phases - PHASE_SIGNS.keys() else []
+    of_device = [(sign, color, name.replace("_", " ")) for name, sign, color in DEVICE_SIGNS if name in ratios]
+    key: list[Span] = []
+    for group, gap in ((of_phases, "  "), (of_device, "   ")):
+        for place, (sign, color, name) in enumerate(group):
+            before = "" if not key else gap if place == 0 else "  "
+            key += [Span(before), Span(sign, (color,)), Span(f" {name}", (GRAY,))]
+    return tuple(key)
 
 
 def _draw_bar(parts: Sequence[tuple[float, str, str]], full: float, width: int) -> Line:

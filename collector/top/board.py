@@ -20,7 +20,7 @@ _Value = Callable[[RankLine], float | None]
 ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "s": ("slowdown", lambda rank: rank.slowdown_ratio),
     "t": ("step time", lambda rank: rank.step_ns_median),
-    "o": ("own time", lambda rank: rank.self_ns_median),
+    "o": ("own time", lambda rank: rank.own_ns_median),
     "w": ("caused wait", lambda rank: rank.wait_caused_ns_median),
     "d": ("data", lambda rank: rank.phases_ns_median.get("data")),
     "a": ("forward", lambda rank: rank.phases_ns_median.get("forward")),
@@ -95,7 +95,7 @@ class Board(NamedTuple):
 
 def group_by_node(ranks: Sequence[RankLine]) -> list[NodeLine]:
     """Return a line for each node of these ranks. Of the node `worst` has the slowest rank's number, slowdown, bars and
-    reason, the largest step and self time, and of the GPUs the mean utilization, the fullest memory, the power of all,
+    reason, the largest step and own time, and of the GPUs the mean utilization, the fullest memory, the power of all,
     the highest temperature and the lowest clock; unknown ones are left out.
     """
     nodes: dict[str, list[RankLine]] = {}
@@ -105,11 +105,11 @@ def group_by_node(ranks: Sequence[RankLine]) -> list[NodeLine]:
 
 
 def _sum_up(node: str, members: Sequence[RankLine]) -> NodeLine:
-    slowest = max(members, key=lambda rank: (rank.slowdown_ratio or 0.0, rank.self_ns_median or 0.0, -rank.rank))
+    slowest = max(members, key=lambda rank: (rank.slowdown_ratio or 0.0, rank.own_ns_median or 0.0, -rank.rank))
     worst = msgspec.structs.replace(
         slowest,
         step_ns_median=_fold(max, [rank.step_ns_median for rank in members]),
-        self_ns_median=_fold(max, [rank.self_ns_median for rank in members]),
+        own_ns_median=_fold(max, [rank.own_ns_median for rank in members]),
         gpu=_sum_up_gpus([rank.gpu for rank in members if rank.gpu is not None]),
     )
     return NodeLine(node, tuple(sorted(rank.rank for rank in members)), Counter(rank.state for rank in members), worst)

@@ -1,4 +1,4 @@
-"""Draw a view of a run as lines for a terminal of a given size. Colours only repeat what letters say."""
+"""Draw a view of a run as lines for a terminal of a given size. Colors only repeat what letters say."""
 
 import time
 from collections.abc import Sequence
@@ -18,12 +18,14 @@ from rankscope.collector.top.bars import draw_curve
 from rankscope.collector.top.board import ORDERS, Board
 from rankscope.collector.top.screen_lines import Line, Span, cut, make_line, pad, wrap
 from rankscope.collector.top.snapshot_fetch import RunView
-from rankscope.collector.top.tables import codes_of, draw_table
+from rankscope.collector.top.tables import choose_columns, codes_of, draw_key_of_bars, draw_table
 from rankscope.measure.units import format_duration
 
 WIDTH_MIN: Final = 80
 TALL: Final = 40
 """Lines of a terminal that has room for more findings, and for what to do about them in full."""
+KEY_LINES_MIN: Final = 16
+"""Lines of a terminal that has room for what the signs of the bars mean; the help has it, too."""
 FINDING_LINES_MAX: Final = (3, 6)
 """Lines of each finding, on a low and on a tall terminal; `rankscope status` prints all of it."""
 FACT_LINES_MAX: Final = (1, 4)
@@ -67,13 +69,16 @@ def draw(board: Board, latest: RunView, width: int, height: int) -> tuple[list[L
         *_draw_absence(view, width),
         *_draw_trend(view, width),
     ]
-    foot: list[Line] = [cut(_draw_rule(view, width), width), cut(_draw_foot(board), width)]
+    rule, keys = cut(_draw_rule(view, width), width), cut(_draw_foot(board), width)
+    ranks = board.arrange_nodes(view.ranks) if board.is_by_node else board.arrange(view.ranks)
+    columns = choose_columns(board, view, ranks, width)
+    signs = cut(draw_key_of_bars(columns, view), width) if height >= KEY_LINES_MIN else ()
+    foot: list[Line] = [rule, signs, keys] if signs else [rule, keys]
     board = board._replace(rows=max(1, height - len(head) - len(foot) - 1))
     if board.shows_help:
-        return [*head, foot[0], *(cut(one, width) for one in _draw_help()), foot[1]], board
-    ranks = board.arrange_nodes(view.ranks) if board.is_by_node else board.arrange(view.ranks)
+        return [*head, rule, *(cut(one, width) for one in _draw_help()), keys], board
     board = board._replace(top=min(board.top, max(0, len(ranks) - board.rows)))
-    table = draw_table(board, view, ranks[board.top : board.top + board.rows], width)
+    table = draw_table(board, columns, ranks[board.top : board.top + board.rows])
     filler: list[Line] = [()] * (board.rows - min(board.rows, len(ranks)))
     return [*head, *table, *filler, *foot], board
 

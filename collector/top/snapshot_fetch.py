@@ -41,7 +41,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     stalled: bool | None = None
     last_step: int | None = None
     step_ns_median: float | None = None
-    self_ns_median: float | None = None
+    own_ns_median: float | None = None
     slowdown_ratio: float | None = None
     wait_caused_ns_median: float | None = None
     phases_ns_median: Mapping[str, float] = {}

@@ -6,13 +6,14 @@ from typing import Final, NamedTuple, TypeAlias
 from rankscope.collector.detect.finding import format_ranks
 from rankscope.collector.reports.terminal_colors import BOLD, GRAY, GREEN, RED, REVERSE, YELLOW
 from rankscope.collector.reports.trace_cells import printable
-from rankscope.collector.top.bars import draw_device, draw_phases
+from rankscope.collector.top.bars import draw_device, draw_key, draw_phases
 from rankscope.collector.top.board import ORDERS, Board, NodeLine
 from rankscope.collector.top.screen_lines import Line, Span, make_line, pad, width_of
 from rankscope.collector.top.snapshot_fetch import Gpu, RankLine, RunView
 from rankscope.measure.units import NS_PER_MS
 
 NODE_WIDTH: Final = (10, 24)
+BAR_HEADS: Final = ("phases", "device")
 BARS_WIDTH_MIN: Final = 24
 """Smallest width of the two bars together that says something."""
 BARS_WIDTH_GOOD: Final = 40
@@ -35,9 +36,8 @@ class Column(NamedTuple):
     is_right: bool = True
 
 
-def draw_table(board: Board, view: RunView, rows: Sequence[Row], width: int) -> list[Line]:
+def draw_table(board: Board, columns: Sequence[Column], rows: Sequence[Row]) -> list[Line]:
     """Return the head and a line for each row, which are ranks, or nodes."""
-    columns = choose_columns(board, view, rows, width)
     heads = {"rank": "rank", "step time": "step ms", "own time": "own ms", "slowdown": "slow", "data": "phases",
              "MFU": "MFU", "GPU utilization": "util", "caused wait": "wait ms"}  # fmt: skip
     marked, arrow = heads.get(ORDERS[board.order][0]), "↑" if board.is_reversed else "↓"
@@ -71,8 +71,17 @@ def choose_columns(board: Board, view: RunView, rows: Sequence[Row], width: int)
     if room - _span_of(_more_columns()) >= BARS_WIDTH_GOOD:
         chosen += _more_columns()
         room -= _span_of(_more_columns())
-    bars = _bar_columns(view, room - 2) if room >= BARS_WIDTH_MIN else []
+    bars = _bar_columns(view, room - len(BAR_HEADS)) if room >= BARS_WIDTH_MIN else []
     return [*first, *chosen, *bars, *last]
+
+
+def draw_key_of_bars(columns: Sequence[Column], view: RunView) -> Line:
+    """Return what the signs in the bars of these ranks mean; empty where the columns have no bars, or no rank has."""
+    if not {column.head for column in columns}.issuperset(BAR_HEADS):
+        return ()
+    phases = {name for rank in view.ranks for name in rank.phases_ns_median}
+    ratios = {name for rank in view.ranks for name in rank.ratios}
+    return draw_key(phases, ratios)
 
 
 def _span_of(columns: Sequence[Column]) -> int:
@@ -103,7 +112,7 @@ def _name_columns(node: Column, *, is_by_node: bool) -> list[Column]:
 def _time_columns() -> list[Column]:
     return [
         Column("step ms", 8, lambda row: make_line(_ms(_worst(row).step_ns_median))),
-        Column("own ms", 8, lambda row: make_line(_ms(_worst(row).self_ns_median))),
+        Column("own ms", 8, lambda row: make_line(_ms(_worst(row).own_ns_median))),
         Column("slow", 6, lambda row: _draw_slowdown(_worst(row).slowdown_ratio)),
     ]
 
@@ -130,9 +139,10 @@ def _bar_columns(view: RunView, room: int) -> list[Column]:
     """Return the bars of the phases and of the device, which share `room` columns."""
     slowest_ns = max((rank.step_ns_median or 0.0 for rank in view.ranks), default=0.0)
     wide, narrow = room - room // 2, room // 2
+    phases, device = BAR_HEADS
     return [
-        Column("phases", wide, lambda row: draw_phases(_worst(row).phases_ns_median, slowest_ns, wide), is_right=False),
-        Column("device", narrow, lambda row: draw_device(_worst(row).ratios, narrow), is_right=False),
+        Column(phases, wide, lambda row: draw_phases(_worst(row).phases_ns_median, slowest_ns, wide), is_right=False),
+        Column(device, narrow, lambda row: draw_device(_worst(row).ratios, narrow), is_right=False),
     ]
 
 

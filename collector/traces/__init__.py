@@ -1,4 +1,4 @@
-"""Analyse profiler traces: `analyze(paths)` for notebooks and programs, and for the command `rankscope analyze`."""
+"""Analyze profiler traces: `analyze(paths)` for notebooks and programs, and for the command `rankscope analyze`."""
 
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import TraceReport

@@ -20,7 +20,7 @@ Verdict = Advice | Abstention | None
 SEVERITIES = ("critical", "warning", "hint")
 
 RULES_OF_ONE_RANK: Mapping[str, Callable[[RankReport], Verdict]] = {
-    "low_gpu_utilisation": advice_rules_host.judge_gpu_utilisation,
+    "low_gpu_utilization": advice_rules_host.judge_gpu_utilization,
     "long_step": advice_rules_host.judge_long_steps,
     "small_kernels": advice_rules_host.judge_small_kernels,
     "data_bound": advice_rules_host.judge_data_loading,

@@ -11,18 +11,18 @@ from rankscope.collector.traces.advice_rules import (
     window_of,
 )
 from rankscope.collector.traces.judged_time import LONG_STEP_RATIO_MIN
-from rankscope.collector.traces.report import Abstention, Advice, RankReport, SynchronisationRow
+from rankscope.collector.traces.report import Abstention, Advice, RankReport, SynchronizationRow
 from rankscope.measure.units import format_duration
 
-# -- low_gpu_utilisation ----------------------------------------------------------------------------------------------
+# -- low_gpu_utilization ----------------------------------------------------------------------------------------------
 
 
-def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
+def judge_gpu_utilization(report: RankReport) -> Advice | Abstention | None:
     """Judge whether the device is idle because the host does not keep up.
 
     Waits for data and for the device itself do not count: data_bound and blocking_sync judge them.
     """
-    key, signs, window_ns = "low_gpu_utilisation", report.signs, window_of(report)
+    key, signs, window_ns = "low_gpu_utilization", report.signs, window_of(report)
     if signs.idle_ns is None or signs.idle_launch_ns is None or signs.idle_allocation_ns is None or not window_ns:
         return no_device(key, report)
     host_ratio = (signs.idle_launch_ns + signs.idle_allocation_ns) / window_ns
@@ -47,7 +47,7 @@ def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
             "idle_launch_ns": signs.idle_launch_ns,
             "idle_allocation_ns": signs.idle_allocation_ns,
             "idle_data_loader_ns": signs.idle_data_loader_ns,
-            "idle_synchronisation_ns": signs.idle_synchronisation_ns,
+            "idle_synchronization_ns": signs.idle_synchronization_ns,
         },
     )
 
@@ -89,7 +89,7 @@ def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
         ),
         action=(
             "Launch fewer and larger kernels: torch.compile or CUDA graphs, fused optimizers (fused=True), fused "
-            "attention and normalisation, a larger batch."
+            "attention and normalization, a larger batch."
         ),
         evidence={
             "short_kernel_ratio": short / launched,
@@ -162,14 +162,14 @@ def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
     device's idle time without launches: a host that waits with a full queue loses nothing.
     """
     key, signs, window_ns = "blocking_sync", report.signs, window_of(report)
-    if signs.blocked_ns is None or signs.idle_launch_ns is None or signs.idle_synchronisation_ns is None:
+    if signs.blocked_ns is None or signs.idle_launch_ns is None or signs.idle_synchronization_ns is None:
         return no_device(key, report)
-    cost_ns = min(signs.blocked_ns, signs.idle_launch_ns + signs.idle_synchronisation_ns)
+    cost_ns = min(signs.blocked_ns, signs.idle_launch_ns + signs.idle_synchronization_ns)
     if not window_ns or cost_ns / window_ns < BLOCKED_RATIO_MIN:
         return None
-    rows = own_synchronisations(report)
+    rows = own_synchronizations(report)
     worst = rows[0] if rows else None
-    where = describe_synchronisation(worst) if worst is not None else "copies from or to pageable memory"
+    where = describe_synchronization(worst) if worst is not None else "copies from or to pageable memory"
     return Advice(
         key=key,
         severity=severity_of(cost_ns / window_ns),
@@ -192,11 +192,11 @@ def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
     )
 
 
-def own_synchronisations(report: RankReport) -> list[SynchronisationRow]:
-    """Return the synchronisations by time, without the profiler's own last one."""
-    left_ns = report.signs.profiler_synchronisation_ns
+def own_synchronizations(report: RankReport) -> list[SynchronizationRow]:
+    """Return the synchronizations by time, without the profiler's own last one."""
+    left_ns = report.signs.profiler_synchronization_ns
     rows = []
-    for row in report.synchronisations:
+    for row in report.synchronizations:
         is_profilers = left_ns is not None and row.name.endswith("DeviceSynchronize") and row.max_ns >= left_ns
         if is_profilers:
             left_ns = None
@@ -205,7 +205,7 @@ def own_synchronisations(report: RankReport) -> list[SynchronisationRow]:
     return rows
 
 
-def describe_synchronisation(row: SynchronisationRow) -> str:
+def describe_synchronization(row: SynchronizationRow) -> str:
     """`aten::item (cudaStreamSynchronize, 12 times, 1.1 ms) at train.py(44): step`."""
     where = f" at {row.source}" if row.source else ""
     times = f"{row.count:,} time{'s' if row.count != 1 else ''}, {format_duration(row.total_ns)}"

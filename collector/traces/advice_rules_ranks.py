@@ -1,4 +1,4 @@
-"""Judge the ranks together: serialised or excessive communication, stragglers, load imbalance."""
+"""Judge the ranks together: serialized or excessive communication, stragglers, load imbalance."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -79,7 +79,7 @@ _OWN_STREAM = (
     "Start collectives with async_op=True and wait as late as possible, or on a stream of their own; a collective that "
     "is waited for at once runs in the queue of the compute stream."
 )
-_CHECK_THE_HOST = "A device that waits for its host overlaps little either: see low_gpu_utilisation."
+_CHECK_THE_HOST = "A device that waits for its host overlaps little either: see low_gpu_utilization."
 
 # -- communication_bound ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Analyse trace files. Each file is reduced on a worker, then the ranks are compared here."""
+"""Analyze trace files. Each file is reduced on a worker, then the ranks are compared here."""
 
 import contextlib
 import re
@@ -29,7 +29,7 @@ from rankscope.collector.traces.parallel_reading import cores, process_context, 
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
 from rankscope.collector.traces.rank_comparison import Comparison as RankComparison
 from rankscope.collector.traces.rank_comparison import compare_ranks
-from rankscope.collector.traces.recognised import choose_files, compile_kernels, find_cycles
+from rankscope.collector.traces.recognized import choose_files, compile_kernels, find_cycles
 from rankscope.collector.traces.report import Comparison, FileError, TraceReport
 from rankscope.collector.traces.step_comparison import compare_steps
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
@@ -42,7 +42,7 @@ PART_OF_READING: Final = 0.8
 
 
 class Failure(NamedTuple):
-    """Reason why a file could not be analysed. `is_no_trace`: it is no trace, and was not named by the user."""
+    """Reason why a file could not be analyzed. `is_no_trace`: it is no trace, and was not named by the user."""
 
     file: str
     reason: str
@@ -115,14 +115,14 @@ def analyze(
     if cycle == ALL_CYCLES:
         if against is not None:
             raise SettingError("--cycle is all, and --against compares one cycle: choose it by its number")
-        return _analyse_cycles(paths, job, _Choice(rank, None, rank_from), executor, progress)
+        return _analyze_cycles(paths, job, _Choice(rank, None, rank_from), executor, progress)
     choice = _Choice(rank, cycle, rank_from)
-    found, errors = _analyse_side(paths, job, choice, executor, progress)
+    found, errors = _analyze_side(paths, job, choice, executor, progress)
     compared = compare_ranks(found, job.asked)
     report = _build_report(compared, errors)
     if against is None:
         return report
-    others, other_errors = _analyse_side(against, job.of_other_side, choice, executor, progress)
+    others, other_errors = _analyze_side(against, job.of_other_side, choice, executor, progress)
     comparison = attempt(
         lambda: compare_steps(
             found, others, force=force, waits=compared.waits, against_waits=compare_ranks(others).waits
@@ -132,7 +132,7 @@ def analyze(
     return msgspec.structs.replace(report, errors=[*errors, *other_errors], comparison=comparison)
 
 
-def _analyse_cycles(
+def _analyze_cycles(
     paths: Paths,
     job: "_Job",
     choice: "_Choice",
@@ -143,7 +143,7 @@ def _analyse_cycles(
     files = find_traces(paths)
     reports: dict[int, TraceReport] = {}
     for number in find_cycles(files, choice.rank, choice.rank_from):
-        found, errors = _analyse_side(paths, job, choice._replace(cycle=number), executor, progress)
+        found, errors = _analyze_side(paths, job, choice._replace(cycle=number), executor, progress)
         reports[number] = _build_report(compare_ranks(found, job.asked), errors)
     errors = [error for report in reports.values() for error in report.errors]
     return msgspec.structs.replace(reports[max(reports)], cycles=build_cycle_rows(reports), errors=errors)
@@ -157,7 +157,7 @@ class _Choice(NamedTuple):
     rank_from: str | None
 
 
-def _analyse_side(
+def _analyze_side(
     paths: Paths,
     job: "_Job",
     choice: _Choice,
@@ -167,7 +167,7 @@ def _analyse_side(
     """Return the analyses by rank, and the files that cannot be used."""
     files = find_traces(paths)
     files, notes = choose_files(files, choice.rank, choice.cycle, choice.rank_from)
-    found, failures = _analyse_files(files, job, executor, progress)
+    found, failures = _analyze_files(files, job, executor, progress)
     found, repeated = _one_for_each_rank(found)
     ranks = [one.report.rank for one in found]
     if choice.rank is not None:
@@ -212,7 +212,7 @@ class _Job(NamedTuple):
         return self._replace(asked=Asked(shapes=self.asked.every_shape))
 
 
-def _analyse_file(
+def _analyze_file(
     file: TraceFile, job: _Job, workers: int = 1, on_part: Callable[[float], None] | None = None
 ) -> RankAnalysis | Failure:
     """Return the analysis of one file, decoded by `workers` processes; `on_part` is told how much is read. Runs on a
@@ -253,7 +253,7 @@ def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable
 # -- many files -------------------------------------------------------------------------------------------------------
 
 
-def _analyse_files(
+def _analyze_files(
     files: Sequence[TraceFile],
     job: _Job,
     executor: Executor | str | None,
@@ -262,7 +262,7 @@ def _analyse_files(
     """Return the analyses and the failures, each in the order of the files."""
     by_path: dict[str, RankAnalysis | Failure] = {}
     with _open_executor(executor, len(files)) as pool:
-        for path, result in _analyse_here(files, job, progress) if pool is None else _analyse_on(pool, files, job):
+        for path, result in _analyze_here(files, job, progress) if pool is None else _analyze_on(pool, files, job):
             by_path[path] = result
             if progress is not None:
                 progress(len(by_path), len(files))
@@ -271,21 +271,21 @@ def _analyse_files(
     return found, [one for one in results if isinstance(one, Failure)]
 
 
-def _analyse_here(
+def _analyze_here(
     files: Sequence[TraceFile], job: _Job, progress: Progress | None
 ) -> Iterator[tuple[str, RankAnalysis | Failure]]:
     for place, file in enumerate(files):
         on_part = partial(_tell_part, progress, place, len(files)) if progress is not None else None
-        yield file.path, _analyse_file(file, job, cores(), on_part)
+        yield file.path, _analyze_file(file, job, cores(), on_part)
 
 
 def _tell_part(progress: Progress, place: int, count: int, part: float) -> None:
     progress(place + PART_OF_READING * part, count)
 
 
-def _analyse_on(pool: Executor, files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+def _analyze_on(pool: Executor, files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
     """Yield path and result of each file as it completes."""
-    paths: dict[Future[Any], str] = {pool.submit(_analyse_file, file, job): file.path for file in files}
+    paths: dict[Future[Any], str] = {pool.submit(_analyze_file, file, job): file.path for file in files}
     for future in as_completed(paths):
         try:
             yield paths[future], future.result()

@@ -1,6 +1,6 @@
 """Find the offsets between the clocks of hosts from matched collectives, and by how much they may be wrong. Pure.
 
-All ranks leave a synchronising collective together, which gives an offset; none leaves before the last has entered,
+All ranks leave a synchronizing collective together, which gives an offset; none leaves before the last has entered,
 which bounds its error.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from rankscope.collector.traces import cross_rank
-from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.records import SYNCHRONIZING_OPS
 
 BY_COLLECTIVES = "ends of matched collectives"
 BY_ONE_HOST = "one host: one clock"
@@ -17,7 +17,7 @@ BY_HOST_CLOCKS = "the hosts' own clocks"
 BOUND_SHARE = 0.9
 """Share of the collectives that end within the error bound; the others end late because of their threads, not of clocks
 (cross_rank.HOST_END_DISAGREEMENT_NS_MAX)."""
-_BOUNDING_OPS = SYNCHRONISING_OPS - {"all_to_all"}
+_BOUNDING_OPS = SYNCHRONIZING_OPS - {"all_to_all"}
 
 
 def place_clocks(
@@ -49,10 +49,10 @@ def place_clocks(
 
 
 def find_error_bound(matching: cross_rank.Matching, offsets_ns: Mapping[int | None, int]) -> int | None:
-    """Return the spread of the ends of a synchronising collective, without clock offsets, that BOUND_SHARE of the
+    """Return the spread of the ends of a synchronizing collective, without clock offsets, that BOUND_SHARE of the
     collectives stay within, in ns; None without collectives.
     """
-    spreads = [cross_rank.find_end_spread(one, offsets_ns) for one in matching.matched if one.op in SYNCHRONISING_OPS]
+    spreads = [cross_rank.find_end_spread(one, offsets_ns) for one in matching.matched if one.op in SYNCHRONIZING_OPS]
     return sorted(spreads)[-int(len(spreads) * (1 - BOUND_SHARE)) - 1] if spreads else None
 
 

@@ -13,7 +13,7 @@ from rankscope.collector.traces.cross_rank import Matched, Matching
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import CollectiveSizeRow
 from rankscope.measure.communication import bus_factor
-from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.records import SYNCHRONIZING_OPS
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.traced_messages import read_members
 from rankscope.measure.units import NS_PER_S
@@ -53,7 +53,7 @@ class _Sums:
             self.calls.append((one.bytes, one.duration_ns))
 
     def add_matched(self, one: Matched, size: int | None) -> None:
-        """Add a synchronising collective: all ranks leave it together, so that durations differ as arrivals do."""
+        """Add a synchronizing collective: all ranks leave it together, so that durations differ as arrivals do."""
         lengths_ns = [call.duration_ns for call in one.by_rank.values()]
         self.skews_ns.append(max(lengths_ns) - min(lengths_ns))
         if size is not None and one.op != "barrier" and len(one.by_rank) == one.expected:
@@ -116,7 +116,7 @@ def sum_by_size(found: Sequence[RankAnalysis], matching: Matching | None) -> lis
 
 def _find_believed(matching: Matching | None) -> Iterator[Matched]:
     if matching is not None and matching.refused is None:
-        yield from (one for one in matching.matched if one.op in SYNCHRONISING_OPS)
+        yield from (one for one in matching.matched if one.op in SYNCHRONIZING_OPS)
 
 
 def _class_of(call: Collective, size: int | None, is_inside_node: bool | None) -> _Class:  # noqa: FBT001 - a field

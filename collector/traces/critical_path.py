@@ -30,7 +30,7 @@ from rankscope.collector.traces.pipeline import Pair
 from rankscope.collector.traces.report import CriticalPart, CriticalPath, CriticalStep
 from rankscope.measure import intervals
 from rankscope.measure.kineto import NONE
-from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.records import SYNCHRONIZING_OPS
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.traced_messages import Message
 
@@ -296,7 +296,7 @@ def _find_late(known: Sequence[PathInput], matching: Matching) -> dict[_At, _At]
     }
     found = {}
     for one in matching.matched:
-        if one.op in SYNCHRONISING_OPS:
+        if one.op in SYNCHRONIZING_OPS:
             last = min(one.by_rank.values(), key=lambda call: call.duration_ns)
             waited = [call for call in one.by_rank.values() if call.duration_ns - last.duration_ns >= LATENESS_NS_MIN]
             if id(last) in places:  # else nothing is known of the rank that came last
@@ -387,7 +387,7 @@ def _find_notes(left_out: int, rank_count: int, matching: Matching | None) -> li
     notes = []
     if left_out:
         traces = "1 trace has" if left_out == 1 else f"{left_out} traces have"
-        notes.append(f"{traces} no work that is recognised and {'is' if left_out == 1 else 'are'} left out.")
+        notes.append(f"{traces} no work that is recognized and {'is' if left_out == 1 else 'are'} left out.")
     if rank_count > 1 and matching is not None and matching.refused is not None:
         notes.append(f"Paths stay within each rank: {matching.refused}.")
     elif rank_count > 1 and matching is not None and matching.missing_ranks:

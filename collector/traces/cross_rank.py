@@ -1,6 +1,6 @@
 """Match the collectives of traces across ranks, and separate waiting from transfer.
 
-All members leave a synchronising collective together, so the shortest duration is the transfer and the remainder of
+All members leave a synchronizing collective together, so the shortest duration is the transfer and the remainder of
 each rank's own is waiting (docs/definitions.md section 3). Traces that began in different steps, or were sampled, would
 be matched wrongly, so the matching is checked:
 
@@ -24,7 +24,7 @@ from rankscope.collector.traces.report import MatchedCollective
 from rankscope.collector.traces.tables import Kind, kind_of
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.kineto import Ints
-from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
+from rankscope.measure.records import ROOTED_OPS, SYNCHRONIZING_OPS
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -102,14 +102,14 @@ def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
     matched, refused = _pair_up(ranks)
     missing = world_size is None or len(ranks) < world_size
     shared = [one for one in matched if len(one.by_rank) > 1]
-    synchronising = [one for one in shared if one.op in SYNCHRONISING_OPS]
-    if refused is None and not synchronising:
-        refused = "the traces have no synchronising collective in common"
+    synchronizing = [one for one in shared if one.op in SYNCHRONIZING_OPS]
+    if refused is None and not synchronizing:
+        refused = "the traces have no synchronizing collective in common"
     if refused is not None:
         return Matching(shared, refused, missing, None, ())
-    related = _find_offsets(ranks, synchronising)
+    related = _find_offsets(ranks, synchronizing)
     found = Matching(shared, None, missing, None, related)
-    disagreement, refused = _check_ends(ranks, synchronising, found.offsets_ns)
+    disagreement, refused = _check_ends(ranks, synchronizing, found.offsets_ns)
     if refused is None:
         refused = next(filter(None, (_check_hosts(ranks, one) for one in related)), None)
     if refused is None:
@@ -246,7 +246,7 @@ def _find_groups(ranks: Sequence[RankCollectives]) -> list[list[same_steps.Group
         steps = one.steps or [None] * len(one.collectives)
         mine: dict[tuple[str, str | None], list[tuple[Collective, int | None]]] = defaultdict(list)
         for collective, step in sorted(zip(one.collectives, steps, strict=True), key=lambda pair: pair[0].start_ns):
-            if collective.op in SYNCHRONISING_OPS:
+            if collective.op in SYNCHRONIZING_OPS:
                 mine[collective.group, collective.ranks].append((collective, step))
         for group, pairs in mine.items():
             found[group].append(
@@ -276,7 +276,7 @@ def split_one(one: Matched, *, believed: bool) -> MatchedCollective:
     """Return a collective as reported, with waiting and the late rank only when the matching is `believed`."""
     ranks = sorted(one.by_rank)
     transfer = wait = late = lateness = None
-    if believed and one.op in SYNCHRONISING_OPS:
+    if believed and one.op in SYNCHRONIZING_OPS:
         durations = {rank: one.by_rank[rank].duration_ns for rank in ranks}
         transfer = min(durations.values())
         wait = {str(rank): durations[rank] - transfer for rank in ranks}
@@ -297,7 +297,7 @@ def sum_transfers(matching: Matching, rank: int) -> dict[Kind, tuple[int, int]]:
     found: dict[Kind, tuple[int, int]] = {}
     for one in matching.matched if matching.refused is None else ():
         mine = one.by_rank.get(rank)
-        if mine is not None and one.op in SYNCHRONISING_OPS and len(one.by_rank) == one.expected:
+        if mine is not None and one.op in SYNCHRONIZING_OPS and len(one.by_rank) == one.expected:
             kind = kind_of(mine)
             count, transfer_ns = found.get(kind, (0, 0))
             found[kind] = (count + 1, transfer_ns + min(c.duration_ns for c in one.by_rank.values()))
@@ -327,7 +327,7 @@ def find_waiting(matching: Matching, rank: int) -> Ints:
     found = []
     for one in matching.matched:
         mine = one.by_rank.get(rank)
-        if mine is not None and (one.op in SYNCHRONISING_OPS or one.op in ROOTED_OPS):
+        if mine is not None and (one.op in SYNCHRONIZING_OPS or one.op in ROOTED_OPS):
             transfer = min(c.duration_ns for c in one.by_rank.values())
             found.append((mine.start_ns, mine.start_ns + mine.duration_ns - transfer))
     return np.array(found, dtype=np.int64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Summarise the allocators of a trace recorded with `profile_memory`: peak, growth, and operators that allocate."""
+"""Summarize the allocators of a trace recorded with `profile_memory`: peak, growth, and operators that allocate."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -14,14 +14,14 @@ from rankscope.measure.rank_view import RankView
 OPERATORS_MAX = 200
 
 
-def summarise_memory(view: RankView, every: int = 0, *, with_flow: bool = False) -> list[MemoryReport]:
+def summarize_memory(view: RankView, every: int = 0, *, with_flow: bool = False) -> list[MemoryReport]:
     """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`. `every`: of so
     many operators one is a point of the curve; 0: its points are events. `with_flow` adds the chart.
     """
     memory = view.trace.memory
     pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
     return [
-        _summarise(
+        _summarize(
             view,
             np.flatnonzero((memory.device_type == kind) & (memory.device == device)),
             None if kind == CPU_TYPE else device,
@@ -32,7 +32,7 @@ def summarise_memory(view: RankView, every: int = 0, *, with_flow: bool = False)
     ]
 
 
-def _summarise(view: RankView, mine: Ints, device: int | None, every: int, *, with_flow: bool) -> MemoryReport:
+def _summarize(view: RankView, mine: Ints, device: int | None, every: int, *, with_flow: bool) -> MemoryReport:
     memory = view.trace.memory
     held = held_bytes(memory, mine)
     peak = int(np.argmax(held))

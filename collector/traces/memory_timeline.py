@@ -18,7 +18,7 @@ from rankscope.measure.memory_timeline import (
     HeldBytes,
     ModelMark,
     PairedEvents,
-    categorise,
+    categorize,
     find_peak,
     hold_by_events,
     hold_by_totals,
@@ -98,7 +98,7 @@ def _follow(view: RankView, memory: MemoryEvents, mine: Ints, device: int | None
     has_totals = bool((totals != NONE).all())
     # Those of the steps that prepare a capture are of memory that may be gone.
     marks = [one for one in read_marks(view.trace.head, device) if one.time_ns >= time_ns[0]]
-    found = categorise(paired, time_ns, find_host_backward(view), marks)
+    found = categorize(paired, time_ns, find_host_backward(view), marks)
     held = hold_by_totals(paired, totals) if has_totals else hold_by_events(paired)
     held = raise_to_known(held, found)
     split = split_held(paired, held, found)

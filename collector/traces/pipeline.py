@@ -177,7 +177,7 @@ class _Step(NamedTuple):
 
 
 def find_steps(
-    one: RankAnalysis, chain: Chain, rank: int, self_ns: Mapping[int, int], bubble: Intervals
+    one: RankAnalysis, chain: Chain, rank: int, own_ns: Mapping[int, int], bubble: Intervals
 ) -> dict[int, _Step]:
     """Return the steps of one rank by number."""
     by_step: dict[int | None, list[Message]] = defaultdict(list)
@@ -192,7 +192,7 @@ def find_steps(
             edges = (start_ns, *(min(max(turn, start_ns), end_ns) for turn in turns), end_ns)
             first, steady, last = (intervals.total_ns(intervals.clip(mine, a, b)) for a, b in pairwise(edges))
             phases = (first, steady, last)
-        found[number] = _Step(self_ns[number], intervals.total_ns(mine), phases)
+        found[number] = _Step(own_ns[number], intervals.total_ns(mine), phases)
     return found
 
 

@@ -94,7 +94,7 @@ def divide_step(one: StageStep, chain: Chain, rank: int) -> list[PipelineSegment
 
 
 def _join(pieces: Sequence[tuple[int, int, str]], zero_ns: int) -> list[PipelineSegment]:
-    """Return the pieces from the start of the step, with neighbours of one kind as one."""
+    """Return the pieces from the start of the step, with neighbors of one kind as one."""
     joined: list[tuple[int, int, str]] = []
     for start_ns, end_ns, kind in pieces:
         if joined and joined[-1][1:] == (start_ns, kind):

@@ -12,7 +12,7 @@ from rankscope.collector.traces.asked_rows import add_asked
 from rankscope.collector.traces.hardware_counters import sum_counters
 from rankscope.collector.traces.judged_time import find_judged_time
 from rankscope.collector.traces.launch_queue import sum_queues
-from rankscope.collector.traces.memory import summarise_memory
+from rankscope.collector.traces.memory import summarize_memory
 from rankscope.collector.traces.origin import Origin, match_devices, read_origin, refuse_foreign, refuse_several
 from rankscope.collector.traces.path_record import PathRecord, record_path
 from rankscope.collector.traces.report import CpuUse, DeviceReport, RankReport
@@ -149,7 +149,7 @@ def _refuse_other_steps(trace: KinetoTrace, steps: StepRange | None) -> None:
 def _build_report(view: RankView, path: str, origin: Origin, collectives: list[Collective], asked: Asked) -> RankReport:
     """Return all tables of a trace but those that have to be asked for."""
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
-    devices = windows.summarise_devices(view, origin.devices)
+    devices = windows.summarize_devices(view, origin.devices)
     timeline, step_timelines = windows.draw_timelines(view)
     counters, counter_warnings = sum_counters(view)
     return RankReport(
@@ -171,8 +171,8 @@ def _build_report(view: RankView, path: str, origin: Origin, collectives: list[C
         kernels=tables.sum_kernels(view),
         copies=tables.sum_copies(view),
         user_ranges=tables.sum_user_ranges(view),
-        synchronisations=tables.sum_synchronisations(view),
-        memory=summarise_memory(view, asked.memory_every, with_flow=asked.memory_flow),
+        synchronizations=tables.sum_synchronizations(view),
+        memory=summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow),
         timeline=timeline,
         step_timelines=step_timelines,
         signs=find_signs(view, origin.devices),

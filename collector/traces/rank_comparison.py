@@ -31,7 +31,7 @@ from rankscope.collector.traces.report import (
     Signs,
     StepReport,
 )
-from rankscope.collector.traces.stragglers import find_self_times, find_standings, find_stragglers
+from rankscope.collector.traces.stragglers import find_own_times, find_standings, find_stragglers
 from rankscope.collector.traces.tables import kind_of
 from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
@@ -198,7 +198,7 @@ class _Traffic:
             )
         if self.paired.pairs:
             return (
-                "the messages between the ranks form no pipeline that rankscope recognises, and the ranks differ in "
+                "the messages between the ranks form no pipeline that rankscope recognizes, and the ranks differ in "
                 "how many messages they send and receive or in which they do first"
             )
         if self.paired.unknown:
@@ -262,7 +262,7 @@ def _is_symmetric(by_rank: Mapping[int, Sequence[Message]], rank_count: int) -> 
 
 
 class _Work:
-    """The self times of all ranks: their steps without waits for collectives and messages, where computing does not
+    """The own times of all ranks: their steps without waits for collectives and messages, where computing does not
     hide them.
     """
 
@@ -284,7 +284,7 @@ class _Work:
             ]
         )
         self._waiting = {rank: self._find_waiting(rank, matching) for rank in ranked}
-        self._self_ns = {rank: find_self_times(one, self._waiting[rank]) for rank, one in ranked.items()}
+        self._own_ns = {rank: find_own_times(one, self._waiting[rank]) for rank, one in ranked.items()}
 
     def _find_waiting(self, rank: int, matching: cross_rank.Matching) -> Intervals:
         raw = np.concatenate([cross_rank.find_waiting(matching, rank), self._traffic.find_waits(rank)])
@@ -304,7 +304,7 @@ class _Work:
         if len(peers) < 2:  # noqa: PLR2004 - one rank has no peer
             return []
         return find_standings(
-            {rank: self._self_ns[rank] for rank in peers},
+            {rank: self._own_ns[rank] for rank in peers},
             {
                 rank: intervals.total_ns(intervals.union(cross_rank.find_waiting(self._matching, rank)))
                 for rank in peers
@@ -320,7 +320,7 @@ class _Work:
         ranks = [rank for chain in chains for rank in chain.ranks]
         bubbles = {rank: self._find_waiting(rank, self._between) for rank in ranks}
         steps = {
-            rank: pipeline.find_steps(self._ranked[rank], chain, rank, self._self_ns[rank], bubbles[rank])
+            rank: pipeline.find_steps(self._ranked[rank], chain, rank, self._own_ns[rank], bubbles[rank])
             for chain in chains
             for rank in chain.ranks
         }

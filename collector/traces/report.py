@@ -92,7 +92,7 @@ class LongStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceReport(Breakdown, frozen=True, kw_only=True):
-    """One device. `utilisation_ratio`: the share of the steps in which a kernel ran; `sm_efficiency_ratio`: the share
+    """One device. `utilization_ratio`: the share of the steps in which a kernel ran; `sm_efficiency_ratio`: the share
     of its multiprocessors that kernels had blocks for, over the same time; `achieved_occupancy_ratio`: warps resident,
     over the time of its kernels. The last two are the profiler's estimates. `tensor_core_ratio`: the share of kernel
     time on tensor cores by the kernels' names, a lower bound where `tensor_core_unknown_ratio`, the share of kernels
@@ -102,7 +102,7 @@ class DeviceReport(Breakdown, frozen=True, kw_only=True):
     device: int | None
     name: str | None
     kernel_count: int
-    utilisation_ratio: float | None
+    utilization_ratio: float | None
     sm_efficiency_ratio: float | None
     achieved_occupancy_ratio: float | None
     tensor_core_ratio: float | None
@@ -272,7 +272,7 @@ class CollectiveSizeRow(msgspec.Struct, frozen=True, kw_only=True):
     bus_bandwidth_max_bytes_per_s: float | None
 
 
-class SynchronisationRow(msgspec.Struct, frozen=True, kw_only=True):
+class SynchronizationRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls in which the host waited for the device, by operator and, with stacks, by the function around
     them.
     """
@@ -588,10 +588,10 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     breakdown; None where nothing is left. What follows is of that time. `exposed_communication_ns`: something
     communicated, nothing computed; `step_wait_ns` of it was no transfer, as `exposed_wait_ns`. `idle_ns`: no device
     worked; meanwhile the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for the device
-    (`idle_synchronisation_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the work that
+    (`idle_synchronization_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the work that
     ended the gap too late (`idle_launch_ns`).
     `blocked_ns`: the host's time in calls that found the device at work and waited for it, on threads that launch.
-    `profiler_synchronisation_ns`: the call with which the profiler stops, which is in none of the others.
+    `profiler_synchronization_ns`: the call with which the profiler stops, which is in none of the others.
     `launched_kernel_count`: kernels whose launching call is in the trace, `launch_call_ns` the time of these calls,
     `short_kernel_count` the kernels that ran shorter than their call.
     `data_loader_count`: batches requested from a DataLoader in the whole trace, `data_loader_host_ns` the time of it,
@@ -615,11 +615,11 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     lost_launch_count: int | None = None
     idle_ns: int | None = None
     idle_data_loader_ns: int | None = None
-    idle_synchronisation_ns: int | None = None
+    idle_synchronization_ns: int | None = None
     idle_allocation_ns: int | None = None
     idle_launch_ns: int | None = None
     blocked_ns: int | None = None
-    profiler_synchronisation_ns: int | None = None
+    profiler_synchronization_ns: int | None = None
     launched_kernel_count: int | None = None
     short_kernel_count: int | None = None
     launch_call_ns: int | None = None
@@ -685,7 +685,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     kernels: list[KernelRow]
     copies: list[CopyRow]
     user_ranges: list[RangeRow]
-    synchronisations: list[SynchronisationRow]
+    synchronizations: list[SynchronizationRow]
     memory: list[MemoryReport]
     timeline: Timeline | None
     signs: Signs

@@ -42,7 +42,7 @@ class Evidence(Enum):
 
 
 class GroupRecord(NamedTuple):
-    """The synchronising collectives of one group on one rank, in order. `clock` is the same for ranks that share one.
+    """The synchronizing collectives of one group on one rank, in order. `clock` is the same for ranks that share one.
     `kinds` has operation and size of each, `steps` the number of the step that launched it, None without steps.
     """
 

@@ -54,7 +54,7 @@ def find_signs(view: RankView, devices: Sequence[DeviceProperties]) -> Signs:
         launched_kernel_count=launched,
         short_kernel_count=short,
         launch_call_ns=call_ns,
-        profiler_synchronisation_ns=idle.profiler_synchronisation_ns,
+        profiler_synchronization_ns=idle.profiler_synchronization_ns,
         data_loader_count=len(loader),
         data_loader_host_ns=idle.data_loader_host_ns,
         single_process_loader=any(_SINGLE_PROCESS in view.trace.names[code] for code in np.unique(loader).tolist())
@@ -84,7 +84,7 @@ class _Idle:
 
     def split(self) -> dict[str, int | None]:
         """Return the fields of Signs with the idle time by cause."""
-        names = ("idle_data_loader_ns", "idle_synchronisation_ns", "idle_allocation_ns", "idle_launch_ns")
+        names = ("idle_data_loader_ns", "idle_synchronization_ns", "idle_allocation_ns", "idle_launch_ns")
         if not self.view.has_device or not len(self.windows):
             return dict.fromkeys(("idle_ns", *names, "blocked_ns"))
         remaining, found = self.gaps, []
@@ -166,7 +166,7 @@ class _Idle:
 
     @cached_property
     def _profiler_row(self) -> int:
-        """Row of the device synchronisation with which the profiler stops: the last one of the trace, when no device
+        """Row of the device synchronization with which the profiler stops: the last one of the trace, when no device
         work was launched after it; else NONE.
         """
         view = self.view
@@ -177,8 +177,8 @@ class _Idle:
         return int(rows[-1])
 
     @property
-    def profiler_synchronisation_ns(self) -> int | None:
-        """Duration of the profiler's own synchronisation."""
+    def profiler_synchronization_ns(self) -> int | None:
+        """Duration of the profiler's own synchronization."""
         return int(self.view.events.duration_ns[self._profiler_row]) if self._profiler_row != NONE else None
 
     def _of_rows(self, rows: Ints) -> Intervals:

@@ -16,7 +16,7 @@ from rankscope.collector.traces import tables
 from rankscope.collector.traces.module_ranges import find_module_ranges, is_module_range
 from rankscope.collector.traces.windows import find_device_steps
 from rankscope.measure import communication, intervals
-from rankscope.measure.blocking_calls import find_launching_threads, find_synchronisations
+from rankscope.measure.blocking_calls import find_launching_threads, find_synchronizations
 from rankscope.measure.capture_limits import MODULE_PREFIX
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Category, Ints
@@ -368,6 +368,6 @@ def _find_waiting_host(view: RankView) -> tuple[_Painted, _Named]:
     """
     rows = np.empty(0, dtype=np.int64)
     if view.has_device:
-        rows = np.concatenate([view.host.operator_rows, find_user_ranges(view), find_synchronisations(view)])
+        rows = np.concatenate([view.host.operator_rows, find_user_ranges(view), find_synchronizations(view)])
         rows = np.unique(rows[np.isin(view.events.thread[rows], find_launching_threads(view))])
     return _paint(view, _Pieces(IDLE, rows, rows)), _encode(_names_of(view, rows))

@@ -1,6 +1,6 @@
-"""Find the ranks that were slow in the steps of these traces, by self time (docs/definitions.md section 4).
+"""Find the ranks that were slow in the steps of these traces, by own time (docs/definitions.md section 4).
 
-A rank's self time in a step is the step less its exposed waits for other ranks. Traces hold few steps, so one number is
+A rank's own time in a step is the step less its exposed waits for other ranks. Traces hold few steps, so one number is
 not enough. A rank is named when it waited the least, caused the most waiting, was slower than its peers in most steps,
 the difference stands out of its own noise from step to step (known from three steps on), and either
 
@@ -70,22 +70,22 @@ def find_stragglers(found: Mapping[int, RankAnalysis], standings: Sequence[RankS
 
 
 def find_standings(
-    self_ns: Mapping[int, Mapping[int, int]], waited_ns: Mapping[int, int], collectives: Sequence[MatchedCollective]
+    own_ns: Mapping[int, Mapping[int, int]], waited_ns: Mapping[int, int], collectives: Sequence[MatchedCollective]
 ) -> list[RankStanding]:
-    """Return the standing of each rank, from its self time by step and its waiting in ns."""
-    common = sorted(set.intersection(*(set(times) for times in self_ns.values()))) if len(self_ns) > 1 else []
+    """Return the standing of each rank, from its own time by step and its waiting in ns."""
+    common = sorted(set.intersection(*(set(times) for times in own_ns.values()))) if len(own_ns) > 1 else []
     if not common:
         return []
     late = [one for one in collectives if one.late_rank is not None and one.wait_ns is not None]
-    caused_ns = dict.fromkeys(self_ns, 0)
+    caused_ns = dict.fromkeys(own_ns, 0)
     for one in late:
         caused_ns[one.late_rank or 0] += sum((one.wait_ns or {}).values())
-    found = [_stand(rank, self_ns, common, late, caused_ns) for rank in sorted(self_ns)]
+    found = [_stand(rank, own_ns, common, late, caused_ns) for rank in sorted(own_ns)]
     suspect = max(found, key=lambda one: (one.wait_caused_ns, -waited_ns[one.rank]))
     beside = [one for one in found if _is_beside(one, suspect)]
     if 2 * (1 + len(beside)) > len(found):
         beside = []
-    least_ns = min(waited_ns[rank] for rank in self_ns)
+    least_ns = min(waited_ns[rank] for rank in own_ns)
     if all(waited_ns[one.rank] > least_ns for one in (suspect, *beside)):
         return found
     last_count = sum(one.last_count for one in (suspect, *beside))
@@ -107,18 +107,18 @@ def _is_beside(one: RankStanding, suspect: RankStanding) -> bool:
 
 def _stand(
     rank: int,
-    self_ns: Mapping[int, Mapping[int, int]],
+    own_ns: Mapping[int, Mapping[int, int]],
     steps: Sequence[int],
     late: Sequence[MatchedCollective],
     caused_ns: Mapping[int, int],
 ) -> RankStanding:
-    others = [times for other, times in self_ns.items() if other != rank]
+    others = [times for other, times in own_ns.items() if other != rank]
     peers_ns = {step: median(times[step] for times in others) for step in steps}
-    excess_ns = [self_ns[rank][step] - peers_ns[step] for step in steps]
+    excess_ns = [own_ns[rank][step] - peers_ns[step] for step in steps]
     whole_ns = sum(caused_ns.values())
     return RankStanding(
         rank=rank,
-        slowdown_ratio=sum(self_ns[rank][step] for step in steps) / max(1, sum(peers_ns.values())),
+        slowdown_ratio=sum(own_ns[rank][step] for step in steps) / max(1, sum(peers_ns.values())),
         excess_ns=round(sum(excess_ns) / len(steps)),
         noise_ns=find_noise(excess_ns),
         step_count=len(steps),
@@ -210,10 +210,10 @@ def describe_noise(standings: Sequence[RankStanding]) -> str | None:
     return " ".join(doubtful) or None
 
 
-# -- self time and cause ----------------------------------------------------------------------------------------------
+# -- own time and cause ----------------------------------------------------------------------------------------------
 
 
-def find_self_times(one: RankAnalysis, waiting: Intervals) -> dict[int, int]:
+def find_own_times(one: RankAnalysis, waiting: Intervals) -> dict[int, int]:
     """Return by step its length less these waits, in ns."""
     return {
         number: end_ns - start_ns - intervals.total_ns(intervals.clip(waiting, start_ns, end_ns))

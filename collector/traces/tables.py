@@ -1,4 +1,4 @@
-"""Sum one trace by name: kernels, copies, collectives, operators, user ranges, synchronisation points."""
+"""Sum one trace by name: kernels, copies, collectives, operators, user ranges, synchronization points."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from rankscope.collector.traces.report import (
     OperatorShapeRow,
     RangeRow,
     SourceRow,
-    SynchronisationRow,
+    SynchronizationRow,
 )
 from rankscope.collector.traces.sources import find_sources, sum_sources
 from rankscope.measure import communication, kernel_classes
@@ -376,7 +376,7 @@ def find_threads_of_calls(view: RankView) -> Codes:
     return threads
 
 
-def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
+def sum_synchronizations(view: RankView) -> list[SynchronizationRow]:
     """Return the calls that waited for the device, blocking copies too, by operator and source."""
     rows = find_blocking_calls(view)
     operators = find_operators_around(view, rows)
@@ -386,7 +386,7 @@ def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
         name = view.trace.name(operator) if operator != NONE else None
         found[view.trace.name(row), name, source].append(int(view.events.duration_ns[row]))
     table = [
-        SynchronisationRow(
+        SynchronizationRow(
             name=name, count=len(mine), total_ns=sum(mine), max_ns=max(mine), operator=operator, source=source
         )
         for (name, operator, source), mine in found.items()

@@ -5,7 +5,7 @@ and the earliest time, the second copies the events (timeline_events.py).
 
 The clock
 ---------
-All ranks leave a synchronising collective together, so the ends of matched ones give the offset between the clocks of
+All ranks leave a synchronizing collective together, so the ends of matched ones give the offset between the clocks of
 two hosts (cross_rank.py, clock_offsets.py); ranks on one host have one clock, and share the median of their offsets.
 The error bound is the spread of the same ends after the alignment. Events of two ranks that are closer together than
 that have no known order. Should a rank always leave later than another, the ends do not show it: the offset bound is
@@ -40,7 +40,7 @@ from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_tr
 from rankscope.collector.traces.origin import MERGED_MARK, MERGED_REPORT, ByRank, read_origin
 from rankscope.collector.traces.path_record import record_path
 from rankscope.collector.traces.pipeline import pair_messages
-from rankscope.collector.traces.recognised import check_output, choose_files, compile_kernels
+from rankscope.collector.traces.recognized import check_output, choose_files, compile_kernels
 from rankscope.collector.traces.timeline_arrows import Arrows
 from rankscope.collector.traces.timeline_counters import CounterTrack, find_counters, write_counters
 from rankscope.collector.traces.timeline_events import (

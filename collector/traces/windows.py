@@ -157,15 +157,15 @@ def _launched_work(view: RankView, step: Step) -> LaunchedWork:
 # -- devices ----------------------------------------------------------------------------------------------------------
 
 
-def summarise_devices(view: RankView, properties: Sequence[DeviceProperties]) -> list[DeviceReport]:
+def summarize_devices(view: RankView, properties: Sequence[DeviceProperties]) -> list[DeviceReport]:
     """Return each device with work, over the trace's whole window; empty on a CPU."""
     if view.bounds_ns is None or not view.has_device:
         return []
     names = {one.device: one.name for one in properties if one.name is not None}
-    return [_summarise_device(view, int(device), names) for device in np.unique(view.work.device)]
+    return [_summarize_device(view, int(device), names) for device in np.unique(view.work.device)]
 
 
-def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> DeviceReport:
+def _summarize_device(view: RankView, device: int, names: dict[int, str]) -> DeviceReport:
     start_ns, end_ns = view.bounds_ns or (0, 0)
     work = view.work
     mine = work.device == device
@@ -179,7 +179,7 @@ def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> Dev
         device=device if device != NONE else None,
         name=names.get(device),
         kernel_count=len(kernels),
-        utilisation_ratio=kernel_ns / rates_ns if rates_ns else None,
+        utilization_ratio=kernel_ns / rates_ns if rates_ns else None,
         sm_efficiency_ratio=sm_efficiency(view, kernels, rates_ns),
         achieved_occupancy_ratio=achieved_occupancy(view, kernels),
         tensor_core_ratio=on_tensor_cores,

@@ -128,7 +128,7 @@ def parse(expression: str) -> Expression:
     return tree
 
 
-def _tokenise(expression: str) -> list[Token]:
+def _tokenize(expression: str) -> list[Token]:
     tokens, position, text = [], 0, expression.rstrip()
     while position < len(text):
         found = _TOKEN.match(text, position)
@@ -142,7 +142,7 @@ def _tokenise(expression: str) -> list[Token]:
 
 class _Parser:
     def __init__(self, expression: str) -> None:
-        self._tokens = _tokenise(expression)
+        self._tokens = _tokenize(expression)
         self._next = 0
 
     @property

@@ -1,4 +1,4 @@
-"""Normalise msgspec's descriptions of classes, so that they are the same in every version of it and of Python."""
+"""Normalize msgspec's descriptions of classes, so that they are the same in every version of it and of Python."""
 
 import json
 from inspect import cleandoc

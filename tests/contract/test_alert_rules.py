@@ -120,7 +120,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_prometheus_accepts_the_configuration_and_its_rules(config: Path, tmp_path: Path) -> None:
     # Debian builds Prometheus without the discovery of Kubernetes, which then rejects its key: another discovery
-    # replaces it, and the test below checks the relabelling.
+    # replaces it, and the test below checks the relabeling.
     text = re.sub(r"kubernetes_sd_configs:\n( +)- role: pod", r"dns_sd_configs:\n\1- names: [pods]", config.read_text())
     copy = tmp_path / config.name
     copy.write_text(text.replace("rules/*.yml", f"{RULES}/*.yml").replace("targets/*.json", f"{FOLDER}/targets/*.json"))
@@ -271,7 +271,7 @@ def test_queries_for_people_keep_runs_of_two_clusters_apart_as_the_rules_do() ->
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_is_labelled_for_routing_and_points_at_its_page(rule: Rule) -> None:
+def test_an_alert_is_labeled_for_routing_and_points_at_its_page(rule: Rule) -> None:
     labels = rule["labels"]
     assert labels.keys() == {"severity", "level", "role"}
     assert (labels["severity"] in SEVERITIES, labels["level"] in LEVELS, labels["role"] in ROLES) == (True, True, True)

@@ -80,13 +80,13 @@ def test_keys_that_users_rely_on_are_there() -> None:
         "steps",
         "kernels",
         "collectives",
-        "synchronisations",
+        "synchronizations",
         "warnings",
     } <= rank.keys()
     assert rank.keys() >= BREAKDOWN <= rank["steps"][0].keys()
     assert {"name", "count", "total_ns", "mean_ns", "min_ns", "max_ns"} <= rank["kernels"][0].keys()
     assert {"group", "group_size", "op", "count", "bytes", "total_ns"} <= rank["collectives"][0].keys()
-    assert {"name", "count", "total_ns", "operator", "source"} <= rank["synchronisations"][0].keys()
+    assert {"name", "count", "total_ns", "operator", "source"} <= rank["synchronizations"][0].keys()
     across = report["cross_rank"]
     assert {"collectives", "wait_ns", "transfer_ns", "findings"} <= across.keys()
     assert {

@@ -14,6 +14,10 @@ GITHUB = ROOT / ".github"
 PAGES = sorted(
     path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")) if path.is_file()
 )
+WORDS_MAX = 35
+"""Of a sentence in the first section of a page for users."""
+BEHIND_THE_FIRST = re.compile(r"^(?:#{2,} |\||```|    |[-*] |\d+\. )", re.MULTILINE)
+"""What ends the first section of a page that has no headings of a second level: a table, a list, an example."""
 DECISION_PARTS = ("**Decision.**", "**Instead of.**", "**Cost accepted.**", "**Measurement.**", "**Look again when**")
 README_ORDER = (
     "Install, and one line", "What is found", "How it works", "Into your stack",
@@ -36,6 +40,38 @@ def find_broken_links(path: Path) -> list[str]:
         if not page.exists() or (anchor and page.suffix == ".md" and anchor not in find_anchors(page)):
             broken.append(target)
     return broken
+
+
+def find_first_section(text: str) -> str:
+    """Return the prose of a page up to its first heading of a second level, else its first table, list or example."""
+    body = re.sub(r"^# .*$", "", text, count=1, flags=re.MULTILINE)
+    if "\n## " not in body:
+        return BEHIND_THE_FIRST.split(body, maxsplit=1)[0]
+    prose = re.sub(r"```.*?```|<!--.*?-->", "", body.split("\n## ", 1)[0], flags=re.DOTALL)
+    return re.sub(r"^(?:    |\|).*$", "", prose, flags=re.MULTILINE)
+
+
+def find_sentences(prose: str) -> list[str]:
+    """Return the sentences of prose. Code and the address of a link are a word."""
+    plain = re.sub(r"`[^`]+`", "code", re.sub(r"\]\([^)]*\)", "]", prose))
+    parts = re.split(r"\n\s*\n|\n(?=[-*] |\d+\. )", plain)
+    return [sentence for part in parts for sentence in re.split(r"(?<=[.!?])(?:\*\*)?\s+", part.strip())]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if DECISIONS not in path.parents],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_first_section_has_no_long_sentence(path: Path) -> None:
+    sentences = find_sentences(find_first_section(path.read_text(encoding="utf-8")))
+    assert [sentence for sentence in sentences if len(sentence.split()) > WORDS_MAX] == []
+
+
+def test_long_sentence_would_be_found() -> None:
+    long = " ".join(["word"] * (WORDS_MAX + 1))
+    page = f"# Title\n\nShort. {long}. Short.\n\n## More\n\n{long}.\n"
+    assert [len(one.split()) for one in find_sentences(find_first_section(page)) if one] == [1, WORDS_MAX + 1, 1]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -35,6 +35,7 @@ EVERYTHING = {
     "agent.namespaces": "{training,research}", "storage.className": "fast", "imagePullSecrets[0].name": "registry",
     "podAnnotations.team": "infra", "nodeSelector.disk": "local", "config.history_kept_s": "604800",
     "extraVolumes[0].name": "hook", "extraVolumeMounts[0].name": "hook", "extraVolumeMounts[0].mountPath": "/hook",
+    "extraEnv[0].name": "OTEL_EXPORTER_OTLP_PROTOCOL", "extraEnv[0].value": "grpc",
 }  # fmt: skip
 
 

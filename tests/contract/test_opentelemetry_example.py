@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from rankscope.collector.config import CollectorConfig
+from rankscope.collector.otlp.endpoint import INTERVAL_MS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = yaml.safe_load((ROOT / "deploy/opentelemetry/collector.yaml").read_text())
@@ -19,7 +19,7 @@ def test_pipelines_use_the_parts_that_are_configured_and_all_of_them() -> None:
 def test_series_that_ended_go_after_some_missed_pushes_and_before_the_default() -> None:
     expiration = EXAMPLE["exporters"]["prometheus"]["metric_expiration"]
     assert expiration.endswith("m")
-    assert 3 * CollectorConfig().otlp_interval_s < 60 * int(expiration[:-1]) < 300  # the exporter's default is 5m
+    assert 3 * INTERVAL_MS < 60_000 * int(expiration[:-1]) < 300_000  # the exporter's default is 5m
 
 
 def test_metrics_and_logs_are_taken_on_the_usual_ports() -> None:

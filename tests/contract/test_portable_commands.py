@@ -19,7 +19,7 @@ runpy.run_module("rankscope.collector", run_name="__main__")
 """
 
 
-def test_traces_are_analysed_where_there_is_no_epoll() -> None:
+def test_traces_are_analyzed_where_there_is_no_epoll() -> None:
     trace = ROOT / "tests" / "traces" / "gloo-2.13" / "ddp_2r_slow1_data"
     command = [sys.executable, "-c", WITHOUT_LINUX, "analyze", str(trace)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=MINUTES_S, check=False)

@@ -199,7 +199,7 @@ def test_kernels_are_summed_by_name(name: str) -> None:
 def test_calls_that_wait_for_the_device_are_summed_by_name(name: str) -> None:
     ours: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     # The reference has the calls that wait by their name; copies that block although they are named Async come beside.
-    for row in (row for row in report_of(name).synchronisations if row.name != "cudaMemcpyAsync"):
+    for row in (row for row in report_of(name).synchronizations if row.name != "cudaMemcpyAsync"):
         before = ours[row.name]
         ours[row.name] = [before[0] + row.count, before[1] + row.total_ns, max(before[2], row.max_ns)]
     reference = {
@@ -210,9 +210,9 @@ def test_calls_that_wait_for_the_device_are_summed_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "total_ns"), [("v100_dlrm_8ranks_r0", 903_000), ("v100_dlrm_8ranks_r1", 890_000)])
-def test_copies_to_pageable_memory_are_synchronisation_points(name: str, total_ns: int) -> None:
+def test_copies_to_pageable_memory_are_synchronization_points(name: str, total_ns: int) -> None:
     # Each has two "Memcpy DtoH (Device -> Pageable)" of 1 us, whose calls return 7 us after their end.
-    rows = [row for row in report_of(f"{name}.json.gz").synchronisations if row.name == "cudaMemcpyAsync"]
+    rows = [row for row in report_of(f"{name}.json.gz").synchronizations if row.name == "cudaMemcpyAsync"]
     assert (sum(row.count for row in rows), sum(row.total_ns for row in rows)) == (2, total_ns)
 
 
@@ -297,7 +297,7 @@ def test_plugin_overview_by_event_type_follows_from_launches(name: str) -> None:
 def test_device_rates_are_those_of_the_plugin(name: str) -> None:
     (reference,) = plugin(name)["gpu"].values()
     (device,) = report_of(name).devices
-    assert device.utilisation_ratio == pytest.approx(reference["utilization"], abs=6e-5)
+    assert device.utilization_ratio == pytest.approx(reference["utilization"], abs=6e-5)
     assert device.sm_efficiency_ratio == pytest.approx(reference["est_sm_efficiency"], abs=6e-5)
     assert device.achieved_occupancy_ratio == pytest.approx(reference["est_achieved_occupancy"] / 100, abs=1e-6)
 

@@ -19,7 +19,7 @@ from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.run_sections import render_text
 from rankscope.collector.reports.status_text import render_status
-from rankscope.collector.reports.summary import summarise, verdict
+from rankscope.collector.reports.summary import summarize, verdict
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.run_summary import build_run_summary
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
@@ -75,7 +75,7 @@ def report_of(run: RunSnapshot) -> RunReport:
 
 def views_of(run: RunSnapshot) -> Iterator[tuple[str, str]]:
     """The text of each view, with its name."""
-    yield "summary", summarise(run)
+    yield "summary", summarize(run)
     yield "status", render_status(build_status(run, 4))
     yield "report", render_text(report_of(run), 20, width=1_000)
     yield "incidents", render_incidents(incidents_of(run), 50_060.0)
@@ -160,7 +160,7 @@ def test_own_times_of_the_finding_are_those_of_a_table_of_its_steps(run: RunSnap
     ranks = {rank.identity.rank: rank for rank in run.ranks}
     for one in run.open_findings:
         if one.kind == "straggler" and one.rank is not None:
-            assert ranks[one.rank].self_ns_median == pytest.approx(one.evidence["self_ns"], rel=0.02)
+            assert ranks[one.rank].own_ns_median == pytest.approx(one.evidence["own_ns"], rel=0.02)
 
 
 def test_incident_and_wire_have_the_same_words(run: RunSnapshot) -> None:

@@ -172,7 +172,7 @@ def test_the_wheel_asks_for_no_torch(metadata: Message) -> None:
     assert [requirement for requirement in asked if "torch" in requirement.lower()] == []
 
 
-def test_the_wheel_says_its_name_its_licence_and_its_python(metadata: Message, wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_says_its_name_its_license_and_its_python(metadata: Message, wheel: zipfile.ZipFile) -> None:
     assert (metadata["Name"], metadata["License-Expression"], metadata["Requires-Python"]) == (
         "rankscope",
         "Apache-2.0",

@@ -68,10 +68,10 @@ from rankscope.measure.records import (
     Losses,
     NodeSample,
     PortSample,
-    Synchronisation,
+    Synchronization,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.stalls import (
     GroupStatus,
@@ -110,10 +110,10 @@ BREAKDOWN = WindowBreakdown(
     first_step=40, step_count=2, window_ns=600, compute_ns=400, communication_ns=150, overlap_ns=90,
     exposed_communication_ns=60, copy_ns=40, idle_ns=100, operator_count=12,
 )  # fmt: skip
-SYNCHRONISATIONS = WindowSynchronisations(
+SYNCHRONIZATIONS = WindowSynchronizations(
     first_step=40, step_count=2, call_ns={"cudaStreamSynchronize": 150}, idle_ns=20,
     kinds=(
-        Synchronisation(
+        Synchronization(
             call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)", count=2, waits_ns=150,
             longest_ns=90, idle_ns=20,
         ),
@@ -275,7 +275,7 @@ STATED: dict[str, Message] = {
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
-        stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
+        stall=STALL, synchronizations=(SYNCHRONIZATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
         out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES, compilations=COMPILATIONS,
     ),
     "ack": Ack(through=5),
@@ -392,7 +392,7 @@ WITHOUT_TAILS = msgspec.structs.replace(
 """Nor with samples of the stall."""
 WITHOUT_TIMED_STEPS = msgspec.structs.replace(WITHOUT_TAILS, timed_steps=())
 EARLIER_REPORT = msgspec.structs.replace(
-    WITHOUT_TIMED_STEPS, totals=LATER_TOTALS, synchronisations=(), devices=(EARLIER_DEVICE,), node=None
+    WITHOUT_TIMED_STEPS, totals=LATER_TOTALS, synchronizations=(), devices=(EARLIER_DEVICE,), node=None
 )
 """As it was before there were blocking calls, samples of the machine, and of PCIe links."""
 
@@ -407,8 +407,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("node", "ports", 0)),
     ("report", ("node", "interfaces", 0)),
     ("report", ("collectives", "table")),
-    *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress", "synchronisations")),
-    ("report", ("synchronisations", 0, "kinds", 0)),
+    *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress", "synchronizations")),
+    ("report", ("synchronizations", 0, "kinds", 0)),
     ("report", ("stall",)),
     ("report", ("out_of_memory", 0)),
     ("report", ("flops",)),
@@ -541,7 +541,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
     earlier = {
         "host": EARLIER_HOST,
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
-        "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None, "timed_steps": (),
+        "stalled_since_host_ns": None, "stall": None, "synchronizations": (), "node": None, "timed_steps": (),
         "out_of_memory": (), "flops": StepFlops(), "enqueues": None, "compilations": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
@@ -605,8 +605,8 @@ def test_earlier_report_without_step_effect_decodes() -> None:
     assert decode(frame) == msgspec.structs.replace(EARLIER_REPORT, cost=EARLIER_COST)
 
 
-def test_earlier_report_without_synchronisations_decodes() -> None:
-    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_synchronisations.hex").read_text())
+def test_earlier_report_without_synchronizations_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_synchronizations.hex").read_text())
     assert decode(frame) == EARLIER_REPORT
 
 

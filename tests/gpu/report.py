@@ -307,13 +307,13 @@ def run_tests(name: str, command: Sequence[str], limit_s: float = TESTS_S_MAX) -
             print(tail, flush=True)
             return (name, f"not over after {limit_s:.0f} s; printed last: {tail[-300:]}"), 1
     print(ended.stdout, flush=True)
-    return (name, summarise_tests(ended.stdout) or ended.stderr[-300:]), ended.exit_code
+    return (name, summarize_tests(ended.stdout) or ended.stderr[-300:]), ended.exit_code
 
 
-def summarise_tests(printed: str) -> str:
+def summarize_tests(printed: str) -> str:
     """Return the last line of pytest and the tests that failed.
 
-    >>> summarise_tests("..F\\nFAILED tests/gpu/test_a.py::test_b - AssertionError: x\\n1 failed, 2 passed in 3.00s\\n")
+    >>> summarize_tests("..F\\nFAILED tests/gpu/test_a.py::test_b - AssertionError: x\\n1 failed, 2 passed in 3.00s\\n")
     '1 failed, 2 passed in 3.00s; failed: test_a.py::test_b'
     """
     lines = printed.strip().splitlines()

@@ -48,7 +48,7 @@ def read_events(folder: Path, category: str) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event.get("cat") == category]
 
 
-def analyse(folder: Path) -> RankReport:
+def analyze_one(folder: Path) -> RankReport:
     (rank,) = analyze(str(find_file(folder)), modules=True).ranks
     return rank
 
@@ -65,14 +65,14 @@ def test_kernels_of_the_captured_steps_are_in_the_file_and_losses_are_the_same(t
     launches |= {event["args"]["correlation"] for event in read_events(tmp_path, "cuda_driver")}
     assert kernels, describe_events(find_file(tmp_path))
     assert {event["args"]["correlation"] for event in kernels} <= launches
-    rank = analyse(tmp_path)
+    rank = analyze_one(tmp_path)
     assert [step.step for step in rank.steps] == list(range(FIRST_STEP, LAST_STEP + 1))
 
 
 @needs_gpu
 def test_modules_have_the_device_time_of_what_they_launched(tmp_path: Path) -> None:
     capture(tmp_path, "plain", "modules")
-    rank = analyse(tmp_path)
+    rank = analyze_one(tmp_path)
     rows = {row.path: row for row in rank.modules or () if row.path is not None}
     linear = [row for path, row in rows.items() if path.endswith(("Linear_0", "Linear_1"))]
     assert [row.count for row in linear] == [3, 3]

@@ -17,7 +17,7 @@ PLOT = """
 const { width, height } = arguments[0].getBoundingClientRect();
 return [width, height];
 """
-COLOUR = """
+COLOR = """
 const probe = document.body.appendChild(document.createElement("i"));
 probe.style.color = `var(--${arguments[0]})`;
 const found = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
@@ -29,7 +29,7 @@ LEFT, BELOW = 62, 36
 CHART_BELOW = 20
 """The same below the other charts (charts.js)."""
 
-Colour = list[int]
+Color = list[int]
 
 
 class Serving(Protocol):
@@ -96,21 +96,21 @@ class LivePage:
 
         return wait_until(self.browser, look) or ""
 
-    def cell(self, row: int, rows: int, column: int, columns: int) -> Colour:
-        """The colour in the middle of a cell of the heat map, of which so many rows and columns are in view."""
+    def cell(self, row: int, rows: int, column: int, columns: int) -> Color:
+        """The color in the middle of a cell of the heat map, of which so many rows and columns are in view."""
         canvas = find(self.browser, "#heat")
         width, height = self.run(PLOT, canvas)
         x = LEFT + (column + 0.5) / columns * (width - LEFT)
         return self.pixel("#heat", x, (row + 0.5) / rows * (height - BELOW))
 
-    def pixel(self, selector: str, x: float, y: float) -> Colour:
-        """The colour of a canvas there, in CSS pixels from its left upper corner."""
+    def pixel(self, selector: str, x: float, y: float) -> Color:
+        """The color of a canvas there, in CSS pixels from its left upper corner."""
         pixels = self.pixels(selector, x)
         return pixels[int(y / self.size(selector)[1] * len(pixels))]
 
-    def pixels(self, selector: str, x: float) -> list[Colour]:
-        """The colours of a canvas there, from above."""
-        found: list[Colour] = self.run(PIXELS, find(self.browser, selector), x)
+    def pixels(self, selector: str, x: float) -> list[Color]:
+        """The colors of a canvas there, from above."""
+        found: list[Color] = self.run(PIXELS, find(self.browser, selector), x)
         return found
 
     def size(self, selector: str) -> tuple[float, float]:
@@ -118,9 +118,9 @@ class LivePage:
         width, height = self.run(PLOT, find(self.browser, selector))
         return width, height
 
-    def colour(self, name: str) -> Colour:
-        """A colour of the page by its name in page.css, as it is now."""
-        found: Colour = self.run(COLOUR, name)
+    def color(self, name: str) -> Color:
+        """A color of the page by its name in page.css, as it is now."""
+        found: Color = self.run(COLOR, name)
         return found
 
     def run(self, script: str, *arguments: object) -> Any:
@@ -140,11 +140,11 @@ class LivePage:
         return len(self.browser.find_elements(By.CSS_SELECTOR, selector))
 
 
-def heat_of(colour: Colour) -> int:
-    """How much hotter than neutral a colour is: red without blue."""
-    return colour[0] - colour[2]
+def heat_of(color: Color) -> int:
+    """How much hotter than neutral a color is: red without blue."""
+    return color[0] - color[2]
 
 
-def is_near(colour: Colour, other: Colour, distance: int = 12) -> bool:
-    """Whether two colours are the same but for rounding."""
-    return all(abs(one - another) <= distance for one, another in zip(colour, other, strict=True))
+def is_near(color: Color, other: Color, distance: int = 12) -> bool:
+    """Whether two colors are the same but for rounding."""
+    return all(abs(one - another) <= distance for one, another in zip(color, other, strict=True))

@@ -130,22 +130,22 @@ def rename(run: RunSnapshot, name: str) -> RunSnapshot:
 def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> tuple[RunSnapshot, HeatMapSteps]:
     """A run of so many ranks one of which takes twice as long in every step, and its last 64 steps."""
     chance = np.random.default_rng(SEED)
-    self_ns = WORK_NS * (1.0 + NOISE * chance.standard_normal((STEPS, ranks)))
-    self_ns[:, slow_rank] *= SLOWER
-    step_ns = np.broadcast_to(self_ns.max(axis=1, keepdims=True), self_ns.shape)
+    own_ns = WORK_NS * (1.0 + NOISE * chance.standard_normal((STEPS, ranks)))
+    own_ns[:, slow_rank] *= SLOWER
+    step_ns = np.broadcast_to(own_ns.max(axis=1, keepdims=True), own_ns.shape)
     numbers = tuple(range(ranks))
-    phases = {"forward": self_ns * 0.4, "backward": self_ns * 0.6}
+    phases = {"forward": own_ns * 0.4, "backward": own_ns * 0.6}
     series = StepSeries(
-        np.arange(first_step, first_step + STEPS), numbers, step_ns, self_ns, self_ns, phases, self_is_measured=True
+        np.arange(first_step, first_step + STEPS), numbers, step_ns, own_ns, own_ns, phases, own_is_measured=True
     )
     groups = find_peer_groups(numbers, {})
     excess = find_excess(series, groups)
     slowdowns = slowdown_ratios(excess, STEPS).tolist()
-    medians = medians_of_last(self_ns, STEPS).tolist()
+    medians = medians_of_last(own_ns, STEPS).tolist()
     lines = tuple(_rank_of(name, rank, ranks, slowdowns[rank], medians[rank]) for rank in numbers)
     run = RunSnapshot(run=name, world_size=ranks, restart_count=0, ranks=lines, run_slowdown_ratio=SLOWER)
     picture = HeatMapSteps(
-        attempt=0, steps=series.steps, ranks=np.array(numbers), self_ns=self_ns.astype(np.float32),
+        attempt=0, steps=series.steps, ranks=np.array(numbers), own_ns=own_ns.astype(np.float32),
         excess=excess.astype(np.float32), peer_groups=groups, latest_step=first_step + STEPS - 1,
         marked_steps=series.steps, marked_wall_s=np.linspace(BEGIN_WALL_S, BEGIN_WALL_S + 0.2 * (STEPS - 1), STEPS),
     )  # fmt: skip
@@ -163,7 +163,7 @@ def finding_of(number: int, sentence: str, **known: object) -> Finding:
     return Finding(number=number, sentence=sentence, **fields)  # type: ignore[arg-type]
 
 
-def _rank_of(run: str, rank: int, ranks: int, slowdown: float, self_ns: float) -> RankSnapshot:
+def _rank_of(run: str, rank: int, ranks: int, slowdown: float, own_ns: float) -> RankSnapshot:
     identity = RankIdentity(
         run=RunId(run), rank=rank, local_rank=rank % RANKS_PER_NODE, world_size=ranks, restart_count=0,
         node=f"node-{rank // RANKS_PER_NODE}", boot_id=BootId(f"boot-{rank:08d}"), pid=1_000 + rank,
@@ -175,9 +175,9 @@ def _rank_of(run: str, rank: int, ranks: int, slowdown: float, self_ns: float) -
         reports_admitted=STEPS,
         last_step=STEPS - 1,
         step_ns_median=WORK_NS * SLOWER,
-        self_ns_median=self_ns,
+        own_ns_median=own_ns,
         slowdown_ratio=slowdown,
-        phases_ns_median={"forward": 0.4 * self_ns, "backward": 0.6 * self_ns},
+        phases_ns_median={"forward": 0.4 * own_ns, "backward": 0.6 * own_ns},
         totals=totals_of(STEPS),
         breakdown=WindowBreakdown(
             first_step=0, step_count=STEPS, window_ns=window_ns, compute_ns=window_ns // 2,

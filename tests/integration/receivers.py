@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.integration.serving import DEADLINE_S
 
-Behaviour = Callable[[socket.socket, threading.Event], None]
+Behavior = Callable[[socket.socket, threading.Event], None]
 """What a receiver does on a connection once it has read the request; the event is set when the receiver closes."""
 
 
@@ -21,8 +21,8 @@ class Request(NamedTuple):
     body: bytes
 
 
-def answering(status: int, *headers: str) -> Behaviour:
-    """A behaviour: answer with a status and these headers."""
+def answering(status: int, *headers: str) -> Behavior:
+    """A behavior: answer with a status and these headers."""
 
     def answer(connection: socket.socket, _closing: threading.Event) -> None:
         lines = (f"HTTP/1.1 {status} Text", *headers, "Content-Length: 2", "Connection: close", "", "ok")
@@ -31,18 +31,18 @@ def answering(status: int, *headers: str) -> Behaviour:
     return answer
 
 
-def saying(data: bytes) -> Behaviour:
-    """A behaviour: send exactly these bytes, and close."""
+def saying(data: bytes) -> Behavior:
+    """A behavior: send exactly these bytes, and close."""
     return lambda connection, _closing: connection.sendall(data)
 
 
 def saying_nothing(_connection: socket.socket, closing: threading.Event) -> None:
-    """A behaviour: never answer."""
+    """A behavior: never answer."""
     closing.wait()
 
 
-def saying_forever(data: bytes, again: bytes, pause_s: float = 0.0) -> Behaviour:
-    """A behaviour: send `data`, then `again` over and over."""
+def saying_forever(data: bytes, again: bytes, pause_s: float = 0.0) -> Behavior:
+    """A behavior: send `data`, then `again` over and over."""
 
     def flood(connection: socket.socket, closing: threading.Event) -> None:
         connection.sendall(data)
@@ -56,10 +56,10 @@ OK = answering(200)
 
 
 class WebhookReceiver:
-    """Answers by the `behaviours` in order, then by OK. Made by `receiving`."""
+    """Answers by the `behaviors` in order, then by OK. Made by `receiving`."""
 
-    def __init__(self, behaviours: tuple[Behaviour, ...], tls: ssl.SSLContext | None) -> None:
-        self._behaviours = list(behaviours)
+    def __init__(self, behaviors: tuple[Behavior, ...], tls: ssl.SSLContext | None) -> None:
+        self._behaviors = list(behaviors)
         self._tls = tls
         self._requests: list[Request] = []
         self._changed = threading.Condition()
@@ -112,13 +112,13 @@ class WebhookReceiver:
         with self._changed:
             self._requests.append(Request(line, headers, body))
             self._changed.notify_all()
-        (self._behaviours.pop(0) if self._behaviours else OK)(connection, self._closing)
+        (self._behaviors.pop(0) if self._behaviors else OK)(connection, self._closing)
 
 
 @contextlib.contextmanager
-def receiving(*behaviours: Behaviour, tls: ssl.SSLContext | None = None) -> Iterator[WebhookReceiver]:
+def receiving(*behaviors: Behavior, tls: ssl.SSLContext | None = None) -> Iterator[WebhookReceiver]:
     """Start a receiver; it does not outlive the block."""
-    receiver = WebhookReceiver(behaviours, tls)
+    receiver = WebhookReceiver(behaviors, tls)
     try:
         yield receiver
     finally:

@@ -9,8 +9,9 @@ from tests.integration.serving import AnnouncingProcess, wait_for
 class RunningRelay(AnnouncingProcess):
     """A running `rankscope relay`. Made by `relaying`."""
 
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        super().__init__("relay", ("relay", "--announce", *arguments), {})
+    def __init__(self, arguments: tuple[str, ...], batch_interval_s: float) -> None:
+        interval = {"RANKSCOPE_RELAY_CONSTANT_BATCH_INTERVAL_S": str(batch_interval_s)}
+        super().__init__("relay", ("relay", "--announce", *arguments), interval)
         self.endpoint: str = self.announced["endpoint"]
 
     def wait_for_words(self, words: str) -> None:
@@ -19,9 +20,11 @@ class RunningRelay(AnnouncingProcess):
 
 
 @contextlib.contextmanager
-def relaying(collector: str, *arguments: str, listen: str = "tcp://127.0.0.1:0") -> Iterator[RunningRelay]:
+def relaying(
+    collector: str, *arguments: str, listen: str = "tcp://127.0.0.1:0", batch_interval_s: float = 0.1
+) -> Iterator[RunningRelay]:
     """Start a relay, at a free port and with quick batches unless told otherwise; it does not outlive the block."""
-    relay = RunningRelay(("--collector", collector, "--listen", listen, "--batch-interval-s", "0.1", *arguments))
+    relay = RunningRelay(("--collector", collector, "--listen", listen, *arguments), batch_interval_s)
     try:
         yield relay
     finally:

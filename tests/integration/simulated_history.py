@@ -136,7 +136,7 @@ def _collector_counts(frames: int) -> CollectorCounts:
         relay_batches=frames // 8,
         relay_dropped={"full": 0},
         relay_refused={"bad_magic": 0},
-        http_refused={"unauthorised": 0},
+        http_refused={"unauthorized": 0},
         contained_errors={"run_state": 0},
         captures={"complete": 2, "failed": 1, "refused": 1},
         capture_pause_s=0.5,

@@ -40,7 +40,7 @@ def test_folder_of_ranks_ends_in_tables_a_verdict_and_json(tmp_path: Path) -> No
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_steps_and_rank_choose_what_is_analysed(tmp_path: Path) -> None:
+def test_steps_and_rank_choose_what_is_analyzed(tmp_path: Path) -> None:
     ended = rankscope("analyze", GLOO, "--rank", "1", "--steps", "2:3", "--json-file", tmp_path / "report.json")
     assert ended.returncode == 0
     (rank,) = json.loads((tmp_path / "report.json").read_text())["ranks"]
@@ -102,7 +102,7 @@ def test_broken_file_is_named_with_reason_and_byte(
     assert "at byte" in stderr
 
 
-def test_file_cut_off_is_analysed_up_to_the_cut_with_a_warning(tmp_path: Path) -> None:
+def test_file_cut_off_is_analyzed_up_to_the_cut_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "rank0.json.gz").write_bytes(WHOLE[: len(WHOLE) // 2])
     ended = rankscope("analyze", tmp_path, "--json-file", tmp_path / "out")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -111,7 +111,7 @@ def test_file_cut_off_is_analysed_up_to_the_cut_with_a_warning(tmp_path: Path) -
     assert rank["event_count"] > 0
 
 
-def test_other_files_are_still_analysed(tmp_path: Path) -> None:
+def test_other_files_are_still_analyzed(tmp_path: Path) -> None:
     shutil.copy(GLOO / "rank0.json.gz", tmp_path)
     (tmp_path / "rank1.json.gz").write_bytes(BROKEN["cut_gzip.json.gz"][0])
     ended = rankscope("analyze", tmp_path, "--json-file", tmp_path / "out")
@@ -159,7 +159,7 @@ def test_mistake_of_the_user_is_one_line_and_status_2(
     assert reason in line
 
 
-def test_list_says_what_each_file_is_without_analysing(tmp_path: Path) -> None:
+def test_list_says_what_each_file_is_without_analyzing(tmp_path: Path) -> None:
     shutil.copy(GLOO / "rank1.json.gz", tmp_path / "b.json.gz")
     (tmp_path / "a.json").write_text("no trace")
     ended = rankscope("analyze", tmp_path, "--list")

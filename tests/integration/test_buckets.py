@@ -27,9 +27,9 @@ def train(*options: str) -> tuple[RunSnapshot, Ended]:
 def test_rank_that_computes_while_its_buckets_wait_is_not_taken_to_wait() -> None:
     run, ended = train("--work-s", *map(str, WORK_S))
     own_ms = {int(rank): float(ms) for rank, ms in re.findall(r"own (\d) ([\d.]+) ms", ended.stdout)}
-    self_ms = {rank: (find_rank(run, rank).self_ns_median or 0.0) / 1e6 for rank in own_ms}
+    found_ms = {rank: (find_rank(run, rank).own_ns_median or 0.0) / 1e6 for rank in own_ms}
     assert len(own_ms) == len(WORK_S)
-    assert all(self_ms[rank] > SHORTFALL_MAX * own_ms[rank] for rank in own_ms), (self_ms, own_ms)
+    assert all(found_ms[rank] > SHORTFALL_MAX * own_ms[rank] for rank in own_ms), (found_ms, own_ms)
     slow = [one for one in run.findings if one.kind == STRAGGLER]  # a busy machine may hold up another one for a while
     found = max(slow, key=lambda one: one.slowdown_ratio or 0.0)
     assert found.ranks == (2,)

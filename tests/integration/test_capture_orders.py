@@ -122,7 +122,7 @@ def test_without_a_control_token_every_post_is_forbidden_with_the_cure(
         answer = ask(server, path, "POST", {}, {**JSON, "Authorization": f"Bearer {READ}"})
         assert answer.status == 403
         assert "http_control_token_file" in answer.error
-        assert server.refused == {"unauthorised": 1}
+        assert server.refused == {"unauthorized": 1}
     assert service.requests == []
 
 

@@ -245,8 +245,8 @@ def test_capture_is_followed_to_its_end(page: LivePage, world: LiveWorld) -> Non
     page.wait_for_text("#capture-said", "Capture c1: recording: the ranks wait for these steps")
     change(world, state="fetching", ranks=(RankCapture(rank=0, size_bytes=2_000_000, fetched_bytes=500_000),))
     page.wait_for_text("#capture-list", "fetching: the files are on their way to the collector, 500.0 kB of 2.0 MB")
-    change(world, state="analysing")
-    page.wait_for_text("#capture-list", "analysing: the collector analyses the files")
+    change(world, state="analyzing")
+    page.wait_for_text("#capture-list", "analyzing: the collector analyses the files")
     world.captures = (COMPLETE,)
     page.wait_for_text("#capture-list", "It has stopped training for 0.50 s.")
     page.wait_for_text("#capture-list", "rank 2 is slow")
@@ -439,7 +439,7 @@ def answer(peer: Peer, rank: AnsweringRank) -> None:
             return
 
 
-def test_pressed_button_brings_an_analysed_capture(browser: webdriver.Chrome, collector: Served) -> None:
+def test_pressed_button_brings_an_analyzed_capture(browser: webdriver.Chrome, collector: Served) -> None:
     with connected(collector.endpoint, "boot-one") as peer:
         train(collector, peer)
         page = press(browser, collector, "good", 0)

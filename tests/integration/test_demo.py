@@ -82,7 +82,7 @@ def test_result_has_these_keys_and_no_others(shown: Shown) -> None:
     result = shown.result
     assert list(result) == ["run", "world_size", "steps", "ranks", "findings", "metrics_sample_count"]
     for rank in result["ranks"]:
-        assert list(rank) == ["rank", "steps", "step_ns_median", "phases_ns", "self_ns_median", *RATIOS]
+        assert list(rank) == ["rank", "steps", "step_ns_median", "phases_ns", "own_ns_median", *RATIOS]
     for finding in result["findings"]:
         assert list(finding) == ["kind", "rank", "since_step", "slowdown_ratio", "cause", "sentence"]
 
@@ -93,7 +93,7 @@ def test_every_rank_has_its_numbers(shown: Shown) -> None:
     for rank in shown.result["ranks"]:
         assert set(rank["phases_ns"]) == {"data", "forward", "backward", "optimizer", "other"}
         assert all(time_ns > 0 for time_ns in rank["phases_ns"].values())
-        assert 0 < rank["self_ns_median"] <= rank["step_ns_median"]
+        assert 0 < rank["own_ns_median"] <= rank["step_ns_median"]
         assert all(0 <= rank[name] <= 1 for name in RATIOS)
         assert rank["exposed_communication_ratio"] <= rank["communication_ratio"]
         parts = rank["compute_ratio"] + rank["exposed_communication_ratio"] + rank["idle_ratio"]

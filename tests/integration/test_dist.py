@@ -70,7 +70,7 @@ def materials(released: dict[str, Path]) -> dict[str, Any]:
     return found
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -105,14 +105,14 @@ def test_same_commit_gives_the_same_bytes_elsewhere_by_somebody_else_and_without
 def test_bill_of_materials_has_what_the_image_installs(materials: dict[str, Any]) -> None:
     text = (ROOT / "deploy" / "docker" / "requirements.txt").read_text(encoding="utf-8")
     pinned = {line for line in text.splitlines() if line and not line.startswith("#")}
-    assert {f"{normalise(one['name'])}=={one['version']}" for one in materials["components"]} == pinned
+    assert {f"{normalize(one['name'])}=={one['version']}" for one in materials["components"]} == pinned
     assert [one["name"] for one in materials["components"] if not one["purl"].startswith("pkg:pypi/")] == []
 
 
-def test_bill_of_materials_has_a_licence_of_each(materials: dict[str, Any]) -> None:
+def test_bill_of_materials_has_a_license_of_each(materials: dict[str, Any]) -> None:
     parts = [*materials["components"], materials["metadata"]["component"]]
     named = {
-        normalise(part["name"]): [
+        normalize(part["name"]): [
             entry.get("expression") or entry["license"].get("id") or entry["license"]["name"]
             for entry in part.get("licenses", ())
         ]
@@ -120,7 +120,7 @@ def test_bill_of_materials_has_a_licence_of_each(materials: dict[str, Any]) -> N
     }
     # Its metadata has free text in the field License, and neither an expression nor a classifier: so it has none here.
     undeclared = ["protobuf"]
-    assert [name for name, licences in named.items() if not all(licences) or not licences] == undeclared
+    assert [name for name, licenses in named.items() if not all(licenses) or not licenses] == undeclared
     assert named["rankscope"] == ["Apache-2.0"]
     assert named["pyzmq"] == ["BSD-3-Clause"]
 
@@ -129,11 +129,11 @@ def test_bill_of_materials_names_what_the_wheel_requires(built: list[Path], mate
     with zipfile.ZipFile(built[0]) as wheel:
         metadata = email.message_from_bytes(wheel.read(f"rankscope-{__version__}.dist-info/METADATA"))
     asked = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
-    required = {normalise(one.name) for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})}
+    required = {normalize(one.name) for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})}
     root = materials["metadata"]["component"]
     assert (root["name"], root["version"]) == ("rankscope", __version__)
     (uses,) = [one["dependsOn"] for one in materials["dependencies"] if one["ref"] == root["bom-ref"]]
-    assert required <= {normalise(ref.partition("==")[0]) for ref in uses}
+    assert required <= {normalize(ref.partition("==")[0]) for ref in uses}
 
 
 def test_bill_of_materials_says_nothing_of_who_made_it(materials: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from tests.integration.torchrun import DEADLINE_S, Ended, Job, started, torchrun
 NO_ENTRY = re.compile(r'rankscope_peers_refused_total\{reason="(no_keys|broken_handshake)"\} [1-9]')
 LINGER_S = 1.0
 A_STORE_FOR_EACH_LIFE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""By default torchrun (torch 2.13) keeps one store for all lives, where gloo finds its neighbour's address of the life
+"""By default torchrun (torch 2.13) keeps one store for all lives, where gloo finds its neighbor's address of the life
 before and fails to connect, with or without an agent. This way rank 0 makes the store; the agent has to wait for it."""
 
 

@@ -114,8 +114,8 @@ def find_failures(incidents: list[dict[str, Any]]) -> list[tuple[str, str, list[
     return [(one["state"], one["cause"], one["ranks"]) for one in incidents if one["kind"] == FAILURE]
 
 
-def failed_by_its_neighbour(rank: RankSnapshot) -> bool:
-    """Whether it ended as the neighbour of a rank that is gone does: by the launcher's SIGTERM, unless its collective
+def failed_by_its_neighbor(rank: RankSnapshot) -> bool:
+    """Whether it ended as the neighbor of a rank that is gone does: by the launcher's SIGTERM, unless its collective
     failed before that came. Which of the two is a race that no test can decide.
     """
     return (rank.ended, rank.exit_code) == ("terminated", None) or (
@@ -145,7 +145,7 @@ def test_an_uncaught_exception_is_told_with_its_type(served: Served, tmp_path: P
     assert (second.ended, second.exit_code) == ("failed", 1)
     assert second.ended_detail == "ValueError: the loss is not a number"
     assert second.totals.steps in (19, 20)
-    assert failed_by_its_neighbour(first), first
+    assert failed_by_its_neighbor(first), first
     end, run, incidents = watch.read_end()
     assert end.first is not None
     assert (end.reason, end.first.rank, end.first.detail) == ("failed", 1, "ValueError: the loss is not a number")
@@ -162,7 +162,7 @@ def test_os_exit_is_told_by_the_sidecar_with_its_code(served: Served, tmp_path: 
     assert ended.exit_code == 1
     assert re.search(r"exitcode\s*: 7 ", ended.stderr)
     assert (second.ended, second.ended_detail, second.exit_code) == ("failed", "exit code 7", 7)
-    assert failed_by_its_neighbour(first), first
+    assert failed_by_its_neighbor(first), first
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_crash_is_told_with_its_signal_and_the_python_stack(
     frame = find_script_frame(second.end.stacks[0].frames)
     assert frame is not None
     assert (frame.file.rpartition("/")[2], frame.function) == ("paced.py", function)
-    assert failed_by_its_neighbour(first), first
+    assert failed_by_its_neighbor(first), first
     told, run, incidents = watch.read_end()
     assert told.first is not None
     assert (told.reason, told.first.rank, told.first.signal) == ("crashed", 1, signal_name)
@@ -197,7 +197,7 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
     assert ended.exit_code == 1
     assert (second.ended, second.exit_code) == ("killed", None)
     assert second.ended_detail.startswith("SIGKILL; the OOM killer counted no victim in ")
-    assert failed_by_its_neighbour(first), first
+    assert failed_by_its_neighbor(first), first
     end, _, incidents = watch.read_end()
     assert end.first is not None
     assert (end.reason, end.first.rank, end.first.signal, end.first.together) == ("killed", 1, "SIGKILL", ())
@@ -253,7 +253,7 @@ def test_sigterm_to_the_launcher_ends_every_rank(served: Served, tmp_path: Path)
     assert ended.exit_code != 0
     assert "terminated" in (first.ended, second.ended)
     assert watch.read_end()[0].reason in {"terminated", "failed"}  # a collective may fail before the SIGTERM comes
-    assert all(failed_by_its_neighbour(rank) for rank in (first, second)), (first, second)
+    assert all(failed_by_its_neighbor(rank) for rank in (first, second)), (first, second)
 
 
 def test_ctrl_c_interrupts_every_rank(served: Served, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_ctrl_c_interrupts_every_rank(served: Served, tmp_path: Path) -> None:
     assert ended.exit_code != 0
     assert "interrupted" in (first.ended, second.ended)
     assert watch.read_end()[0].reason in {"interrupted", "failed"}  # a collective may fail before the SIGINT comes
-    assert all(rank.ended == "interrupted" or failed_by_its_neighbour(rank) for rank in (first, second)), (
+    assert all(rank.ended == "interrupted" or failed_by_its_neighbor(rank) for rank in (first, second)), (
         first,
         second,
     )

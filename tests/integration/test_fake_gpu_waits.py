@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.measure.records import WindowSynchronisations
+from rankscope.measure.records import WindowSynchronizations
 from tests.fake_gpu import BLOCKING_CALL, Work, read_work
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.listening_collector import Life, listening
@@ -25,10 +25,10 @@ class Job(NamedTuple):
     work: list[Work]
 
     @property
-    def windows(self) -> list[WindowSynchronisations]:
-        return [window for report in self.life.reports for window in report.synchronisations]
+    def windows(self) -> list[WindowSynchronizations]:
+        return [window for report in self.life.reports for window in report.synchronizations]
 
-    def find_waits_ns(self, window: WindowSynchronisations) -> list[int]:
+    def find_waits_ns(self, window: WindowSynchronizations) -> list[int]:
         """Return how long each call that began in the window's steps waited, as the device knows it: from the call to
         the end of the work before it.
         """

@@ -86,7 +86,7 @@ def test_without_the_token_nothing_is_told_not_even_what_there_is(path: str, hea
         assert status == 401
         assert answered["WWW-Authenticate"] == 'Bearer realm="rankscope", Basic realm="rankscope"'
         assert json.loads(body) == {"error": "this collector requires its token: send `Authorization: Bearer TOKEN`"}
-        assert server.refused == {"unauthorised": 1}
+        assert server.refused == {"unauthorized": 1}
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/runs", "/api/v1/incidents"])

@@ -149,7 +149,7 @@ def test_the_command_prints_a_table_for_people(seen: Seen) -> None:
 
 def test_the_command_prints_json_with_the_evidence(seen: Seen) -> None:
     (incident,) = json.loads(seen.while_open["json"].stdout)
-    assert incident["evidence"]["peers_self_ns"] > 0
+    assert incident["evidence"]["peers_own_ns"] > 0
     assert (incident["id"], incident["changes"][0]["what"]) == (1, "opened")
 
 

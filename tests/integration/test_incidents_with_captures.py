@@ -28,11 +28,11 @@ RUN = "bert@20261125T103005Z"
 FINDING = slow(2, number=4)
 RESOLVED = resolve(begin(3, RUN, slow(2, number=1), 1_000.0), "passed", 2_000.0, lost_rank_seconds=None)
 OPEN = begin(7, RUN, FINDING, 5_000.0)
-ANALYSED = Capture(
+ANALYZED = Capture(
     id="c1", run="bert", run_id=RUN, state="complete", asked_wall_s=1_500.0, changed_wall_s=1_600.0,
     ranks=(RankCapture(rank=1), RankCapture(rank=2)), files=(CaptureFile("report.html", 6),),
 )  # fmt: skip
-RECORDING = replace(ANALYSED, id="c2", state="recording", asked_wall_s=6_000.0, files=(), incident="7")
+RECORDING = replace(ANALYZED, id="c2", state="recording", asked_wall_s=6_000.0, files=(), incident="7")
 FAILED = replace(RECORDING, id="c3", state="failed", problem="rank 2: too late", asked_wall_s=5_500.0, incident="")
 
 
@@ -72,12 +72,12 @@ def captures_by_incident(url: str) -> dict[int, list[str]]:
 
 
 def test_incidents_have_the_ids_of_their_captures() -> None:
-    with serve(RECORDING, FAILED, ANALYSED) as url:
+    with serve(RECORDING, FAILED, ANALYZED) as url:
         assert captures_by_incident(url) == {7: ["c2", "c3"], 3: ["c1"]}
 
 
 def test_findings_have_the_captures_of_their_incident() -> None:
-    with serve(RECORDING, FAILED, ANALYSED) as url:
+    with serve(RECORDING, FAILED, ANALYZED) as url:
         assert [one["captures"] for one in ask(f"{url}/api/v1/runs/bert/findings")["open"]] == [["c2", "c3"]]
 
 
@@ -92,7 +92,7 @@ def test_event_has_the_captures_of_each_finding() -> None:
 
 
 def test_command_shows_state_and_place_of_each(capsys: pytest.CaptureFixture[str]) -> None:
-    with serve(RECORDING, FAILED, ANALYSED) as url:
+    with serve(RECORDING, FAILED, ANALYZED) as url:
         assert main(["incidents", "--url", url]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if " capture " in line]
     assert lines == [
@@ -103,7 +103,7 @@ def test_command_shows_state_and_place_of_each(capsys: pytest.CaptureFixture[str
 
 
 def test_json_has_the_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    with serve(ANALYSED) as url:
+    with serve(ANALYZED) as url:
         assert main(["incidents", "--url", url, "--json"]) == 0
     assert [one["captures"] for one in json.loads(capsys.readouterr().out)] == [[], ["c1"]]
 
@@ -115,7 +115,7 @@ def store(tmp_path: Path) -> Path:
     with closing(IncidentStore(path)) as incidents:
         incidents.write([RESOLVED, OPEN], [])
     captures = CaptureStore(find_captures_folder(path), kept_s=1.0, bytes_max=1)
-    for one in (ANALYSED, FAILED):
+    for one in (ANALYZED, FAILED):
         captures.write(KeptCapture(one))
     return path
 
@@ -148,7 +148,7 @@ def test_capture_that_cannot_be_read_is_named(store: Path, capsys: pytest.Captur
 
 def test_started_collector_has_those_that_are_kept(store: Path) -> None:
     captures = CaptureStore(find_captures_folder(store), kept_s=1.0, bytes_max=1)
-    captures.write(KeptCapture(replace(ANALYSED, changed_wall_s=time.time())))  # FAILED ended in 1970, and is too old
+    captures.write(KeptCapture(replace(ANALYZED, changed_wall_s=time.time())))  # FAILED ended in 1970, and is too old
     with serving("--store", str(store)) as served:
 
         def find_after_deletion() -> dict[int, list[str]] | None:

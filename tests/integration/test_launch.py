@@ -122,7 +122,7 @@ def test_script_finds_itself_run_as_python_runs_it(tmp_path: Path) -> None:
         watched = watch(collector, python(*AGENT, *command))
     assert (watched.exit_code, watched.stdout) == (plain.exit_code, plain.stdout)
     assert plain.exit_code == 3
-    # Neither torch nor numpy was there before the script set its environment, and the link's neighbour was found.
+    # Neither torch nor numpy was there before the script set its environment, and the link's neighbor was found.
     assert "[] 2 42" in plain.stdout
     # A script this short may end before the collector has welcomed it, and says nothing then; it waits for nobody.
     assert {life.ending for life in collector.lives} <= {None, ("failed", "SystemExit", 3)}
@@ -140,7 +140,7 @@ def test_module_finds_itself_run_as_python_runs_it_also_where_torch_does_not_loa
 
 def test_all_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> None:
     with listening() as collector:
-        ended = watch(collector, python("own_calls.py"), RANKSCOPE_WARMUP_STEPS="1")
+        ended = watch(collector, python("own_calls.py"), RANKSCOPE_CONSTANT_WARMUP_STEPS="1")
     assert ended.exit_code == 0
     assert ended.stdout.splitlines() == ["throughput None", "started True True", "steps 2", "done"]
     (life,) = collector.lives

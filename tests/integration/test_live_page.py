@@ -13,7 +13,7 @@ from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.measure.records import AgentCost, Synchronisation, WindowSynchronisations
+from rankscope.measure.records import AgentCost, Synchronization, WindowSynchronizations
 from rankscope.measure.units import NS_PER_MS
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, CHART_BELOW, LivePage, heat_of, is_near
@@ -82,6 +82,23 @@ def test_first_run_is_shown_without_being_asked_for(page: LivePage) -> None:
     assert figures["run slowdown"] == "1.86x"
 
 
+def test_every_figure_says_what_it_is_when_it_is_pointed_at(page: LivePage) -> None:
+    page.wait_for_text("#figures", "run slowdown")
+    figures = "[...document.querySelectorAll('#figures > div')]"
+    said = page.run(f"return {figures}.map((one) => [one.textContent, one.title])")
+    assert len(said) >= 4
+    assert [text for text, title in said if not title] == []
+
+
+def test_scale_ends_where_the_colors_of_the_map_do(page: LivePage) -> None:
+    page.wait_for_map(109, 4)
+    assert (page.text("#heat-least"), page.text("#heat-most")) == ("0.5x or less", "8x its peers or more")
+    width, _ = page.size("#heat-scale")
+    # From half to 8 times as long are four octaves: equal is a quarter of the way.
+    for share, name in ((0.004, "fast"), (0.25, "equal"), (0.996, "hottest")):
+        assert is_near(page.pixels("#heat-scale", share * width)[2], page.color(name), 25)
+
+
 def test_row_of_the_slow_rank_is_hot_from_the_step_it_was_slow(page: LivePage) -> None:
     # Compared are the steps 3 to 111; the rank is slow from step 64 on, the 62nd of them.
     page.wait_for_map(109, 4)
@@ -95,10 +112,10 @@ def test_row_of_the_slow_rank_is_hot_from_the_step_it_was_slow(page: LivePage) -
 def test_slow_rank_is_hot_in_either_scheme_and_the_others_are_as_the_page(page: LivePage, scheme: str) -> None:
     page.wait_for_map(109, 4)
     prefer(page.browser, color_scheme=scheme)
-    neutral = page.colour("equal")
+    neutral = page.color("equal")
     wait_until(page.browser, lambda: is_near(page.cell(0, 4, 108, 109), neutral))
     assert heat_of(page.cell(2, 4, 108, 109)) > HOT
-    brightness = sum(page.colour("paper"))
+    brightness = sum(page.color("paper"))
     assert (brightness > 600) == (scheme == "light")
 
 
@@ -110,7 +127,7 @@ def test_slow_rank_is_seen_among_16384(page: LivePage, world: LiveWorld) -> None
     width, height = page.size("#heat")
     lines = round(height - BELOW)
     # A line of the picture stands for 41 ranks: only the one in which the slow rank is can be hot.
-    hot = [line for line, colour in enumerate(page.pixels("#heat", width / 2)[:lines]) if heat_of(colour) > HOT]
+    hot = [line for line, color in enumerate(page.pixels("#heat", width / 2)[:lines]) if heat_of(color) > HOT]
     assert hot == [SLOW_RANK * lines // RANKS]
     assert page.wait_for_rows("#ranks", 10)[0][0] == str(SLOW_RANK)
 
@@ -135,15 +152,15 @@ def test_step_that_is_not_known_looks_unlike_one_that_is_equal(page: LivePage, w
     world.show(run, steps={"gaps": picture})
     page.open("#run=gaps")
     page.wait_for_map(64, 8)
-    assert is_near(page.cell(5, 8, 15, 64), page.colour("unknown"))
-    assert is_near(page.cell(5, 8, 25, 64), page.colour("equal"))
+    assert is_near(page.cell(5, 8, 15, 64), page.color("unknown"))
+    assert is_near(page.cell(5, 8, 25, 64), page.color("equal"))
 
 
 def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> None:
     page.wait_for_text("#open-findings", "Rank 2 (node-a): 1.86x slower than its 3 peers since step 64")
     find(page.browser, "#open-findings summary").click()
     evidence = dict(page.rows("#open-findings table"))
-    assert (evidence["self_ns"], evidence["peers_self_ns"]) == ("65.0 ms", "35.0 ms")
+    assert (evidence["own_ns"], evidence["peers_own_ns"]) == ("65.0 ms", "35.0 ms")
     assert page.text("#announcement") == ""
 
 
@@ -297,11 +314,11 @@ def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWor
         return page.pixel(chart, width / 2, (1 - share) * (height - CHART_BELOW))
 
     phases = [(0.25, "data"), (0.55, "forward"), (0.7, "backward"), (0.85, "optimizer"), (0.95, "other")]
-    assert [name for share, name in phases if is_near(drawn("#phases", share), page.colour(name))] == [
+    assert [name for share, name in phases if is_near(drawn("#phases", share), page.color(name))] == [
         name for _, name in phases
     ]
     parts = [(0.12, "compute"), (0.37, "overlap"), (0.62, "communication"), (0.87, "idle")]
-    assert [name for share, name in parts if is_near(drawn("#device", share), page.colour(name))] == [
+    assert [name for share, name in parts if is_near(drawn("#device", share), page.color(name))] == [
         name for _, name in parts
     ]
 
@@ -321,15 +338,15 @@ def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> No
 
 def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePage, world: LiveWorld) -> None:
     kinds = (
-        Synchronisation(
+        Synchronization(
             call="cudaStreamSynchronize", operator="aten::item", line="<b>train.py:24 (main)", count=4,
             waits_ns=80 * NS_PER_MS, idle_ns=20 * NS_PER_MS,
         ),
-        Synchronisation(call="cudaMemcpyAsync", count=2, waits_ns=2 * NS_PER_MS),
+        Synchronization(call="cudaMemcpyAsync", count=2, waits_ns=2 * NS_PER_MS),
     )  # fmt: skip
-    waits = WindowSynchronisations(first_step=4, step_count=4, kinds=kinds)
+    waits = WindowSynchronizations(first_step=4, step_count=4, kinds=kinds)
     present = RatioBasis(steps=4, of_steps=4, share=1.0, age_steps=0, age_s=0.0, absent=None)
-    ranks = (rank_of(0, run="story", synchronisations=waits, ratio_basis=present), rank_of(1, run="story"))
+    ranks = (rank_of(0, run="story", synchronizations=waits, ratio_basis=present), rank_of(1, run="story"))
     world.show(RunSnapshot(run="story", world_size=2, restart_count=0, ranks=ranks))
     page.open("#run=story&rank=0")
     assert page.wait_for_rows("#waits", 2) == [
@@ -342,9 +359,9 @@ def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePag
 
 
 def find_highest(page: LivePage, name: str, x: float) -> int:
-    """The first pixel from above that has this colour."""
-    colour = page.colour(name)
-    return next(y for y, pixel in enumerate(page.pixels("#peers", x)) if is_near(pixel, colour, 40))
+    """The first pixel from above that has this color."""
+    color = page.color(name)
+    return next(y for y, pixel in enumerate(page.pixels("#peers", x)) if is_near(pixel, color, 40))
 
 
 def test_rank_that_is_not_there_is_said_to_be(page: LivePage) -> None:
@@ -387,7 +404,7 @@ def test_past_by_the_minute_comes_from_the_store(browser: webdriver.Chrome, stor
         page.wait_for_map(109, 4)
         find(browser, "#source option[value=intervals]").click()
         page.wait_for_label("#heat", "2 ranks by 2 intervals")
-        assert is_near(page.cell(0, 2, 1, 2), page.colour("unknown"))
+        assert is_near(page.cell(0, 2, 1, 2), page.color("unknown"))
         assert heat_of(page.cell(1, 2, 1, 2)) > HOT / 2
         browser.get("about:blank")
 

@@ -232,10 +232,29 @@ def test_events_stand_on_the_chart_where_they_happened(page: LivePage, world: Li
 
     def count_red(x: float) -> int:
         drawn = page.pixels("#steps", x)[CHART_TOP : round(height - CHART_BELOW)]
-        return sum(is_near(colour, page.colour("event-finding"), 60) for colour in drawn)
+        return sum(is_near(color, page.color("event-finding"), 60) for color in drawn)
 
     assert max(count_red(x - 1), count_red(x)) > 50
     assert max(count_red(x - 12), count_red(x + 12)) < 5
+
+
+def test_begin_of_a_finding_is_marked_without_a_store_too(page: LivePage, world: LiveWorld) -> None:
+    found = finding_of(1, "Rank 1 is slow.", ranks=(1,), since_step=60, since_wall_s=BEGIN_WALL_S + 4.0)
+    (run,) = world.snapshot.runs
+    world.show(msgspec.structs.replace(run, open_findings=(found,)))
+    page.open("#run=gpt")
+    page.wait_for_text("#events", "begin, step 60: ")
+    assert page.text("#marks").split("\n") == ["a finding begins"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_begin_and_find_of_a_finding_have_one_color(page: LivePage, world: LiveWorld, scheme: str) -> None:
+    prefer(page.browser, color_scheme=scheme)
+    show_events(page, world)
+    assert page.color("event-finding") == page.color("critical")
+    assert not is_near(page.color("event-finding"), page.color("mine"), 50)  # the line of the longest step
+    swatch = "return getComputedStyle(document.querySelector('#marks .event-finding')).borderTopColor"
+    assert page.run(swatch) == f"rgb({', '.join(map(str, page.color('critical')[:3]))})"
 
 
 def test_shares_are_read_with_their_unit(page: LivePage) -> None:

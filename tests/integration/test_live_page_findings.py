@@ -93,11 +93,11 @@ def show(page: LivePage, world: LiveWorld, *findings: Finding, ranks: int = RANK
 
 
 def find_marked(page: LivePage, column: int, columns: int = STEPS) -> list[int]:
-    """The rows of pixels in the middle of a column that have the colour of outlines."""
+    """The rows of pixels in the middle of a column that have the color of outlines."""
     width, height = page.size("#heat")
-    mark, x = page.colour("mark"), LEFT + (column + 0.5) / columns * (width - LEFT)
+    mark, x = page.color("mark"), LEFT + (column + 0.5) / columns * (width - LEFT)
     pixels = page.pixels("#heat", x)[: round(height - BELOW)]
-    return [y for y, colour in enumerate(pixels) if is_near(colour, mark, 40)]
+    return [y for y, color in enumerate(pixels) if is_near(color, mark, 40)]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -283,7 +283,7 @@ def test_link_that_has_the_focus_keeps_it_while_the_evidence_changes(page: LiveP
     show_linked(page, world)
     page.run("document.querySelector('#open-findings .links a').focus()")
     run, picture = huge_run("gpt", RANKS, SLOW_RANK)
-    later = msgspec.structs.replace(straggler(3, SLOW_RANK), sentence="It is slower.", evidence={"self_ns": 2e8})
+    later = msgspec.structs.replace(straggler(3, SLOW_RANK), sentence="It is slower.", evidence={"own_ns": 2e8})
     world.show(msgspec.structs.replace(run, open_findings=(later,)), steps={"gpt": picture})
     page.wait_for_text("#open-findings", "It is slower.")
     assert page.run("return document.activeElement.textContent") == "Rank 77 beside its peers"

@@ -243,14 +243,14 @@ def test_text_and_edges_can_be_seen(page: LivePage, scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_twice_as_slow_stands_out_from_equal(page: LivePage, scheme: str) -> None:
     prefer(page.browser, color_scheme=scheme)
-    colours = [page.colour(name) for name in ("equal", "hot", "unknown")]
+    colors = [page.color(name) for name in ("equal", "hot", "unknown")]
 
-    def light(colour: list[int]) -> float:
-        parts = [one / 255 for one in colour]
+    def light(color: list[int]) -> float:
+        parts = [one / 255 for one in color]
         linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
         return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
 
-    equal, hot, unknown = (light(colour) + 0.05 for colour in colours)
+    equal, hot, unknown = (light(color) + 0.05 for color in colors)
     assert max(equal, hot) / min(equal, hot) >= EDGE_CONTRAST_MIN
     assert max(equal, unknown) / min(equal, unknown) > 1.4
 

@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch_of_module: pyte
 
 
 def has_verdict(service: Any) -> bool:
-    return all(rank.self_ns_median is not None for run in service.snapshot.runs for rank in run.ranks)
+    return all(rank.own_ns_median is not None for run in service.snapshot.runs for rank in run.ranks)
 
 
 def find_wandb(folder: Path) -> list[Path]:

@@ -25,7 +25,7 @@ CALLS_TO_FIND = 4
 """The handle by its UUID, the name, the registration of events, whether there is GPM."""
 
 CALLS_TO_READ = 18
-"""Utilisation, memory, power, temperature, clock, throttle reasons, clock of the memory, power limit, energy; all
+"""Utilization, memory, power, temperature, clock, throttle reasons, clock of the memory, power limit, energy; all
 traffic counters at once; width and generation of the PCIe link, now and at most; ECC errors of two kinds, remapped
 rows; GPM. The events of a set are not asked of the device."""
 

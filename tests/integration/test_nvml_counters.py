@@ -152,7 +152,7 @@ def test_gpu_that_takes_the_place_of_another_begins_its_own_count(driver: Path) 
 
 def test_slice_counts_its_own_xid_errors_and_those_of_no_slice(driver: Path) -> None:
     script = "sample(); raise_xid(31, 7); raise_xid(43, 8); raise_xid(48); answer(sample())"
-    sample = read_sample(driver, SLICE, script)  # instance 7; instance 8 is a neighbour's
+    sample = read_sample(driver, SLICE, script)  # instance 7; instance 8 is a neighbor's
     assert (sample["xid_count"], sample["xid_last"]) == (2, 48)
 
 

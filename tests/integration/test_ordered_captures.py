@@ -67,7 +67,7 @@ def answer_until_over(service: Service, peer: Peer, rank: AnsweringRank) -> Capt
     return wait_for_end(service)
 
 
-def test_capture_is_ordered_fetched_and_analysed(tmp_path: Path) -> None:
+def test_capture_is_ordered_fetched_and_analyzed(tmp_path: Path) -> None:
     with running(tmp_path) as service, connected(service.endpoint, "boot-one") as peer:
         train(service, peer.join())
         order(service)

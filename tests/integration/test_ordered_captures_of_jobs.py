@@ -1,4 +1,4 @@
-"""Captures that a real collector orders of real jobs: the same steps, analysed, and training as if nothing had been."""
+"""Captures that a real collector orders of real jobs: the same steps, analyzed, and training as if nothing had been."""
 
 import contextlib
 import gzip
@@ -23,7 +23,7 @@ TRAINING = ("small_ddp.py", "--epochs", "40", "--steps", "20", "--pause-s", "0.0
 DEMO = str(Path(rankscope.collector.demo.__file__).with_name("train.py"))
 SLOW_RANK = 2
 SLOWED = ("--steps", "300", "--fault", "host", "--slow-rank", str(SLOW_RANK), "--slow-from", "40")
-ANALYSED_S_MAX = 60.0
+ANALYZED_S_MAX = 60.0
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
@@ -87,19 +87,19 @@ def test_files_are_fetched_when_the_job_ends_after_the_last_step(tmp_path: Path,
     assert [(one.state, one.reason, one.last_step) for one in done.ranks] == [("fetched", "", asked.last_step)] * 2
 
 
-def test_incident_of_the_demo_has_an_analysed_capture_of_its_rank(tmp_path: Path) -> None:
+def test_incident_of_the_demo_has_an_analyzed_capture_of_its_rank(tmp_path: Path) -> None:
     job = forked_ranks(4, *AGENT, DEMO, *SLOWED)
     with running(tmp_path, captures_on_incident=True) as service, started(job, environment_of(service.endpoint)):
         done = wait_for_end(service)
         (incident,) = [one for one in service._journal.incidents if str(one.id) == done.incident]
     assert (incident.ranks, incident.cause) == ((SLOW_RANK,), "unseen_wait")
     assert (done.state, done.problem, done.asked_by) == ("complete", "", f"incident {incident.id}")
-    # The rank, its healthiest peer and a neighbour.
+    # The rank, its healthiest peer and a neighbor.
     assert len(done.ranks) == 3
     assert SLOW_RANK in {one.rank for one in done.ranks}
     assert {file.name for file in done.files} >= {"report.html", "report.json", "merged.json.gz"}
     assert done.verdict
-    assert done.changed_wall_s - incident.opened_wall_s <= ANALYSED_S_MAX
+    assert done.changed_wall_s - incident.opened_wall_s <= ANALYZED_S_MAX
 
 
 def find_figures(ended: Ended) -> list[str]:

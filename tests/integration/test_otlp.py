@@ -50,9 +50,12 @@ class Pushed:
     stderr: str
 
 
-def settings(receiver: Receiver, **more: str) -> tuple[str, ...]:
-    own = {"otlp_endpoint": receiver.url, "otlp_protocol": receiver.protocol, "otlp_interval_s": "1", **more}
-    return ("--otlp", *(part for key, value in own.items() for part in (f"--{key.replace('_', '-')}", value)))
+def pushing(receiver: Receiver, *arguments: str, **variables: str) -> contextlib.AbstractContextManager[Served]:
+    """A collector that pushes to a receiver once a second."""
+    environment = {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": receiver.protocol, "OTEL_METRIC_EXPORT_INTERVAL": "1000", **variables
+    }  # fmt: skip
+    return serving("--otlp", "--otlp-endpoint", receiver.url, *arguments, environment=environment)
 
 
 def last_push(receiver: Receiver) -> list[Any]:
@@ -107,8 +110,8 @@ def wait_for_line(served: Served, text: str) -> None:
 def pushed(request: pytest.FixtureRequest) -> Iterator[Pushed]:
     """A run with a slow rank, from its first step to its end, pushed over each protocol."""
     with receiving_grpc() if request.param == "grpc" else receiving_http() as receiver:
-        arguments = (*settings(receiver), *PATIENT, "--notify-interval-s", "0")
-        with serving(*arguments) as served, telling(Story(4), served.endpoint) as story:
+        arguments = (*PATIENT, "--notify-interval-s", "0")
+        with pushing(receiver, *arguments) as served, telling(Story(4), served.endpoint) as story:
             story.train(40).train(60, forward={SLOW_RANK: 30.0})
             receiver.received.wait_for_logs(1)
             for rank in range(4):
@@ -153,8 +156,7 @@ def test_receiver_that_ends_and_comes_back_is_said_and_counted(receiving: Any) -
     port = free_port()
     with contextlib.ExitStack() as ends:
         with receiving(port) as receiver:
-            in_a_second = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
-            served = ends.enter_context(serving(*settings(receiver), environment=in_a_second))
+            served = ends.enter_context(pushing(receiver, OTEL_EXPORTER_OTLP_TIMEOUT="1"))
             receiver.received.wait_for_metrics(1)
         wait_for_line(served, f"OTLP: metrics are not pushed to 127.0.0.1:{port}: ")
         failed = re.compile(r'^rankscope_otlp_pushes_total{outcome="failed"} [1-9]', re.MULTILINE)

@@ -15,7 +15,7 @@ def life() -> Life:
     with listening() as collector:
         given = {
             **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": CHECKOUT,
-            "RANKSCOPE_GPU": "false", "RANKSCOPE_WARMUP_STEPS": str(WARMUP_STEPS),
+            "RANKSCOPE_GPU": "false", "RANKSCOPE_CONSTANT_WARMUP_STEPS": str(WARMUP_STEPS),
             "RANKSCOPE_CONSTANT_SAMPLE_INTERVAL_S": "0.5",
         }  # fmt: skip
         ended = run_forked("pretended_gpu.py", environment=given)

@@ -48,7 +48,7 @@ def served() -> Iterator[Served]:
 @contextlib.contextmanager
 def open_relay(collector: str, *options: str) -> Iterator[RunningRelay]:
     """A relay that its collector has taken in: a Hello that comes before has to be said again, and a Peer does not."""
-    with relaying(collector, "--batch-interval-s", "0.02", *options) as relay:
+    with relaying(collector, *options, batch_interval_s=0.02) as relay:
         relay.wait_for_words("forwarding the reports of this node")
         yield relay
 

@@ -51,7 +51,7 @@ def test_timed_collectives_of_steps_without_windows_are_reported() -> None:
     told = sorted((record.step, record.sequence, record.duration_ns) for record in life.collectives)
     assert told == [one for one in made if one[0] in life.timed_steps], "each once, in its step, and all of a step"
     assert told
-    assert life.covered_steps == set(), "no self time follows from them"
+    assert life.covered_steps == set(), "no own time follows from them"
 
     cost = life.reports[-1].cost
     assert cost.part_ns[COLLECTIVE_TIMES] > 0

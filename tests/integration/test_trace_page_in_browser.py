@@ -149,7 +149,7 @@ def test_abstentions_fold_and_can_be_opened(page: webdriver.Chrome) -> None:
     assert table.is_displayed()
 
 
-def test_timeline_of_each_rank_is_drawn_in_several_colours(page: webdriver.Chrome, report: TraceReport) -> None:
+def test_timeline_of_each_rank_is_drawn_in_several_colors(page: webdriver.Chrome, report: TraceReport) -> None:
     canvases = page.find_elements(By.CSS_SELECTOR, "canvas[role=slider]")
     assert len(canvases) == len(report.ranks)
     assert all(page.execute_script(PIXELS, canvas) >= 3 for canvas in canvases)

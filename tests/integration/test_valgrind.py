@@ -70,7 +70,13 @@ def read_errors(path: Path) -> set[Stack]:
 def test_no_invalid_access_that_plain_training_has_not(shape: str, tmp_path: Path) -> None:
     plain, known = run_under_valgrind(shape, tmp_path / "plain.xml", ALONE)
     with listening() as collector:
-        given = {**ALONE, **OFTEN, **ONCE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_WARMUP_STEPS": "2"}
+        given = {
+            **ALONE,
+            **OFTEN,
+            **ONCE,
+            "RANKSCOPE_COLLECTOR": collector.endpoint,
+            "RANKSCOPE_CONSTANT_WARMUP_STEPS": "2",
+        }
         watched, found = run_under_valgrind(shape, tmp_path / "watched.xml", given, *AGENT)
     assert (plain.exit_code, watched.exit_code) == (0, 0), watched.stderr
     assert "1 on" in watched.stdout

@@ -20,7 +20,7 @@ from rankscope.measure.errors import SettingError
 from tests.certificates import make_certificate
 from tests.integration.receivers import (
     OK,
-    Behaviour,
+    Behavior,
     Request,
     WebhookReceiver,
     answering,
@@ -54,9 +54,9 @@ def send(
     return webhook(an_event(), NEVER_CANCELLED)
 
 
-def send_to(*behaviours: Behaviour, try_s_max: float = PATIENT_S) -> tuple[Delivery, WebhookReceiver]:
+def send_to(*behaviors: Behavior, try_s_max: float = PATIENT_S) -> tuple[Delivery, WebhookReceiver]:
     """Send one event to a receiver that behaves so."""
-    with receiving(*behaviours) as receiver:
+    with receiving(*behaviors) as receiver:
         return send(receiver.url, try_s_max=try_s_max), receiver
 
 
@@ -185,7 +185,7 @@ def test_answer_without_an_end_is_read_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    "behaviour",
+    "behavior",
     [
         saying_nothing,
         saying_forever(b"", b"H", pause_s=0.05),
@@ -193,8 +193,8 @@ def test_answer_without_an_end_is_read_to_a_limit() -> None:
     ],
     ids=["silence", "a letter at a time", "continue"],
 )
-def test_try_ends_however_slowly_the_receiver_sends(behaviour: Behaviour) -> None:
-    delivery, receiver = send_to(behaviour, try_s_max=IMPATIENT_S)
+def test_try_ends_however_slowly_the_receiver_sends(behavior: Behavior) -> None:
+    delivery, receiver = send_to(behavior, try_s_max=IMPATIENT_S)
     assert delivery == Delivery(RETRIED, f"the receiver at 127.0.0.1:{receiver.port} took longer than 0.3 s")
 
 

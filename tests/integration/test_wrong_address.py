@@ -72,7 +72,7 @@ class AskStatus:
         return shown.err.removeprefix("rankscope: ").removesuffix("\n")
 
 
-def test_agents_port_is_recognised_by_its_greeting(plain: Served, error_of: AskStatus) -> None:
+def test_agents_port_is_recognized_by_its_greeting(plain: Served, error_of: AskStatus) -> None:
     url = f"http://127.0.0.1:{plain.ports[0]}"
     assert error_of(url) == (
         f"what answers at {url}/api/v1/runs is a ZeroMQ socket, perhaps the port for agents. The HTTP port is another "
@@ -80,7 +80,7 @@ def test_agents_port_is_recognised_by_its_greeting(plain: Served, error_of: AskS
     )
 
 
-def test_agents_port_is_recognised_with_https(plain: Served, error_of: AskStatus) -> None:
+def test_agents_port_is_recognized_with_https(plain: Served, error_of: AskStatus) -> None:
     assert "is a ZeroMQ socket" in error_of(f"https://127.0.0.1:{plain.ports[0]}")
 
 

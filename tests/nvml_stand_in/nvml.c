@@ -6,7 +6,7 @@
                             errors, remapped rows; it has performance counters (GPM)
      QUIET     GPU-...-02   idle, not throttled; power needs a permission that the caller does not have; no NVLink, no
                             ECC, no GPM, and counters of PCIe bytes that have 32 bits
-     SLICED    GPU-...-03   a board in MIG mode: no utilisation
+     SLICED    GPU-...-03   a board in MIG mode: no utilization
      SLICE     MIG-...-04   a slice of SLICED, GPU instance 7: it has memory only, the rest is asked of its board
 
    What it does is chosen by environment variables, each a number, read at nvmlInit:

@@ -1,4 +1,4 @@
-"""Laws of admission under any behaviour of the network: alone, and together with the agent's real delivery rules."""
+"""Laws of admission under any behavior of the network: alone, and together with the agent's real delivery rules."""
 
 import itertools
 import random

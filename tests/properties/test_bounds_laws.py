@@ -22,22 +22,22 @@ MADE = 96
 
 @st.composite
 def jobs(draw: st.DrawFn) -> RunView:
-    """Draw a job whose self times are noisy, slow on a rank now and then, and in some cells such as cannot be: none,
+    """Draw a job whose own times are noisy, slow on a rank now and then, and in some cells such as cannot be: none,
     below 0, above the step, not known.
     """
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     ranks = draw(st.integers(2, 6))
-    self_ns = 30 * MS * np.exp(random.normal(0.0, draw(st.sampled_from([0.01, 0.3])), (MADE, ranks)))
-    self_ns[draw(st.integers(0, MADE)) :: draw(st.integers(1, 9)), draw(st.integers(0, ranks - 1))] *= 4
-    step_ns = np.repeat(self_ns.max(axis=1, keepdims=True), ranks, axis=1)
+    own_ns = 30 * MS * np.exp(random.normal(0.0, draw(st.sampled_from([0.01, 0.3])), (MADE, ranks)))
+    own_ns[draw(st.integers(0, MADE)) :: draw(st.integers(1, 9)), draw(st.integers(0, ranks - 1))] *= 4
+    step_ns = np.repeat(own_ns.max(axis=1, keepdims=True), ranks, axis=1)
     for value in (0.0, -7.0 * MS, 90 * MS, np.nan):
-        self_ns[random.random(self_ns.shape) < draw(st.sampled_from([0.0, 0.02]))] = value
+        own_ns[random.random(own_ns.shape) < draw(st.sampled_from([0.0, 0.02]))] = value
     counts = {rank: [TimeCount(step, round(30 * step * MS * rank)) for step in (40, 90)] for rank in range(ranks)}
     passed_ms = draw(st.sampled_from([180, 400, 9_000]))  # a step, the time in which the job stood included
     clock = {rank: [TimeCount(step, passed_ms * step * MS) for step in (40, 90)] for rank in range(ranks)}
     series = StepSeries(
-        np.arange(MADE), tuple(range(ranks)), step_ns, self_ns, 0.5 * self_ns,
-        {"data": 0.1 * step_ns, "forward": 0.4 * step_ns}, self_is_measured=True,
+        np.arange(MADE), tuple(range(ranks)), step_ns, own_ns, 0.5 * own_ns,
+        {"data": 0.1 * step_ns, "forward": 0.4 * step_ns}, own_is_measured=True,
     )  # fmt: skip
     return view_of(series, samples=Samples({}, {}, {}, core_waits=counts, process_cpu=counts, host_clock=clock))
 
@@ -66,9 +66,9 @@ def test_findings_have_cost_no_more_than_the_steps_of_all_ranks(view: RunView) -
 @given(st.floats(-1e9, 1e12), st.floats(1.0, 1e12))
 def test_excess_as_a_time_is_the_difference_of_what_was_compared(mine_ns: float, theirs_ns: float) -> None:
     compared_ns = max(mine_ns, 1.0)
-    excess, self_ns = np.array([np.log(compared_ns / theirs_ns)]), np.array([mine_ns])
-    np.testing.assert_allclose(find_excess_ns(excess, self_ns), compared_ns - theirs_ns, rtol=1e-9, atol=1.0)
-    np.testing.assert_allclose(find_peers_ns(excess, self_ns), theirs_ns, rtol=1e-9)
+    excess, own_ns = np.array([np.log(compared_ns / theirs_ns)]), np.array([mine_ns])
+    np.testing.assert_allclose(find_excess_ns(excess, own_ns), compared_ns - theirs_ns, rtol=1e-9, atol=1.0)
+    np.testing.assert_allclose(find_peers_ns(excess, own_ns), theirs_ns, rtol=1e-9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1000), st.integers(0, 1000)), max_size=20))

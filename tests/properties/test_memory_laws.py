@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rankscope.measure.memory_timeline import (
     Category,
     ModelMark,
-    categorise,
+    categorize,
     hold_by_events,
     hold_by_totals,
     pair_events,
@@ -75,7 +75,7 @@ def test_categories_sum_to_the_held_bytes_after_every_event(
     address, size = np.array(events, dtype=np.int64).T
     paired = pair_events(address, size)
     backward = np.array(bounds[: len(bounds) // 2 * 2], dtype=np.int64).reshape(-1, 2)
-    found = categorise(paired, np.arange(len(events)), backward, marks)
+    found = categorize(paired, np.arange(len(events)), backward, marks)
     held = raise_to_known(hold_by_events(paired, left), found)
     split = split_held(paired, held, found)
     assert split.sum(axis=0).tolist() == held.held.tolist()

@@ -45,7 +45,7 @@ def view_of(run: Run, transfer_ns: int, scale: int = 1) -> RunView:
     step_ns = np.full((MADE, count), float(scale * STEP_NS))
     data_ns = np.array([[data * scale for _, data in run]] * MADE, dtype=np.float64)
     everybody = tuple(range(count))
-    series = StepSeries(np.arange(MADE), everybody, step_ns, step_ns, step_ns, {"data": data_ns}, self_is_measured=True)
+    series = StepSeries(np.arange(MADE), everybody, step_ns, step_ns, step_ns, {"data": data_ns}, own_is_measured=True)
     breakdowns: Mapping[int, Sequence[WindowBreakdown]] = {
         rank: [window_of(20 + 10 * number, part, scale) for number, part in enumerate(windows)]
         for rank, (windows, _) in enumerate(run)

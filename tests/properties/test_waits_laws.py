@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.measure.communication import POINT_TO_POINT_OPS
-from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
+from rankscope.measure.records import ROOTED_OPS, SYNCHRONIZING_OPS
 from rankscope.measure.table import MISSING
 from tests.unit.collector.steps.collective_steps import RankCollectives, ReadWaits, split_ranks
 
@@ -16,7 +16,7 @@ RANKS = 4
 GROUPS = {"world": (0, 1, 2, 3), "tp/0-1": (0, 1), "tp/2-3": (2, 3), "me/0": (0,)}
 SIZES = {label: len(members) for label, members in GROUPS.items()}
 OPS = ("all_reduce", "barrier", "broadcast", "send")
-HOLD_UP = SYNCHRONISING_OPS | ROOTED_OPS
+HOLD_UP = SYNCHRONIZING_OPS | ROOTED_OPS
 
 
 class Call(NamedTuple):
@@ -206,7 +206,7 @@ def test_kinds_count_every_call_and_split_every_matched_one(calls: dict[int, lis
     kinds = split(calls).kinds
     for rank, found in calls.items():
         mine = [kind for kind in kinds if kind.rank == rank]
-        matched = [call for call in found if call.op in SYNCHRONISING_OPS and is_whole(calls, call)]
+        matched = [call for call in found if call.op in SYNCHRONIZING_OPS and is_whole(calls, call)]
         assert sum(kind.calls for kind in mine) == len(found)
         assert sum(kind.duration_ns for kind in mine) == sum(call.duration_ns for call in found)
         assert sum(kind.matched for kind in mine) == len(matched)

@@ -1,7 +1,7 @@
 """The picture of `rankscope top` in the quick start: `python -m tests.screenshots.top [docs/images/top.svg]`.
 
-It runs `rankscope demo` and `rankscope top` at a pseudo-terminal of 100 x 16, waits until the slow rank is found, and
-draws what the terminal shows then, sign by sign and colour by colour.
+It runs `rankscope demo` and `rankscope top` at a pseudo-terminal of 100 x 18, waits until the slow rank is found, and
+draws what the terminal shows then, sign by sign and color by color.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from tests.integration.terminal import top
 from tests.screenshots.demo import SLOW_RANK, running_demo
 
 DEFAULT: Final = Path(__file__).parents[2] / "docs" / "images" / "top.svg"
-COLUMNS, LINES = 100, 16
+COLUMNS, LINES = 100, 18
 FONTS_FROM_ELSEWHERE: Final = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)
 """rich asks for its font over the network; the reader's own monospaced one will do."""
 PLAIN: Final = "default"
-COLOURS: Final = {"brown": "yellow", "brightblack": "bright_black"}
+COLORS: Final = {"brown": "yellow", "brightblack": "bright_black"}
 """Names that the emulator has for what rich calls otherwise."""
 
 
@@ -53,9 +53,9 @@ def draw(screen: Screen) -> str:
         text = Text(no_wrap=True)
         for column in range(screen.columns):
             sign = screen.buffer[line][column]
-            colour = COLOURS.get(sign.fg, sign.fg)
+            color = COLORS.get(sign.fg, sign.fg)
             style = " ".join(
-                [colour if colour != PLAIN else "", "bold" if sign.bold else "", "reverse" if sign.reverse else ""]
+                [color if color != PLAIN else "", "bold" if sign.bold else "", "reverse" if sign.reverse else ""]
             )
             text.append(sign.data, style=style.strip() or None)
         console.print(text)

@@ -34,10 +34,10 @@ from rankscope.measure.records import (
     Losses,
     NodeSample,
     PortSample,
-    Synchronisation,
+    Synchronization,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.table import MISSING, Table
 from rankscope.measure.units import NS_PER_S
@@ -164,7 +164,7 @@ class Agents:
                     covered_steps=tuple(seen),
                     timed_steps=tuple((one.first, one.first + len(one.steps) - 1) for one in timed),
                     breakdowns=breakdowns[rank],
-                    synchronisations=waits[rank],
+                    synchronizations=waits[rank],
                     host=self._host_sample(rank, host_ns) if is_due else None,
                     devices=(self._device_sample(rank, host_ns, strengths),) if gpu else (),
                     allocator=self._allocator_sample(rank, host_ns) if gpu else None,
@@ -381,10 +381,10 @@ class Agents:
 
     def _break_down(
         self, windows: Sequence[_Window]
-    ) -> tuple[list[tuple[WindowBreakdown, ...]], list[tuple[WindowSynchronisations, ...]]]:
+    ) -> tuple[list[tuple[WindowBreakdown, ...]], list[tuple[WindowSynchronizations, ...]]]:
         ranks = self.layout.world
         breakdowns: list[list[WindowBreakdown]] = [[] for _ in range(ranks)]
-        waits: list[list[WindowSynchronisations]] = [[] for _ in range(ranks)]
+        waits: list[list[WindowSynchronizations]] = [[] for _ in range(ranks)]
         for window in windows:
             if not window.full:
                 continue
@@ -406,7 +406,7 @@ class Agents:
             if self.model.on_gpu:
                 self._sync += waited
                 for rank in range(ranks):
-                    waits[rank].append(_synchronise(window, int(waited[rank])))
+                    waits[rank].append(_synchronize(window, int(waited[rank])))
         return [tuple(one) for one in breakdowns], [tuple(one) for one in waits]
 
     # -- samples ------------------------------------------------------------------------------------------------------
@@ -517,11 +517,11 @@ def _account(step: Step, on_gpu: bool) -> Ints:
     return np.array([window, computed, alone + both, both, alone, window - computed - alone])
 
 
-def _synchronise(window: _Window, waited_ns: int) -> WindowSynchronisations:
-    kind = Synchronisation(
+def _synchronize(window: _Window, waited_ns: int) -> WindowSynchronizations:
+    kind = Synchronization(
         call=SYNC_CALL, operator="aten::_local_scalar_dense", line=SYNC_LINE, count=len(window.steps),
         waits_ns=waited_ns, longest_ns=waited_ns // len(window.steps), idle_ns=0,
     )  # fmt: skip
-    return WindowSynchronisations(
+    return WindowSynchronizations(
         first_step=window.first, step_count=len(window.steps), call_ns={SYNC_CALL: waited_ns}, kinds=(kind,)
     )

@@ -50,7 +50,7 @@ INFORMS: Final[Mapping[str, Callable[[Scenario], bool]]] = {
     UNMATCHED: lambda scenario: scenario.skip is not None,
     "data_bound": _slows_all(READ),
     "host_bound": _slows_all(HOST),
-    "low_gpu_utilisation": _slows_all(READ, HOST),
+    "low_gpu_utilization": _slows_all(READ, HOST),
     "communication_bound": lambda scenario: any(fault.effect.kind == TRANSFER for fault in scenario.faults),
 }
 """Whether a kind of finding that blames no rank is true of a run."""

@@ -1,6 +1,6 @@
 """Compute the steps of a run: when every rank works, waits and communicates. All ranks at once, step after step.
 
-A synchronising operation begins on a rank when the rank has reached it and its communication stream is free, and ends
+A synchronizing operation begins on a rank when the rank has reached it and its communication stream is free, and ends
 on all members when the last has begun and the data is moved. That is all the physics there is: the effect of a
 straggler on the others follows from it.
 """

@@ -1,4 +1,4 @@
-"""Generate the noise of a healthy run: jitter, bursts, neighbours on a node, checkpoints, warm-up."""
+"""Generate the noise of a healthy run: jitter, bursts, neighbors on a node, checkpoints, warm-up."""
 
 from dataclasses import dataclass
 

@@ -21,9 +21,9 @@ from rankscope.measure.records import (
     NodeSample,
     PortSample,
     StepRecord,
-    Synchronisation,
+    Synchronization,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from tests.simulation.curriculum import Curriculum
 from tests.simulation.engine import Call, Step
@@ -180,7 +180,7 @@ class SimulatedRank:
             covered_steps=list(zip(begins, ends, strict=True)),
             timed_steps=[(number, number) for number in sorted(timed)],
             breakdowns=[self._break_down(one) for window in windows for one in window],
-            synchronisations=[self._synchronise(window) for window in windows] if self._has_gpu else [],
+            synchronizations=[self._synchronize(window) for window in windows] if self._has_gpu else [],
             host=self._host_sample(now_ns, records, mine),
             devices=(self._device_sample(now_ns, steps[-1], mine[-1]),) if self._has_gpu else (),
             allocator=self._allocator_sample(now_ns, mine) if self._has_gpu else None,
@@ -310,7 +310,7 @@ class SimulatedRank:
             operator_count=round(OPERATORS * more),
         )
 
-    def _synchronise(self, window: Sequence[_Seen]) -> WindowSynchronisations:
+    def _synchronize(self, window: Sequence[_Seen]) -> WindowSynchronizations:
         """Return how the host waited for its device in the steps of a window."""
         waits = [wait for one in window for wait in self._wait(self._break_down(one), one.faults)]
         kinds = [
@@ -318,7 +318,7 @@ class SimulatedRank:
             for line in (USUAL_LINE, FAULTY_LINE)
             if (same := [one for one in waits if one.line == line])
         ]
-        return WindowSynchronisations(
+        return WindowSynchronizations(
             first_step=window[0].number,
             step_count=len(window),
             call_ns={BLOCKING_CALL: sum(kind.waits_ns for kind in kinds)},
@@ -326,7 +326,7 @@ class SimulatedRank:
             kinds=tuple(kinds),
         )
 
-    def _wait(self, breakdown: WindowBreakdown, faults: Sequence[tuple[Fault, float]]) -> list[Synchronisation]:
+    def _wait(self, breakdown: WindowBreakdown, faults: Sequence[tuple[Fault, float]]) -> list[Synchronization]:
         """Return how the host waited for its device in one step.
 
         The host launches the kernels ahead of the device and waits for the rest of them where it reads its loss; what
@@ -395,8 +395,8 @@ class SimulatedRank:
         )
 
 
-def _wait(operator: str, line: str, waits_ns: int, idle_ns: int) -> Synchronisation:
-    return Synchronisation(
+def _wait(operator: str, line: str, waits_ns: int, idle_ns: int) -> Synchronization:
+    return Synchronization(
         call=BLOCKING_CALL,
         operator=operator,
         line=line,
@@ -407,7 +407,7 @@ def _wait(operator: str, line: str, waits_ns: int, idle_ns: int) -> Synchronisat
     )
 
 
-def _sum_waits(waits: Sequence[Synchronisation]) -> Synchronisation:
+def _sum_waits(waits: Sequence[Synchronization]) -> Synchronization:
     """Return waits of one kind, at least one, as one."""
     return replace(
         waits[0],

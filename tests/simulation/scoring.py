@@ -215,7 +215,7 @@ class Row(NamedTuple):
     false_per_million: float
 
 
-def summarise(judged: Sequence[Judged]) -> Row:
+def summarize(judged: Sequence[Judged]) -> Row:
     """Return recall, precision and the other measures of some runs."""
     asked = [fault for one in judged for fault in one.faults]
     found = [fault for fault in asked if fault.found]

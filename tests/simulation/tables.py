@@ -8,7 +8,7 @@ from bench.rivals import RIVALS
 from tests.simulation.cost_truth import TOLERANCE
 from tests.simulation.ideal import DECIDED_Z
 from tests.simulation.parts import Scored
-from tests.simulation.scoring import Judged, Row, bound_count, summarise
+from tests.simulation.scoring import Judged, Row, bound_count, summarize
 from tests.simulation.wrongs import KINDS
 
 RANKS, STEP_S, DAY_S = 1024, 1, 86_400
@@ -43,9 +43,9 @@ def write_table(title: str, scored: Sequence[Scored], name_of: Callable[[Scored]
     for one in sorted(scored, key=lambda one: one.trial.scenario.seed):
         rows.setdefault(name_of(one), []).append(one.ours)
     lines = [f"| {title} | {' | '.join(HEADS)} |", "|---|" + "---:|" * len(HEADS)]
-    lines += [_write_row(name, summarise(judged)) for name, judged in rows.items()]
+    lines += [_write_row(name, summarize(judged)) for name, judged in rows.items()]
     if len(rows) > 1:
-        lines.append(_write_row("**all**", summarise([one.ours for one in scored])))
+        lines.append(_write_row("**all**", summarize([one.ours for one in scored])))
     return "\n".join(lines)
 
 
@@ -154,7 +154,7 @@ def rival_table(asked: Sequence[Scored], healthy: Sequence[Scored]) -> str:
 
 
 def _compare(rule: str, seen: str, asked: Sequence[Judged], healthy: Sequence[Judged]) -> str:
-    row, calm = summarise(asked), summarise(healthy)
+    row, calm = summarize(asked), summarize(healthy)
     accused = sum(one.false_findings > 0 for one in healthy)
     cells = [rule, seen, _number(row.recall, 3), _number(row.precision, 3), f"{row.false_per_million:.1f}"]
     return f"| {' | '.join([*cells, f'{accused} of {len(healthy)}', f'{calm.false_per_million:.1f}'])} |"

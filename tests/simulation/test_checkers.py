@@ -1,4 +1,4 @@
-"""Check what holds for any behaviour of the network, the clocks and the ranks; all runs are small."""
+"""Check what holds for any behavior of the network, the clocks and the ranks; all runs are small."""
 
 from dataclasses import replace
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Report
-from rankscope.measure.records import WindowSynchronisations
+from rankscope.measure.records import WindowSynchronizations
 from tests.simulation.engine import Conditions, Engine, Step
 from tests.simulation.faults import Fault
 from tests.simulation.noise import NOISES, Weather
@@ -92,7 +92,7 @@ def test_receiver_waits_for_its_sender_and_not_the_other_way() -> None:
     }
 
 
-def test_mesh_makes_tensor_ranks_neighbours_and_stages_far() -> None:
+def test_mesh_makes_tensor_ranks_neighbors_and_stages_far() -> None:
     mesh = Topology.mesh(tp=2, dp=2, pp=2)
     assert mesh.groups[TENSOR].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert mesh.groups[DATA].tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
@@ -118,14 +118,14 @@ def test_phases_sum_to_the_step_and_nobody_works_longer_than_it(kind: str, seed:
             assert ((call.exposed_ns >= 0) & (call.exposed_ns <= call.end_ns - call.start_ns)).all()
 
 
-def waits_of(rank: int, host_ns: int, fault: Fault, fault_ns: int) -> WindowSynchronisations:
+def waits_of(rank: int, host_ns: int, fault: Fault, fault_ns: int) -> WindowSynchronizations:
     """Return what a rank reports of its waits in two equal steps of 92 ns on the device and 2 of reading each."""
     parts = [("read", 2), ("host", host_ns), ("kernel", 92)]
     step = step_of([Work(kind, "forward", BOTH, np.array([ns, ns])) for kind, ns in parts])
     simulated = SimulatedRank(rank, PAIR, PAIR.describe_groups()[rank])
     report = decode(simulated.report(0, 2 * [step], 2 * [[(fault, float(fault_ns))]]))
     assert isinstance(report, Report)
-    (window,) = report.synchronisations
+    (window,) = report.synchronizations
     assert (window.first_step, window.step_count) == (0, 2)
     return window
 

@@ -35,8 +35,8 @@ def report(step: Step, begins: Sequence[int], steps: int, windows: Windows = Win
 
 def windows_of(reports: Sequence[Report]) -> list[int]:
     """Return the first steps of windows, each of two steps that are broken down one by one."""
-    begins = [window.first_step for one in reports for window in one.synchronisations]
-    assert {window.step_count for one in reports for window in one.synchronisations} <= {FULL_STEPS}
+    begins = [window.first_step for one in reports for window in one.synchronizations]
+    assert {window.step_count for one in reports for window in one.synchronizations} <= {FULL_STEPS}
     steps = [window.first_step for one in reports for window in one.breakdowns]
     assert steps == [begin + ahead for begin in begins for ahead in range(FULL_STEPS)]
     return begins

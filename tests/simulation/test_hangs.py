@@ -40,7 +40,7 @@ def view_of(hang: Hang) -> RunView:
     return RunView(
         now_collector_ns=0,
         world_size=world,
-        series=StepSeries(np.arange(0), tuple(range(world)), nothing, nothing, nothing, {}, self_is_measured=True),
+        series=StepSeries(np.arange(0), tuple(range(world)), nothing, nothing, nothing, {}, own_is_measured=True),
         peer_groups=find_peer_groups(range(world), {}),
         nodes=dict.fromkeys(range(world), "node-a"),
         samples=Samples({}, {}, {}),

@@ -14,7 +14,7 @@ BEGIN = 100
 NODE = tuple(range(8, 16))
 EVERYBODY = tuple(range(16))
 ALL_EIGHT = tuple(range(8))
-SYNCHRONISES = "host_device_sync"
+SYNCHRONIZES = "host_device_sync"
 
 
 def findings(kind: str, topology: Topology, *faults: Fault, noise: str = "usual", steps: int = 220) -> list[Finding]:
@@ -104,10 +104,10 @@ def test_node_whose_cpus_are_short_is_named_with_its_pressure() -> None:
     assert found.evidence["peers_cpu_pressure_ns_per_step"] == 1_000_000
 
 
-def test_slow_host_of_one_rank_among_healthy_neighbours_is_no_cpu_pressure() -> None:
+def test_slow_host_of_one_rank_among_healthy_neighbors_is_no_cpu_pressure() -> None:
     fault = Fault(cause="cpu_pressure", ranks=(8,), ratio=1.3, begin=BEGIN)
     (found,) = findings("dp", Topology.mesh(dp=32), fault)
-    # Its GPU is idle and its thread on no CPU: what for is seen of neighbours only.
+    # Its GPU is idle and its thread on no CPU: what for is seen of neighbors only.
     assert (found.ranks, found.cause) == ((8,), "unseen_wait")
 
 
@@ -137,9 +137,9 @@ def find_waits(*faults: Fault, noise: str = "usual") -> list[Finding]:
 
 
 def test_rank_that_waits_for_its_device_is_named_with_line_and_cost() -> None:
-    fault = Fault(cause=SYNCHRONISES, ranks=(5,), ratio=1.3, begin=BEGIN)
+    fault = Fault(cause=SYNCHRONIZES, ranks=(5,), ratio=1.3, begin=BEGIN)
     (found,) = find_waits(fault, noise="quiet")
-    assert (found.ranks, found.cause, found.since_step) == ((5,), SYNCHRONISES, BEGIN)
+    assert (found.ranks, found.cause, found.since_step) == ((5,), SYNCHRONIZES, BEGIN)
     # 0.3 of 100 ms of work in every step; the usual wait of each rank, at another line, is none of it.
     assert found.evidence["sync_excess_ns"] == pytest.approx(30e6, rel=0.05)
     assert "100 % of it in loss.py:12 (weigh) (aten::nonzero, cudaStreamSynchronize)" in found.sentence
@@ -148,18 +148,18 @@ def test_rank_that_waits_for_its_device_is_named_with_line_and_cost() -> None:
 
 
 def test_rank_that_waits_for_its_device_every_fifth_step() -> None:
-    fault = Fault(cause=SYNCHRONISES, ranks=(5,), ratio=1.3, begin=60, every=5)
+    fault = Fault(cause=SYNCHRONIZES, ranks=(5,), ratio=1.3, begin=60, every=5)
     (found,) = find_waits(fault)
-    assert (found.ranks, found.pattern, found.cause) == ((5,), "intermittent", SYNCHRONISES)
+    assert (found.ranks, found.pattern, found.cause) == ((5,), "intermittent", SYNCHRONIZES)
 
 
 def test_waits_for_the_device_that_all_ranks_have_accuse_nobody() -> None:
-    fault = Fault(cause=SYNCHRONISES, ranks=ALL_EIGHT, ratio=1.3, begin=0)
+    fault = Fault(cause=SYNCHRONIZES, ranks=ALL_EIGHT, ratio=1.3, begin=0)
     assert find_waits(fault) == []
 
 
 def test_run_of_which_every_rank_begins_to_wait_for_its_device() -> None:
-    fault = Fault(cause=SYNCHRONISES, ranks=ALL_EIGHT, ratio=1.3, begin=BEGIN)
+    fault = Fault(cause=SYNCHRONIZES, ranks=ALL_EIGHT, ratio=1.3, begin=BEGIN)
     (found,) = find_waits(fault)
     # Of a change of the whole run only the idle GPUs are compared with before, not the calls.
     assert (found.kind, found.ranks, found.cause, found.since_step) == ("run_slowdown", (), "host_cpu", BEGIN)
@@ -167,7 +167,7 @@ def test_run_of_which_every_rank_begins_to_wait_for_its_device() -> None:
 
 @pytest.mark.parametrize("cause", ["data_loading", "gpu_compute", "host_cpu"])
 def test_slow_rank_where_all_wait_for_their_devices_keeps_its_cause(cause: str) -> None:
-    equal = Fault(cause=SYNCHRONISES, ranks=ALL_EIGHT, ratio=1.3, begin=0)
+    equal = Fault(cause=SYNCHRONIZES, ranks=ALL_EIGHT, ratio=1.3, begin=0)
     slow = Fault(cause=cause, ranks=(5,), ratio=1.3, begin=BEGIN)
     (found,) = find_waits(equal, slow)
     assert (found.ranks, found.cause) == ((5,), cause)
@@ -178,4 +178,4 @@ def test_ranks_that_wait_for_a_late_collective_do_not_wait_for_devices(cause: st
     fault = Fault(cause=cause, ranks=(5,), ratio=1.3, begin=BEGIN)
     found = findings("tp", Topology.mesh(tp=2, dp=4), fault, steps=160)
     assert len(found) == 1
-    assert found[0].cause != SYNCHRONISES
+    assert found[0].cause != SYNCHRONIZES

@@ -131,4 +131,4 @@ def test_work_of_every_rank_is_known_while_its_sends_last(kind: str) -> None:
     view = world.end.run.view(world.now_ns)
     assert view is not None
     worked_ns = sum(outcome.worked_ns.values(), np.zeros(1))[view.series.steps]
-    assert view.series.self_ns == pytest.approx(worked_ns, abs=1_000)
+    assert view.series.own_ns == pytest.approx(worked_ns, abs=1_000)

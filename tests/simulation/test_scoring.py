@@ -7,7 +7,7 @@ from rankscope.collector.detect.finding import Finding
 from tests.simulation.busy import Busy
 from tests.simulation.collector_end import Opened
 from tests.simulation.faults import Fault
-from tests.simulation.scoring import Judged, judge, summarise
+from tests.simulation.scoring import Judged, judge, summarize
 from tests.simulation.topology import Topology
 from tests.simulation.world import Death, Outcome, Scenario
 
@@ -176,7 +176,7 @@ def test_slowness_that_changes_is_found_already(
 
 
 def test_summary_counts_over_runs() -> None:
-    row = summarise([judge_of(finding(ranks=(3,)), finding(ranks=(5,))), judge_of(), judge_of(faults=())])
+    row = summarize([judge_of(finding(ranks=(3,)), finding(ranks=(5,))), judge_of(), judge_of(faults=())])
     assert (row.runs, row.faults, row.recall, row.precision) == (3, 2, 0.5, 0.5)
     # One false finding in 15 + 15 + 16 ranks' 100 steps each.
     assert row.false_per_million == pytest.approx(1e6 / 4600)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bench.machine import RESULTS, describe_run
 from rankscope.collector.config import CollectorConfig
 from tests.simulation.scenarios import BEGIN, LAYOUTS, slow_rank
-from tests.simulation.scoring import Judged, judge, summarise
+from tests.simulation.scoring import Judged, judge, summarize
 from tests.simulation.world import Scenario, run
 
 LAYOUTS_TRIED = ("dp 8", "fsdp 16")
@@ -90,8 +90,8 @@ def write_report(judged: Sequence[tuple[Variant, float | None, Judged]], head: s
 
 
 def _write_row(variant: Variant, mine: Sequence[tuple[Variant, float | None, Judged]]) -> str:
-    whole = summarise([judged for _, _, judged in mine])
-    recalls = [summarise([judged for _, ratio, judged in mine if ratio == wanted]).recall for wanted in RATIOS]
+    whole = summarize([judged for _, _, judged in mine])
+    recalls = [summarize([judged for _, ratio, judged in mine if ratio == wanted]).recall for wanted in RATIOS]
     name = "**the defaults**" if variant.setting is None else f"{variant.setting} = {variant.value:g}"
     cells = [
         *("" if recall is None else f"{recall:.2f}" for recall in recalls),

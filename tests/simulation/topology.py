@@ -36,8 +36,8 @@ class Topology:
         ranks_per_node: int = 8,
         pairs: Sequence[tuple[int, int]] = (),
     ) -> "Topology":
-        """Return a mesh. Tensor parallel ranks are neighbours, then come data parallel ones, then stages. `ep`
-        neighbours in a data parallel group share the experts. Each of the `pairs` is a group of its own.
+        """Return a mesh. Tensor parallel ranks are neighbors, then come data parallel ones, then stages. `ep`
+        neighbors in a data parallel group share the experts. Each of the `pairs` is a group of its own.
         """
         if dp % ep:
             raise ValueError(f"ep is {ep}, which does not divide dp, {dp}")

@@ -52,7 +52,7 @@ NVLINK_XID: Final = 74
 
 
 class SlowLinks:
-    """The detector of slow links. `thresholds` are those of links: transfers vary more than self times."""
+    """The detector of slow links. `thresholds` are those of links: transfers vary more than own times."""
 
     kinds = frozenset({SLOW_LINK})
 
@@ -117,7 +117,7 @@ def _usual_step_ns(series: StepSeries) -> float:
 
 def _find_leader(slow: Sequence[SlowLink]) -> SlowLink:
     """Return the link with the largest excess; of those equal but for rounding the one that is slower by more."""
-    excesses_ns = [link.slow.self_ns - link.slow.peers_self_ns for link in slow]
+    excesses_ns = [link.slow.own_ns - link.slow.peers_own_ns for link in slow]
     first = [link for link, ns in zip(slow, excesses_ns, strict=True) if ns >= max(excesses_ns) * (1 - ROUNDING)]
     return max(first, key=lambda link: link.slow.slowdown_ratio)
 
@@ -147,7 +147,7 @@ def _describe(
     details |= {kind: "; ".join(sign.text for sign in there) for kind, there in signs.items()}
     clearest = [there[0] for there in signs.values()]
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
-    excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
+    excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.own_ns - link.slow.peers_own_ns for link in slow}
     family_size = len(links.families.get(leader.group, ()))
     finding = Finding(
         kind=SLOW_LINK,
@@ -243,8 +243,8 @@ def _numbers(view: RunView, link: SlowLink) -> dict[str, float]:
     """Return the evidence of one group. Bandwidths are in bytes per second, as nccl-tests defines them."""
     slow = link.slow
     found = {
-        "transfer_ns": slow.self_ns,
-        "peers_transfer_ns": slow.peers_self_ns,
+        "transfer_ns": slow.own_ns,
+        "peers_transfer_ns": slow.peers_own_ns,
         **slow.tests,
     }
     recent = view.series.steps >= slow.level_from_step

@@ -1,6 +1,6 @@
 """Find slow links: process groups whose transfers take longer than those of similar groups, or than before.
 
-The transfer of a synchronising collective is the shortest duration of any member (`wait_times.py`), so a rank that
+The transfer of a synchronizing collective is the shortest duration of any member (`wait_times.py`), so a rank that
 enters late does not lengthen it, and only the links remain. A group is compared with its siblings as a rank with its
 peers, by the same rules (`persistent.py`), on
 
@@ -90,7 +90,7 @@ class Links:
         """Return what was found for a column as a slow group or family."""
         name = self.names[slow.rank]
         siblings = tuple(self.names[peer] for peer in slow.peers.ranks if peer < len(self.names))
-        excess_ns = find_excess_ns(self.view.excess_of(slow.rank), self.view.series.self_ns[:, slow.rank])
+        excess_ns = find_excess_ns(self.view.excess_of(slow.rank), self.view.series.own_ns[:, slow.rank])
         exposed = np.stack([self.exposed_ns[group] for group in self.families.get(name, (name,))])
         return SlowLink(name, siblings, slow, excess_ns, np.median(exposed, axis=0))
 
@@ -146,7 +146,7 @@ def find_slow_links(links: Links, step_ns: float, thresholds: Thresholds) -> tup
     return tuple(
         link
         for link in found
-        if link.slow.self_ns - link.slow.peers_self_ns >= EXCESS_STEP_RATIO_MIN * step_ns
+        if link.slow.own_ns - link.slow.peers_own_ns >= EXCESS_STEP_RATIO_MIN * step_ns
         and (link.siblings or _exceeds_its_past(link, links.pasts[link.group], thresholds))
     )
 

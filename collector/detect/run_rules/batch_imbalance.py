@@ -2,7 +2,7 @@
 
 No single rank is slow then: batches of samples of different length have this effect. Its cost in each step is
 
-    gap = the largest excess of a rank's self time over the median of its peers
+    gap = the largest excess of a rank's own time over the median of its peers
 
 A finding needs a median gap of a tenth of the step, and a slowest rank that changes at random:
 
@@ -157,7 +157,7 @@ def find_gaps(view: RunView, steps: int = STEPS_JUDGED) -> Gaps | None:
 
 def _find_known(view: RunView) -> Ints:
     """Return the rows of the steps that are known of all ranks."""
-    return np.flatnonzero(~np.isnan(view.series.self_ns).any(axis=1) & ~np.isnan(view.longest_ns))
+    return np.flatnonzero(~np.isnan(view.series.own_ns).any(axis=1) & ~np.isnan(view.longest_ns))
 
 
 def _are_frequent(view: RunView, turns: Turns) -> bool:
@@ -190,17 +190,17 @@ def find_chance_limit(steps: int, ranks: int) -> int:
 
 
 def correlate_with_batches(view: RunView, rows: Ints) -> float | None:
-    """Return Spearman's correlation, -1 to 1, of self time and batch size over these steps and all ranks. None where
+    """Return Spearman's correlation, -1 to 1, of own time and batch size over these steps and all ranks. None where
     too little is known or nothing varies.
 
     The batch size is the tokens, where they are counted. Else the forward phase is correlated with the remaining self
     time: a larger batch makes both longer. (Waits for other ranks in forward hide that.)
     """
-    self_ns, tokens = view.series.self_ns[rows], view.series.tokens
+    own_ns, tokens = view.series.own_ns[rows], view.series.tokens
     if tokens is not None and _has_tokens(view, rows):
-        return _correlate(view, tokens[rows], self_ns)
+        return _correlate(view, tokens[rows], own_ns)
     forward_ns = view.series.phases_ns.get("forward")
-    return None if forward_ns is None else _correlate(view, forward_ns[rows], self_ns - forward_ns[rows])
+    return None if forward_ns is None else _correlate(view, forward_ns[rows], own_ns - forward_ns[rows])
 
 
 def _correlate(view: RunView, one: Floats, other: Floats) -> float | None:

@@ -3,7 +3,7 @@
 Ranks are compared with peers on the same model (`steps/peer_groups.py`), so that none is blamed for its GPU. Among
 ranks that do the same work, each model is compared with the fastest one:
 
-    ratio = median self time of the model's ranks / the same of the fastest model
+    ratio = median own time of the model's ranks / the same of the fastest model
 
 judged as that of a straggler (`stragglers/persistent.py`). Models of which fewer than two ranks do that work are not
 judged: one slow rank and a slow model look the same then.
@@ -29,7 +29,7 @@ RANKS_MIN: Final = 2
 
 class _Models(NamedTuple):
     """The models of one group of ranks with equal work: each model's ranks, the index of the fastest, and a view with a
-    column a model, the median self time of its ranks, compared with the last column, which is that of the fastest.
+    column a model, the median own time of its ranks, compared with the last column, which is that of the fastest.
     """
 
     names: tuple[str, ...]
@@ -83,7 +83,7 @@ def _view_models(view: RunView, work: tuple[int, ...]) -> _Models | None:
         if model is not None:
             by_model.setdefault(model, []).append(rank)
     ranks = {model: tuple(found) for model, found in sorted(by_model.items()) if len(found) >= RANKS_MIN}
-    columns = [_median(view.series.self_ns[:, view.series.columns_of(found)]) for found in ranks.values()]
+    columns = [_median(view.series.own_ns[:, view.series.columns_of(found)]) for found in ranks.values()]
     known = ~np.isnan(columns).any(axis=0)
     if len(ranks) < 2 or not known.any():  # noqa: PLR2004 - a comparison takes two
         return None
@@ -94,11 +94,11 @@ def _view_models(view: RunView, work: tuple[int, ...]) -> _Models | None:
     )
 
 
-def _median(self_ns: Floats) -> Floats:
+def _median(own_ns: Floats) -> Floats:
     """Return the median of each step, shape (n, ranks) to (n,), NaN where a rank is not known."""
-    found = np.full(len(self_ns), np.nan)
-    known = ~np.isnan(self_ns).any(axis=1)
-    found[known] = np.median(self_ns[known], axis=1)
+    found = np.full(len(own_ns), np.nan)
+    known = ~np.isnan(own_ns).any(axis=1)
+    found[known] = np.median(own_ns[known], axis=1)
     return found
 
 
@@ -107,7 +107,7 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
     if known is not None and known.since_step is not None:
         since_step = min(since_step, known.since_step)
     excess_ns = models.view.excess_ns[:, slow.rank]
-    peers_ns = models.view.series.self_ns[:, -1]
+    peers_ns = models.view.series.own_ns[:, -1]
     at_most_ns = np.maximum(view.longest_ns - peers_ns, 0.0)
     lost_ns = np.where(view.series.steps >= since_step, np.minimum(np.maximum(excess_ns, 0.0), at_most_ns), 0.0)
     lost_ns = np.where(np.isnan(excess_ns), np.nan, lost_ns)
@@ -123,7 +123,7 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,
-        evidence={"self_ns": slow.self_ns, "fastest_self_ns": slow.peers_self_ns, **slow.tests},
+        evidence={"own_ns": slow.own_ns, "fastest_own_ns": slow.peers_own_ns, **slow.tests},
         details={
             MODEL: models.names[slow.rank],
             "ranks": format_ranks(models.ranks[slow.rank]),

@@ -88,7 +88,7 @@ def find_growths(
     view: RunView, since_step: int, level_from_step: int, middle_ns: Floats, known: frozenset[int]
 ) -> tuple[float, float]:
     """Return by how much ranks differ more than before, and by how much all of them take longer, in ns: the growth of
-    the largest excess of any rank but the `known`, and of `middle_ns`, the self time of the middle rank in each step,
+    the largest excess of any rank but the `known`, and of `middle_ns`, the own time of the middle rank in each step,
     shape (n,). The medians of the steps from `level_from_step` on are compared with those before `since_step`; 0 where
     a side has none.
     """
@@ -133,13 +133,13 @@ def _explained_by_ranks(view: RunView, finding: Finding, healthiest: _Healthiest
     ranks = [rank for rank in finding.ranks if view.series.has(rank)]
     if not ranks or finding.since_step is None:
         return np.zeros(len(view.series.steps))
-    usual_ns = finding.evidence.get("self_ns", 0.0) - finding.evidence.get("peers_self_ns", 0.0)
+    usual_ns = finding.evidence.get("own_ns", 0.0) - finding.evidence.get("peers_own_ns", 0.0)
     usual_ns = 0.0 if finding.pattern == "intermittent" else usual_ns
     excess_ns = view.excess_ns[:, view.series.columns_of(ranks)]
     largest_ns = np.max(np.where(np.isnan(excess_ns), usual_ns, excess_ns), axis=1)
     beyond_ns = np.maximum(largest_ns - healthiest.of(ranks[0]), 0.0)
     if finding.pattern == "intermittent":
-        most_ns = finding.evidence.get("self_ns", 0.0) - finding.evidence.get("peers_self_ns", 0.0)
+        most_ns = finding.evidence.get("own_ns", 0.0) - finding.evidence.get("peers_own_ns", 0.0)
         beyond_ns += _carried_over_ns(view, ranks, np.where(view.is_known, beyond_ns, most_ns))
     return np.where(view.series.steps >= finding.since_step, beyond_ns, 0.0)
 
@@ -171,19 +171,19 @@ def _cost_ns(view: RunView, finding: Finding) -> Floats:
 
 def find_unseen_share(view: RunView, from_step: int) -> float | None:
     """Return the lower median over the ranks of their unseen share of the step, from 0 to 1, in the steps from
-    `from_step` on; None where CPU times or self times are not known, or ranks have GPUs.
+    `from_step` on; None where CPU times or own times are not known, or ranks have GPUs.
 
-    On CPUs that is waiting in what no report shows (files, locks, sleep): self time less the CPU time of the training
-    thread and the data phase. Self times hold such waits, so comparing them does not tell which rank the others
+    On CPUs that is waiting in what no report shows (files, locks, sleep): own time less the CPU time of the training
+    thread and the data phase. Own times hold such waits, so comparing them does not tell which rank the others
     wait for. The training thread of a rank with a GPU waits for the GPU.
     """
     series = view.series
-    if not series.self_is_measured or any(view.samples.devices.get(rank) for rank in series.ranks):
+    if not series.own_is_measured or any(view.samples.devices.get(rank) for rank in series.ranks):
         return None
     rows = np.flatnonzero(series.steps >= from_step)
     columns = np.arange(len(series.ranks))[:: -(-len(series.ranks) // PEERS_SAMPLED_MAX) or 1]
     cells = np.ix_(rows, columns)
-    unseen_ns = series.self_ns[cells] - series.cpu_ns[cells]
+    unseen_ns = series.own_ns[cells] - series.cpu_ns[cells]
     if "data" in series.phases_ns:
         unseen_ns -= series.phases_ns["data"][cells]
     shares = np.clip(unseen_ns / np.maximum(series.step_ns[cells], 1.0), 0.0, 1.0)

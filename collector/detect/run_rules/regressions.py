@@ -108,7 +108,7 @@ BEFORE: Final = "before_ns"
 EXPLAINED_RATIO_MIN: Final = 0.01
 """Least share of the present step that findings explain for the sentence to name them."""
 PATIENCE: Final = 8
-"""Self times are waited for over this many times the steps of a verdict: windows may be that rare."""
+"""Own times are waited for over this many times the steps of a verdict: windows may be that rare."""
 RISE_SHARE: Final = 0.5
 """Share of a stage's rise over the others that must be a rise over its own past, else the others have become faster.
 In any case it must be `slowdown_ratio_min` of its own past."""
@@ -143,8 +143,8 @@ class StageSlowdowns:
         remaining = tuple(rank for rank in ranks if rank not in slow)
         if len(remaining) < max(2, len(ranks) / 2):
             return None  # of a stage whose ranks are found one by one nothing remains
-        mine_ns = _median_self_ns(view, remaining)
-        others_ns = _median_self_ns(view, tuple(rank for rank in view.series.ranks if rank not in chosen))
+        mine_ns = _median_own_ns(view, remaining)
+        others_ns = _median_own_ns(view, tuple(rank for rank in view.series.ranks if rank not in chosen))
         change = _find_rise(view, mine_ns, mine_ns / others_ns, self._thresholds)
         if change is not None:
             change = _count_work(view, ranks, change, mine_ns, self._thresholds)
@@ -169,7 +169,7 @@ class StageSlowdowns:
         """Return whether the ranks are back at their level before, those that are found to be slow excepted."""
         slow = find_slow_ranks(explained)
         ranks = tuple(rank for rank in finding.ranks if view.series.has(rank) and rank not in slow)
-        return not ranks or _is_back(view, _median_self_ns(view, ranks), finding, self._thresholds)
+        return not ranks or _is_back(view, _median_own_ns(view, ranks), finding, self._thresholds)
 
 
 class RunSlowdown:
@@ -274,7 +274,7 @@ def _have_spread(view: RunView, change: Change, slow: frozenset[int]) -> bool:
     PEERS_SAMPLED_MAX at most.
     """
     sampled = view.series.ranks[:: -(-len(view.series.ranks) // PEERS_SAMPLED_MAX)]
-    middle_ns = _median_self_ns(view, sampled)
+    middle_ns = _median_own_ns(view, sampled)
     apart_ns, together_ns = find_growths(view, change.since_step, change.level_from_step, middle_ns, slow)
     return apart_ns >= together_ns and apart_ns + together_ns >= EXPLAINED_SHARE * change.added_ns
 
@@ -323,15 +323,15 @@ def _count_work(
     return counted if counted.after_ns >= thresholds.slowdown_ratio_min * before_ns else None
 
 
-def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
-    """Return the middle self time of these ranks in each step, shape (n,) in ns; NaN where fewer than half of them are
+def _median_own_ns(view: RunView, ranks: Sequence[int]) -> Floats:
+    """Return the middle own time of these ranks in each step, shape (n,) in ns; NaN where fewer than half of them are
     known.
     """
-    self_ns = view.series.self_ns[:, view.series.columns_of(ranks)]
-    found = np.full(len(self_ns), np.nan)
-    enough = 2 * np.count_nonzero(~np.isnan(self_ns), axis=1) >= max(1, len(ranks))
+    own_ns = view.series.own_ns[:, view.series.columns_of(ranks)]
+    found = np.full(len(own_ns), np.nan)
+    enough = 2 * np.count_nonzero(~np.isnan(own_ns), axis=1) >= max(1, len(ranks))
     if enough.any():
-        found[enough] = np.maximum(middle_of_ranks(self_ns[enough]), 1.0)
+        found[enough] = np.maximum(middle_of_ranks(own_ns[enough]), 1.0)
     return found
 
 
@@ -455,7 +455,7 @@ def _find_ramp(logs: Floats, thresholds: Thresholds, past_steps_min: int) -> _Ri
 
 
 def _are_compared(view: RunView, change: Change, steps_min: int) -> bool:
-    """Return whether enough self times are known since the change to name a slow rank: waits are known later than
+    """Return whether enough own times are known since the change to name a slow rank: waits are known later than
     steps.
     """
     compared = (view.series.steps >= change.since_step) & view.is_known

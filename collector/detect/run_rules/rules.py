@@ -9,16 +9,16 @@ run or a slow link.
 |---|---|
 | `data_bound` | the data phase takes a tenth of the step (on a GPU: and the device is idle as long) |
 | `host_bound` | the GPU is idle for 30 % of the time beyond that, and moves little data that nothing hides |
-| `low_gpu_utilisation` | the GPU is idle for 30 % of the time, and neither of the two explains it |
+| `low_gpu_utilization` | the GPU is idle for 30 % of the time, and neither of the two explains it |
 | `communication_bound` | exposed communication for 15 % of the time; waits do not count |
-| `serialised_communication` | little communication overlaps, and overlap could save a tenth of the time |
+| `serialized_communication` | little communication overlaps, and overlap could save a tenth of the time |
 | `cpu_pressure` | the training thread waits for a CPU core a tenth of the time (on a GPU: and it is idle as long) |
 | `garbage_collection` | steps are longer than usual for 5 % of the time, and garbage collectors pause as long |
 | `memory_pressure` | repeatedly the allocator runs out of memory, or allocates from the driver and frees to it |
 
 In a run without GPUs only `data_bound`, `cpu_pressure` and `garbage_collection` are judged. Devices that are idle,
 beyond the data phase, for more than twice as long as their processes compute do not wait for busy hosts but for what
-is not seen: that is `low_gpu_utilisation`. A host that waits for its device instead of launching ahead
+is not seen: that is `low_gpu_utilization`. A host that waits for its device instead of launching ahead
 (`blocking_sync` in traces) is no finding of its own: where that makes half of the idle time, `host_bound` says so and
 names the source line.
 """
@@ -43,7 +43,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     percent,
 )
 from rankscope.collector.detect.stragglers.host_times import describe_limit
-from rankscope.collector.detect.suggestions import SYNCHRONISES, UNSEEN, suggest
+from rankscope.collector.detect.suggestions import SYNCHRONIZES, UNSEEN, suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.units import format_duration
 
@@ -127,18 +127,18 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     }
     what = f"GPUs idle {percent(signals.idle)} of the time, waiting for their hosts,"
     why = f"waiting for data {percent(data)} of the time"
-    if signals.synchronising is None or signals.synchronising < EXPLAINS * (signals.idle - data):
+    if signals.synchronizing is None or signals.synchronizing < EXPLAINS * (signals.idle - data):
         return Judged(signals.idle - data, what, why, evidence)
     waits = (
-        f"up to {percent(signals.synchronising)} of the time at the end of a call that waits for the GPU (as .item())"
+        f"up to {percent(signals.synchronizing)} of the time at the end of a call that waits for the GPU (as .item())"
     )
-    where = f", {signals.synchronises_in}" if signals.synchronises_in else ""
+    where = f", {signals.synchronizes_in}" if signals.synchronizes_in else ""
     return Judged(
         signals.idle - data,
         what,
         f"{why}, {waits}{where}",
-        {**evidence, "synchronising_ratio": signals.synchronising},
-        variant=SYNCHRONISES,
+        {**evidence, "synchronizing_ratio": signals.synchronizing},
+        variant=SYNCHRONIZES,
     )
 
 
@@ -169,7 +169,7 @@ def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
     )
 
 
-def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
+def judge_utilization(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the GPUs are idle much of the time, and no other rule explains it."""
     if signals.idle is None:
         return Abstain(signals.absent or NO_WINDOWS)
@@ -320,16 +320,16 @@ RULES: Final[Mapping[str, Rule]] = {
             {"host_cpu", "garbage_collection", "host_device_sync", "cpu_pressure", "unseen_wait", "data_loading"}
         ),
     ),
-    "low_gpu_utilisation": Rule(judge_utilisation, ANY_CAUSE, frozenset({"data_bound", "host_bound"})),
+    "low_gpu_utilization": Rule(judge_utilization, ANY_CAUSE, frozenset({"data_bound", "host_bound"})),
     "cpu_pressure": Rule(judge_core_wait, frozenset({"cpu_pressure"}), kinds=frozenset({RUN_SLOWDOWN})),
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
-    "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
+    "serialized_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
     GARBAGE: Rule(judge_garbage, frozenset({GARBAGE}), price=_price_pauses),
 }
 """The rules by kind, which is the cause too, in the order in which they run."""
 OF_WINDOWS_ONLY: Final = frozenset(
-    {"host_bound", "low_gpu_utilisation", "communication_bound", "serialised_communication"}
+    {"host_bound", "low_gpu_utilization", "communication_bound", "serialized_communication"}
 )
 """What only windows of GPUs show: once these have ended nothing can be said of the present."""
 

@@ -27,7 +27,7 @@ from rankscope.collector.detect.statistics.excess import KNOWN_MIN
 from rankscope.collector.detect.stragglers.host_times import share_of_time, time_per_step
 from rankscope.collector.detect.view import AllocatorCounts, RunView, TimeCount
 from rankscope.collector.steps.step_series import Floats, medians_of_last
-from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import WindowBreakdown, WindowSynchronizations
 
 RANKS_SAMPLED_MAX: Final = 64
 """Ranks read at most, evenly spread: the share of ranks that reach a value is then within 6 % (one standard error)."""
@@ -60,8 +60,8 @@ class RunSignals(NamedTuple):
     the run has one only. `has_gpus`: whether any rank has one.
     `pausing` are the pauses of Python's garbage collector in all ranks together over the step, so it may be more than
     1, and `beyond` the share of the steps' time that is beyond steps of the median.
-    `synchronising` is the part of `idle` around calls in which the host waits for its GPU, at most, and
-    `synchronises_in` the calls with most of it, as text that ends a sentence, empty if there are none.
+    `synchronizing` is the part of `idle` around calls in which the host waits for its GPU, at most, and
+    `synchronizes_in` the calls with most of it, as text that ends a sentence, empty if there are none.
     """
 
     since_step: int
@@ -76,8 +76,8 @@ class RunSignals(NamedTuple):
     churning: float | None
     retries: int
     absent: str | None = None
-    synchronising: float | None = None
-    synchronises_in: str = ""
+    synchronizing: float | None = None
+    synchronizes_in: str = ""
     older_than: int | None = None
     computing: float | None = None
     queueing: float | None = None
@@ -129,7 +129,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         has_gpus=_has_gpus(view, sampled),
         pausing=_find_pausing(view, sampled, steps),
         beyond=_find_beyond(view.longest_ns),
-        **_read_synchronisations(view, windows, steps, usual_ns, len(sampled))._asdict(),
+        **_read_synchronizations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 
 
@@ -297,42 +297,42 @@ def _share_without_profiler(idle_ns: float, step_ns: float, usual_ns: float) -> 
     return max(0.0, idle_ns - stretched_ns) / (step_ns - stretched_ns)
 
 
-class _Synchronisations(NamedTuple):
+class _Synchronizations(NamedTuple):
     """As in RunSignals."""
 
-    synchronising: float | None
-    synchronises_in: str
+    synchronizing: float | None
+    synchronizes_in: str
 
 
-def _read_synchronisations(
+def _read_synchronizations(
     view: RunView,
     breakdowns: Mapping[int, Sequence[WindowBreakdown]],
     steps: int,
     usual_ns: Mapping[int, float],
     sampled: int,
-) -> _Synchronisations:
+) -> _Synchronizations:
     """Return the idle share around blocking calls on the basis of `idle`, and the costliest of these calls."""
     windows = {
         rank: [
             window
-            for window in view.samples.synchronisations.get(rank, ())
+            for window in view.samples.synchronizations.get(rank, ())
             if window.first_step >= steps and window.step_count > 0
         ][-WINDOWS_READ:]
         for rank in breakdowns
         if rank in usual_ns
     }
     shares = [
-        _synchronising_share(found, breakdowns[rank], usual_ns[rank])
+        _synchronizing_share(found, breakdowns[rank], usual_ns[rank])
         for rank, found in windows.items()
         if len(found) >= WINDOWS_MIN
     ]
     costliest = find_costliest([window for found in windows.values() for window in found])
     where = "" if costliest is None else f"{percent(costliest[1])}{OF_IT}{describe_kind(costliest[0])}"
-    return _Synchronisations(_of_most(shares, sampled), where)
+    return _Synchronizations(_of_most(shares, sampled), where)
 
 
-def _synchronising_share(
-    windows: Sequence[WindowSynchronisations], breakdowns: Sequence[WindowBreakdown], usual_ns: float
+def _synchronizing_share(
+    windows: Sequence[WindowSynchronizations], breakdowns: Sequence[WindowBreakdown], usual_ns: float
 ) -> float:
     """Return the idle share around blocking calls, as it would have been without the profiler, at most that of all idle
     time. All of what the profiler stretched is taken from it, as from `idle`.

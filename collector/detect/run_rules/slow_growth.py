@@ -89,7 +89,7 @@ def _deviation(logs: Floats, last: Floats, block_steps: int) -> float:
     """Return the deviation of one block about a ramp: the largest of that of the blocks `logs`, that by the last steps,
     whose correlation is known, and SIGMA_FLOOR.
 
-    Steps that wander, as on machines that others use too, leave the ramp by more than neighbouring blocks differ.
+    Steps that wander, as on machines that others use too, leave the ramp by more than neighboring blocks differ.
     """
     residual = logs - fit_ramp(logs).values(logs)
     of_blocks = MAD_TO_SIGMA * float(np.median(np.abs(residual)))

@@ -3,7 +3,7 @@
 Ranks that are no peers may differ by design: the first stage has the embedding, the last one the loss. The excess of
 the heaviest group over the mean of all is what an even split would save in every step.
 
-    ratio = median self time of the group's ranks / mean over all ranks, a group's ranks counted at their median
+    ratio = median own time of the group's ranks / mean over all ranks, a group's ranks counted at their median
 
 Of a group of two ranks the shorter time counts (`middle_of_ranks`): one slow rank is no heavy stage. A stage of a
 single rank is not judged: whether it has more work or is slow is not known.
@@ -68,19 +68,19 @@ class StageImbalance:
 
 
 def view_stages(view: RunView, groups: Sequence[tuple[int, ...]]) -> RunView:
-    """Return a view with a column per group, the middle self time of its ranks, each compared with the last column, the
-    mean over all ranks. Steps without the self times of all ranks are NaN.
+    """Return a view with a column per group, the middle own time of its ranks, each compared with the last column, the
+    mean over all ranks. Steps without the own times of all ranks are NaN.
     """
-    self_ns = view.series.self_ns.copy()
-    self_ns[np.isnan(self_ns).any(axis=1)] = np.nan
+    own_ns = view.series.own_ns.copy()
+    own_ns[np.isnan(own_ns).any(axis=1)] = np.nan
     medians, weights = [], []
     for group in groups:
-        medians.append(_middle(self_ns[:, view.series.columns_of(group)]))
+        medians.append(_middle(own_ns[:, view.series.columns_of(group)]))
         weights.append(len(group))
     grouped = {rank for group in groups for rank in group}
     ungrouped = [rank for rank in view.series.ranks if rank not in grouped]
     if ungrouped:
-        medians.append(self_ns[:, view.series.columns_of(ungrouped)].mean(axis=1))
+        medians.append(own_ns[:, view.series.columns_of(ungrouped)].mean(axis=1))
         weights.append(len(ungrouped))
     mean = np.average(medians, axis=0, weights=weights)
     columns = [*medians[: len(groups)], mean]
@@ -88,10 +88,10 @@ def view_stages(view: RunView, groups: Sequence[tuple[int, ...]]) -> RunView:
     return as_rank_series(view, columns, against)
 
 
-def _middle(self_ns: Floats) -> Floats:
-    found = np.full(len(self_ns), np.nan)
-    known = ~np.isnan(self_ns[:, 0])
-    found[known] = middle_of_ranks(self_ns[known])
+def _middle(own_ns: Floats) -> Floats:
+    found = np.full(len(own_ns), np.nan)
+    known = ~np.isnan(own_ns[:, 0])
+    found[known] = middle_of_ranks(own_ns[known])
     return found
 
 
@@ -114,8 +114,8 @@ def _describe(
         slowdown_ratio=slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={
-            "self_ns": slow.self_ns,
-            "mean_self_ns": slow.peers_self_ns,
+            "own_ns": slow.own_ns,
+            "mean_own_ns": slow.peers_own_ns,
             **slow.tests,
         },
         details=describe_self(view.series),
@@ -127,7 +127,7 @@ def _lost_to(view: RunView, stages: RunView, column: int) -> Floats:
     """Return what each step lost to the split, shape (n,) in ns, NaN where not known: the group's excess over the mean,
     at most what leaves the mean of the step. A step is charged only to the group with the most work.
     """
-    work_ns = stages.series.self_ns
+    work_ns = stages.series.own_ns
     lost_ns = np.full(len(work_ns), np.nan)
     known = ~np.isnan(work_ns).any(axis=1) & ~np.isnan(view.series.step_ns).all(axis=1)
     step_ns = np.nanmax(view.series.step_ns[known], axis=1)

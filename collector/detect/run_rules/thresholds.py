@@ -20,7 +20,7 @@ EXPOSED_RATIO_MIN: Final = 0.15
 """Exposed communication over the window, without waits where they are known: healthy runs stay below 7 %. That of a
 single rank's trace includes waits for others."""
 OVERLAP_RATIO_MAX: Final = 0.2
-"""Healthy DDP overlaps 43 to 90 % of its communication; serialised traces 2 to 16 %."""
+"""Healthy DDP overlaps 43 to 90 % of its communication; serialized traces 2 to 16 %."""
 HIDEABLE_RATIO_MIN: Final = 0.1
 """Largest possible saving over the time the device worked: the shorter of communication alone and compute alone."""
 

@@ -3,7 +3,7 @@
 Of all begins those are kept that explain the series nearly as well as the best one: a rise in one step or gradually,
 of any length, whose squares left exceed the fewest by at most LIKELIHOOD_RATIO variances of the noise. For one change
 of level the set of such begins has the true one in 99 % of all cases (Hansen, Sample splitting and threshold
-estimation, Econometrica 2000): -2 ln(1 - sqrt(0.99)) = 10.6. Neighbouring values are correlated, so the variance is
+estimation, Econometrica 2000): -2 ln(1 - sqrt(0.99)) = 10.6. Neighboring values are correlated, so the variance is
 that of independent values times (1 + r) / (1 - r), as in `Noise.median_error`.
 """
 

@@ -22,7 +22,7 @@ ramp."""
 def find_change(series: Floats) -> int:
     """Return the index of the first value after the most likely change of level; 0 when there are too few values.
 
-    `series`: shape (n,), no NaN. The split maximises the difference of the two sides' means, weighted by
+    `series`: shape (n,), no NaN. The split maximizes the difference of the two sides' means, weighted by
     sqrt(k (n - k) / n), the cumulative-sum statistic for one change of mean in noise (Page 1954).
 
     >>> find_change(np.array([0.0, 0.1, 0.0, 0.1, 0.0, 0.9, 1.0, 0.9, 1.0]))

@@ -1,4 +1,4 @@
-"""Compute by how much a rank's self time exceeds that of its peers, step by step.
+"""Compute by how much a rank's own time exceeds that of its peers, step by step.
 
 A rank with too few peers is compared with ranks that do other work: what counts is only what exceeds the rank's own
 usual ratio to them.
@@ -14,19 +14,19 @@ from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries, in_blocks, medians_of_last
 
 SELF_NS_MIN: Final = 1.0
-"""The least self time that is compared, in ns: the logarithm of none is no number. The way back takes the same one."""
+"""The least own time that is compared, in ns: the logarithm of none is no number. The way back takes the same one."""
 PARTS: Final = 4
 """Parts of a series whose medians are compared first: a change shows in one of them."""
 KNOWN_MIN: Final = 0.5
-"""Share of the peers whose self time must be known for a median."""
+"""Share of the peers whose own time must be known for a median."""
 
 
 def find_excess(series: StepSeries, peer_groups: PeerGroups) -> Floats:
-    """Return log(self time / median self time of the peers), shape (n, ranks) as the series; NaN where the rank's or
-    too many of its peers' self times are not known.
+    """Return log(own time / median own time of the peers), shape (n, ranks) as the series; NaN where the rank's or
+    too many of its peers' own times are not known.
     """
-    rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waits are measured in some steps only
-    excess = np.full(series.self_ns.shape, np.nan)
+    rows = np.flatnonzero(~np.isnan(series.own_ns).all(axis=1))  # waits are measured in some steps only
+    excess = np.full(series.own_ns.shape, np.nan)
 
     def cells(some: Ints, columns: Ints) -> Any:
         return some if len(columns) == len(series.ranks) else np.ix_(some, columns)  # all columns: no copy
@@ -35,24 +35,24 @@ def find_excess(series: StepSeries, peer_groups: PeerGroups) -> Floats:
         members, against = series.columns_of(comparison.members), series.columns_of(comparison.against)
         are_all = comparison.against == comparison.members
         for some in in_blocks(rows, len(against)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
-            mine = np.maximum(series.self_ns[cells(some, members)], SELF_NS_MIN)
-            theirs = mine if are_all else np.maximum(series.self_ns[cells(some, against)], SELF_NS_MIN)
+            mine = np.maximum(series.own_ns[cells(some, members)], SELF_NS_MIN)
+            theirs = mine if are_all else np.maximum(series.own_ns[cells(some, against)], SELF_NS_MIN)
             excess[cells(some, members)] = _compare(mine, theirs)
     return excess
 
 
-def find_excess_ns(excess: Floats, self_ns: Floats) -> Floats:
-    """Return an excess as a time, the self time less that of the peers, in ns, shape as both; NaN where not known."""
+def find_excess_ns(excess: Floats, own_ns: Floats) -> Floats:
+    """Return an excess as a time, the own time less that of the peers, in ns, shape as both; NaN where not known."""
     # x = log(mine / theirs), so mine - theirs = mine (1 - exp(-x)), of the same `mine`.
     share = np.negative(excess)  # and all that follows in the same array
     with np.errstate(invalid="ignore"):  # numpy 1.24 warns of NaN on CPUs with AVX-512
         np.negative(np.expm1(share, out=share), out=share)
-    return np.multiply(np.maximum(self_ns, SELF_NS_MIN), share, out=share)
+    return np.multiply(np.maximum(own_ns, SELF_NS_MIN), share, out=share)
 
 
-def find_peers_ns(excess: Floats, self_ns: Floats) -> Floats:
-    """Return the self time of the peers that an excess is over, in ns, shape as both; NaN where not known."""
-    return np.asarray(np.maximum(self_ns, SELF_NS_MIN) / np.exp(excess))
+def find_peers_ns(excess: Floats, own_ns: Floats) -> Floats:
+    """Return the own time of the peers that an excess is over, in ns, shape as both; NaN where not known."""
+    return np.asarray(np.maximum(own_ns, SELF_NS_MIN) / np.exp(excess))
 
 
 def find_usual(

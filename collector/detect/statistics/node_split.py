@@ -35,11 +35,11 @@ def find_slower_nodes(series: StepSeries, nodes: Mapping[int, str], members: Seq
         of_node.setdefault(nodes.get(rank, ""), []).append(rank)  # columns that are no ranks are on no node
     if len(of_node) < NODES_MIN or min(map(len, of_node.values())) < RANKS_MIN:
         return []
-    self_ns = series.self_ns[:, series.columns_of(members)]
-    known = np.flatnonzero(~np.isnan(self_ns).any(axis=1))[-steps:]
+    own_ns = series.own_ns[:, series.columns_of(members)]
+    known = np.flatnonzero(~np.isnan(own_ns).any(axis=1))[-steps:]
     if len(known) < steps:
         return []
-    level = dict(zip(members, np.median(self_ns[known], axis=0).tolist(), strict=True))
+    level = dict(zip(members, np.median(own_ns[known], axis=0).tolist(), strict=True))
     logs = {
         node: math.log(max(1.0, float(np.median([level[rank] for rank in ranks])))) for node, ranks in of_node.items()
     }

@@ -18,15 +18,15 @@ CORRELATION_MAX = 0.9
 
 
 class Noise(NamedTuple):
-    """The noise of a series about its level: robust standard deviation, and correlation of neighbours (0: none)."""
+    """The noise of a series about its level: robust standard deviation, and correlation of neighbors (0: none)."""
 
     deviation: float
     correlation: float
 
     def median_error(self, count: int) -> float:
-        """Return the standard error of the median of `count` neighbouring values.
+        """Return the standard error of the median of `count` neighboring values.
 
-        Neighbouring steps are correlated (batch sizes, other load on the machine), so n values count as
+        Neighboring steps are correlated (batch sizes, other load on the machine), so n values count as
         n (1 - r) / (1 + r), with r the correlation.
 
         >>> round(Noise(deviation=0.1, correlation=0.0).median_error(100), 4)

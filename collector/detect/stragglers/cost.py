@@ -45,16 +45,16 @@ class Healthy:
         self._longest_ns: dict[tuple[int, ...], Floats] = {}
 
     def longest_beside(self, slow: SlowRank) -> Floats:
-        """Return the longest self time of a healthy rank with the same work in each step, on whatever GPU, shape (n,)
-        in ns. It is at least the median self time of the peers, or what is usual for the straggler without peers; NaN
+        """Return the longest own time of a healthy rank with the same work in each step, on whatever GPU, shape (n,)
+        in ns. It is at least the median own time of the peers, or what is usual for the straggler without peers; NaN
         where its excess is not known.
         """
         column = self._view.series.column_of(slow.rank)
-        median_ns = find_peers_ns(self._view.excess[:, column], self._view.series.self_ns[:, column])
+        median_ns = find_peers_ns(self._view.excess[:, column], self._view.series.own_ns[:, column])
         work = next((ranks for ranks in self._view.peer_groups.works if slow.rank in ranks), ())
         if work not in self._longest_ns:
             columns = self._view.series.columns_of([rank for rank in work if rank not in self._slow])
-            of_work_ns = np.fmax.reduce(self._view.series.self_ns[:, columns], axis=1, initial=0.0)
+            of_work_ns = np.fmax.reduce(self._view.series.own_ns[:, columns], axis=1, initial=0.0)
             self._longest_ns[work] = of_work_ns
         return np.maximum(median_ns, self._longest_ns[work])
 
@@ -72,7 +72,7 @@ def lost_to(slow: SlowRank, view: RunView, healthy: Healthy, *, is_charged_once:
     """Return what each step has lost to one straggler since it became slow, shape (n,) in ns; 0 before, NaN where not
     known.
 
-    lost = self time of the straggler - the longest of a healthy rank (`Healthy`) - the time that the median peer is
+    lost = own time of the straggler - the longest of a healthy rank (`Healthy`) - the time that the median peer is
     longer in point-to-point operations, at most the step less the longest of a healthy rank. With `is_charged_once` a
     step is charged only to the rank with the largest excess, so that two stragglers are not both charged for it. For an
     intermittent slowness only the slow steps are charged.
@@ -87,7 +87,7 @@ def lost_to(slow: SlowRank, view: RunView, healthy: Healthy, *, is_charged_once:
         charged &= view.worst == column
     healthy_ns = healthy.longest_beside(slow)
     at_most_ns = np.maximum(view.longest_ns - healthy_ns, 0.0)
-    saved_ns = series.self_ns[:, column] - healthy_ns - _bubbles_hidden_ns(slow, view)
+    saved_ns = series.own_ns[:, column] - healthy_ns - _bubbles_hidden_ns(slow, view)
     lost_ns = np.where(charged, np.clip(saved_ns, 0.0, at_most_ns), 0.0)
     return np.where(known, lost_ns, np.nan)
 
@@ -110,7 +110,7 @@ def lost_together(slow_ranks: Sequence[SlowRank], view: RunView, healthy: Health
     """Return what each step has lost to several stragglers, the slowest first; shape (n,) in ns, NaN where not known.
 
     Those that are slow at different places of a step add up, others hide each other. So it is the sum of what is lost
-    to each, at most what the step is longer than the longest self time of a healthy rank, less the same before any was
+    to each, at most what the step is longer than the longest own time of a healthy rank, less the same before any was
     slow, in `before_step`.
     """
     lost_ns = np.sum([lost_to(one, view, healthy, is_charged_once=False) for one in slow_ranks], axis=0)
@@ -121,11 +121,11 @@ def lost_together(slow_ranks: Sequence[SlowRank], view: RunView, healthy: Health
 
 def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int], usual_rest_ns: float = 0.0) -> Floats:
     """Return by how much each step would be shorter without a slowness alone, shape (n,) in ns: what it lost, at most
-    the step, less what it is usually longer than a self time, less the longest self time of the `others` that are slow.
+    the step, less what it is usually longer than an own time, less the longest own time of the `others` that are slow.
     NaN where not known.
     """
-    self_ns = view.series.self_ns[:, view.series.columns_of(others)]
-    longest_ns = np.fmax.reduce(self_ns, axis=1, initial=0.0) + usual_rest_ns
+    own_ns = view.series.own_ns[:, view.series.columns_of(others)]
+    longest_ns = np.fmax.reduce(own_ns, axis=1, initial=0.0) + usual_rest_ns
     return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - longest_ns, 0.0))
 
 

@@ -66,7 +66,7 @@ def find_cpu_pressure(
         name = field.removesuffix("_ns")
         evidence[f"{name}_ns_per_step"], evidence[f"peers_{name}_ns_per_step"] = mine, usual
         if excess_ns >= explained_ns_min:
-            are_slow = _are_neighbours_slow(slow, explained_ns_min, series, all_excess_ns, machines)
+            are_slow = _are_neighbors_slow(slow, explained_ns_min, series, all_excess_ns, machines)
             return clause.format(mine=format_duration(mine), peers=format_duration(usual)) if are_slow else None
     return None
 
@@ -82,7 +82,7 @@ def _read(machines: Machines, node: str, from_step: int) -> PerStep:
     return {field: growth / steps for field, growth in grown.items() if growth is not None}
 
 
-def _are_neighbours_slow(
+def _are_neighbors_slow(
     slow: SlowRank, explained_ns_min: float, series: StepSeries, excess_ns: Floats, machines: Machines
 ) -> bool:
     """Return whether half of the other ranks on its machine are as much slower than their peers; True where there is no

@@ -207,11 +207,11 @@ def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Fin
     """Return whether open findings about links explain a slow rank: its excess is no more than that of the transfers of
     its groups.
 
-    Where it is not known how much of a collective was exposed, the transfer counts as self time (`wait_times.py`), and
+    Where it is not known how much of a collective was exposed, the transfer counts as own time (`wait_times.py`), and
     all members of a group with a slow link look slow, beside ranks of other groups. Where it is known, and beside peers
     of the same group, a slow link makes no member look slow.
     """
-    if view.series.self_is_measured and not view.series.self_has_transfers:
+    if view.series.own_is_measured and not view.series.own_has_transfers:
         return False
     transfer_ns = sum(
         value
@@ -221,7 +221,7 @@ def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Fin
         if name.startswith(f"{TRANSFER_EXCESS}/")
         and _is_set_apart(slow, view.groups.get(name.removeprefix(f"{TRANSFER_EXCESS}/"), ()))
     )
-    return slow.self_ns - slow.peers_self_ns <= EXPLAINED_RATIO_MAX * transfer_ns
+    return slow.own_ns - slow.peers_own_ns <= EXPLAINED_RATIO_MAX * transfer_ns
 
 
 class _Together:
@@ -290,8 +290,8 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         **cause.evidence,
         **({} if witness is None else witness.evidence),
         **_wait_caused(view, slow_ranks, slow),
-        "self_ns": slow.self_ns,
-        "peers_self_ns": slow.peers_self_ns,
+        "own_ns": slow.own_ns,
+        "peers_own_ns": slow.peers_own_ns,
         **slow.tests,
         STEPS_TO_CLOSE: keep_steps_to_close(known.get(slow.rank), slow.steps_judged),
     }

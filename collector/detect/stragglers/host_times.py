@@ -139,7 +139,7 @@ def may_be_in_steps(slow: SlowRank, excess_ns: float) -> bool:
     """Return whether a slow step of the rank can hold so much more of a time than its peers' do, in ns: it is at most
     the rank's own time in a step.
     """
-    return excess_ns <= slow.self_ns
+    return excess_ns <= slow.own_ns
 
 
 def _compare_core_waits(slow: SlowRank, samples: Samples) -> PerStep | None:

@@ -171,7 +171,7 @@ def _judge(
     if is_by_chance or is_past or share * math.expm1(level) < COST_RATIO_MIN:
         return None
     rank = view.series.ranks[column]
-    self_ns = view.series.self_ns[periods.rows[slow], column]
+    own_ns = view.series.own_ns[periods.rows[slow], column]
     return SlowRank(
         rank=rank,
         since_step=int(steps[began]),
@@ -180,7 +180,7 @@ def _judge(
         slowdown_ratio=math.exp(level),
         robust_z=-math.log10(max(min(by_count, by_sum), 1e-300)),
         persistence=share,
-        self_ns=float(np.median(self_ns)),
+        own_ns=float(np.median(own_ns)),
         steps_judged=len(steps) - began,
         peers=view.peer_groups.of(rank).peers_of(rank),
         pattern="intermittent",
@@ -257,7 +257,7 @@ def find_period_sums(view: RunView, periods: SlowPeriods) -> PeriodSums:
     begins[1:] = (column[1:] != column[:-1]) | (row[1:] != row[:-1] + 1)
     period = np.cumsum(begins) - 1
     cells = periods.rows[row], column
-    weight: Floats = np.bincount(period, find_excess_ns(view.excess[cells], view.series.self_ns[cells])).astype(float)
+    weight: Floats = np.bincount(period, find_excess_ns(view.excess[cells], view.series.own_ns[cells])).astype(float)
     owner = column[begins]
     sizes = tuple(len(one.members) for one in view.peer_groups.comparisons)
     return PeriodSums(owner, weight, place[owner], sizes)

@@ -177,8 +177,8 @@ def _describe(
     earliest, latest = (None, since_step) if found is None else found
     lost_ns, mean_ns = _find_lost(view, slow.rank)
     is_known = ~np.isnan(mean_ns) & np.isin(view.series.steps, slow.slow_steps)
-    usual_ns = float(np.median(mean_ns[is_known])) if is_known.any() else slow.peers_self_ns
-    ratio = slow.self_ns / max(usual_ns, 1.0)
+    usual_ns = float(np.median(mean_ns[is_known])) if is_known.any() else slow.peers_own_ns
+    ratio = slow.own_ns / max(usual_ns, 1.0)
     finding = Finding(
         kind=MORE_WORK,
         ranks=(slow.rank,),
@@ -194,7 +194,7 @@ def _describe(
         severity="warning",
         slowdown_ratio=ratio,
         run_slowdown_ratio=price(lost_ns, view, since_step).run_slowdown_ratio,
-        evidence={"more_work_ratio": more.ratio, "self_ns": slow.self_ns, "mean_self_ns": usual_ns, **slow.tests},
+        evidence={"more_work_ratio": more.ratio, "own_ns": slow.own_ns, "mean_own_ns": usual_ns, **slow.tests},
         details=describe_self(view.series),
     )
     return Candidate(finding, np.where(view.series.steps >= since_step, lost_ns, np.minimum(lost_ns, 0.0)))
@@ -204,10 +204,10 @@ def _find_lost(view: RunView, rank: int) -> tuple[Floats, Floats]:
     """Return what each step lost to a rank, and the mean of all own times that are known where its own is, shape (n,)
     each in ns; NaN elsewhere. A step is charged only to the rank with the longest own time.
     """
-    self_ns, column = view.series.self_ns, view.series.column_of(rank)
-    mean_ns, lost_ns = np.full(len(self_ns), np.nan), np.full(len(self_ns), np.nan)
-    rows = np.flatnonzero(~np.isnan(self_ns[:, column]) & ~np.isnan(view.longest_ns))
-    own_ns = self_ns[rows]
+    own_ns, column = view.series.own_ns, view.series.column_of(rank)
+    mean_ns, lost_ns = np.full(len(own_ns), np.nan), np.full(len(own_ns), np.nan)
+    rows = np.flatnonzero(~np.isnan(own_ns[:, column]) & ~np.isnan(view.longest_ns))
+    own_ns = own_ns[rows]
     mean_ns[rows] = np.nanmean(own_ns, axis=1)
     is_longest = np.nanargmax(own_ns, axis=1) == column if len(rows) else np.zeros(0, dtype=bool)
     beyond_ns = np.clip(own_ns[:, column] - mean_ns[rows], 0.0, np.maximum(view.longest_ns[rows] - mean_ns[rows], 0.0))

@@ -30,8 +30,8 @@ def is_peer_faster(
 
 def _find_medians(view: RunView, rank: int, rows: Ints) -> tuple[float, float]:
     """Return the median own time of the rank in these steps, in ns, and that of its peer."""
-    self_ns = view.series.self_ns[rows, view.series.column_of(rank)]
-    return float(np.median(self_ns)), float(np.median(find_peers_ns(view.excess_of(rank)[rows], self_ns)))
+    own_ns = view.series.own_ns[rows, view.series.column_of(rank)]
+    return float(np.median(own_ns)), float(np.median(find_peers_ns(view.excess_of(rank)[rows], own_ns)))
 
 
 def _recall(view: RunView, rank: int, as_fast_ratio: float) -> tuple[float, float] | None:

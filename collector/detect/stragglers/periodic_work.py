@@ -67,7 +67,7 @@ def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | 
     mine = other[rows, view.series.column_of(slow.rank)]
     peers = np.median(other[np.ix_(rows, view.series.columns_of(slow.peers.ranks))], axis=1)
     longer_ns = np.nan_to_num(mine - peers, nan=0.0)
-    is_longer = longer_ns >= EXPLAINS * max(1.0, slow.self_ns - slow.peers_self_ns)
+    is_longer = longer_ns >= EXPLAINS * max(1.0, slow.own_ns - slow.peers_own_ns)
     is_longer &= view.series.steps >= slow.since_step
     steps = view.series.steps[is_longer]
     if np.mean(np.isin(slow.slow_steps, steps)) < REGULAR_MIN:

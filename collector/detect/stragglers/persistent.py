@@ -1,9 +1,9 @@
-"""Find the stragglers: ranks whose self time is persistently longer than their peers' (docs/definitions.md section 4).
+"""Find the stragglers: ranks whose own time is persistently longer than their peers' (docs/definitions.md section 4).
 
 In synchronous training all ranks' steps take the same time, because the others wait for the slow one. So ranks are
-compared by their *self time*: the step less the waits that others caused (`wait_times.py`).
+compared by their *own time*: the step less the waits that others caused (`wait_times.py`).
 
-    x[step] = log(self time of the rank / median self time of its peers)
+    x[step] = log(own time of the rank / median own time of its peers)
 
 A rank is slow when, over the steps since the last change of level in x,
 
@@ -76,7 +76,7 @@ CLOSE_STEPS_MAX: Final = 64
 NOT_BY_DEVICE: Final = (
     "without profiler windows they are not known while a process group has several, but not all ranks"
 )
-"""Why nothing is known although devices are timed (`collector/steps/device_self_times.py`)."""
+"""Why nothing is known although devices are timed (`collector/steps/device_own_times.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class SlowRank(NamedTuple):
     slowdown_ratio: float
     robust_z: float
     persistence: float
-    self_ns: float
+    own_ns: float
     steps_judged: int
     peers: Peers
     pattern: str
@@ -126,9 +126,9 @@ class SlowRank(NamedTuple):
         return self.before_step is not None
 
     @property
-    def peers_self_ns(self) -> float:
-        """Return the self time of its peers, in ns: what its own is `slowdown_ratio` times as long as."""
-        return self.self_ns / self.slowdown_ratio
+    def peers_own_ns(self) -> float:
+        """Return the own time of its peers, in ns: what its own is `slowdown_ratio` times as long as."""
+        return self.own_ns / self.slowdown_ratio
 
     @property
     def tests(self) -> dict[str, float]:
@@ -155,7 +155,7 @@ def find_stragglers(
     known = int(np.count_nonzero(~np.isnan(view.excess), axis=0).max(initial=0))
     if known < thresholds.steps_min:
         count, needed = len(series.ranks), thresholds.steps_min
-        text = f"the self times of all {count} ranks are known in {known} steps, {needed} are needed"
+        text = f"{known} of {needed} comparable steps: those with the own times of all {count} ranks"
         return Abstain(f"{text} ({NOT_BY_DEVICE})" if series.is_by_device and not known else text)
     worth = np.flatnonzero(is_worth_judging(view.excess, thresholds)).tolist()
     ranks = {series.ranks[column] for column in worth}.union(rank for rank in found if series.has(rank))
@@ -169,7 +169,7 @@ def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
     be known of some rank. It is cheap, and never False for a rank that would be judged slow.
 
     Such a rank has not recovered, and exceeds its noise in the last `steps_min`, twice as many, ... steps: a slow
-    period fills at least half of one of them. The noise is that between neighbouring steps, which a change of level
+    period fills at least half of one of them. The noise is that between neighboring steps, which a change of level
     does not raise.
     """
     rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
@@ -245,7 +245,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
     if not is_found and (not passes or _has_ended(recent, level, noise, thresholds)):
         return None
     began = _begin_of_slowness(excess[known], since, thresholds)
-    self_ns = view.series.self_ns[rows, view.series.column_of(rank)]
+    own_ns = view.series.own_ns[rows, view.series.column_of(rank)]
     peers = view.compared.of(rank).peers_of(rank)
     if (
         not is_found
@@ -271,7 +271,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
         slowdown_ratio=math.exp(level),
         robust_z=robust_z,
         persistence=persistence,
-        self_ns=float(np.median(self_ns)),
+        own_ns=float(np.median(own_ns)),
         steps_judged=len(rows),
         peers=peers,
         pattern=DRIFTING if ramp is not None and ramp.is_gradual else "steady",

@@ -342,9 +342,9 @@ def _blocked(
     for other ranks.
     """
     columns, series = view.series.columns_of(ranks), view.series
-    if not series.self_is_measured:
+    if not series.own_is_measured:
         return None
-    unseen_ns = series.self_ns[:, columns] - series.cpu_ns[:, columns]
+    unseen_ns = series.own_ns[:, columns] - series.cpu_ns[:, columns]
     if "data" in series.phases_ns:
         unseen_ns -= series.phases_ns["data"][:, columns]
     longer_ns = _growth(_medians(unseen_ns), view, compared)

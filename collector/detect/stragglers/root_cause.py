@@ -33,7 +33,7 @@ from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, compare_compilation, describe_compilation
 from rankscope.collector.detect.view import AllocatorCounts, Samples
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
-from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronizations
 from rankscope.measure.units import format_duration
 
 # Memory pressure: the counters of torch's allocator and of the host, compared with those of the peers.
@@ -174,7 +174,7 @@ def find_cause(
     """Return the cause of one straggler. Nothing is known of machines without `machines` and `all_excess_ns`, the
     excess of each rank of the series over its own peers, shape (n, ranks).
     """
-    excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
+    excess_ns = max(1.0, slow.own_ns - slow.peers_own_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
     old = find_old_signs(slow, samples)
     compiled_in = frozenset(series.steps[_judged_rows(slow, series)].tolist())
@@ -253,7 +253,7 @@ def _medians(values: Cells, rows: Ints, slow: SlowRank, series: StepSeries) -> t
 
 
 Verdict = tuple[str, str] | None
-Window = WindowBreakdown | WindowSynchronisations
+Window = WindowBreakdown | WindowSynchronizations
 
 
 def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _samples: Samples) -> Verdict:
@@ -312,7 +312,7 @@ def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples
             cause = name_throttle([reason for reason in reasons if not _is_common(reason, peers)])
         else:
             evidence["sm_clock_ratio"] = ratio
-            if ratio >= CLOCK_RATIO or slow.self_ns * (1 - ratio) < EXPLAINS * excess_ns:
+            if ratio >= CLOCK_RATIO or slow.own_ns * (1 - ratio) < EXPLAINS * excess_ns:
                 continue
             text = f"its GPU at {100 * ratio:.0f} % of its peers' clock"
             cause = name_throttle(reasons) or ("gpu_slow_clock", text)
@@ -414,7 +414,7 @@ def _sync(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
     Idle time of a call is at most its wait. So where the host works after a wait, as on every rank, a GPU that computes
     longer lengthens the wait and with it the idle time of the call, but not that of the step.
     """
-    windows = samples.synchronisations
+    windows = samples.synchronizations
     waits, around, idle = (
         _window_medians(slow, windows, "waits_ns"),
         _window_medians(slow, windows, "idle_ns"),

@@ -26,7 +26,7 @@ def describe_self(series: StepSeries) -> dict[str, str]:
     """Return in `details` what own times are, where that is not the step minus waits for other ranks."""
     if series.is_by_device:
         return {OWN_TIME: "on the GPU (without the end of backward, where ranks wait for each other)"}
-    return {} if series.self_is_measured else {OWN_TIME: "in data, forward and optimizer"}
+    return {} if series.own_is_measured else {OWN_TIME: "in data, forward and optimizer"}
 
 
 def name_others(others: Sequence[int]) -> str:

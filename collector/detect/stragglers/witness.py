@@ -1,7 +1,7 @@
-"""Ask a second witness whether others wait for a slow rank, where self times are not measured.
+"""Ask a second witness whether others wait for a slow rank, where own times are not measured.
 
-Collectives that were timed between profiler windows come first. Where the device's own times stand in for self times
-(`collector/steps/device_self_times.py`), their durations show who waits: who is late is waited for, and waits less than
+Collectives that were timed between profiler windows come first. Where the device's own times stand in for own times
+(`collector/steps/device_own_times.py`), their durations show who waits: who is late is waited for, and waits less than
 the others. A rank that waits as long as its peers is not what they wait for, whatever its own time is.
 
 Where torch times none, when they were enqueued may show it (`enqueue_lateness.py`).

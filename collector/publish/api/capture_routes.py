@@ -42,7 +42,7 @@ class CaptureList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to capture. `ranks`: rank numbers, or `{"around": RANK}` (that rank, its healthiest peer, and a neighbour on
+    """What to capture. `ranks`: rank numbers, or `{"around": RANK}` (that rank, its healthiest peer, and a neighbor on
     its node) or `slowest` (the same around the slowest rank) or `all`. `options`: `shapes`, `stacks`, `memory`,
     `modules`. `force`: also where it is expected to stop training for longer than `capture_pause_s_max` of the
     collector or of the agent.

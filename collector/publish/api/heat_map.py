@@ -6,7 +6,7 @@ Little-endian, in this order:
     head    JSON in UTF-8, a HeatMapHead
     cells   one byte a rank and column, column after column, each in the order of the head's ranks
 
-A cell is 0 for unknown, else 1 to 255 for the self time of the rank over that of its peer ranks:
+A cell is 0 for unknown, else 1 to 255 for the own time of the rank over that of its peer ranks:
 ratio = 2 ** ((cell - 128) / 32). So 128 is equal, 160 twice as slow, and 255 stands for everything beyond 15.6 times.
 """
 

@@ -5,7 +5,7 @@ import msgspec
 from rankscope.collector.captures.capture import Capture
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
 from rankscope.collector.publish.api.live_captures import LiveCapture, build_live_captures
-from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, RunSummary, summarise_run
+from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, RunSummary, summarize_run
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.heat_map import HeatMapSteps
@@ -91,7 +91,7 @@ def build_live_snapshot(
     takes_orders: bool = False,
 ) -> LiveSnapshot:
     """Return all runs, and one of them in full; None for an unknown one. `captures` are those of all runs."""
-    summaries = tuple(summarise_run(one) for one in snapshot.runs)
+    summaries = tuple(summarize_run(one) for one in snapshot.runs)
     asked = None if run is None else snapshot.find_run(run)
     found = (
         _build_run(

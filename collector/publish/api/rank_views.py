@@ -46,7 +46,7 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     last_report_wall_s: float | None
     last_step: int | None
     step_ns_median: float | None
-    self_ns_median: float | None
+    own_ns_median: float | None
     slowdown_ratio: float | None
     wait_caused_ns_median: float | None
     phases_ns_median: Mapping[str, float]
@@ -77,24 +77,24 @@ class PeerMedians(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     ranks: tuple[int, ...]
     step_ns_median: float | None
-    self_ns_median: float | None
+    own_ns_median: float | None
     wait_caused_ns_median: float | None
     phases_ns_median: Mapping[str, float]
     ratios: Mapping[str, float]
 
 
 class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Self time of one rank and of its peers in the last steps in which ranks could be compared, in ns. Every list has
-    the length of `steps`; null: not known. Of the peers' self times: the median, the minimum and the maximum.
+    """Own time of one rank and of its peers in the last steps in which ranks could be compared, in ns. Every list has
+    the length of `steps`; null: not known. Of the peers' own times: the median, the minimum and the maximum.
     """
 
     attempt: int
     steps: tuple[int, ...]
-    self_ns: tuple[float | None, ...]
+    own_ns: tuple[float | None, ...]
     slowdown_ratio: tuple[float | None, ...]
-    peers_self_ns_median: tuple[float | None, ...]
-    peers_self_ns_min: tuple[float | None, ...]
-    peers_self_ns_max: tuple[float | None, ...]
+    peers_own_ns_median: tuple[float | None, ...]
+    peers_own_ns_min: tuple[float | None, ...]
+    peers_own_ns_max: tuple[float | None, ...]
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         rank=found,
         ratios=read_ratios(found.breakdown),
         ratios_said=found.ratio_basis.absent or describe_basis(found.ratio_basis),
-        blocking_calls=None if found.ratio_basis.absent else list_blocking_calls(found.synchronisations),
+        blocking_calls=None if found.ratio_basis.absent else list_blocking_calls(found.synchronizations),
         memory_said=describe_memory(found, run.ranks),
         flops_said=describe_rank_flops(found.flops),
     )
@@ -171,7 +171,7 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         last_report_wall_s=rank.last_report_wall_s,
         last_step=rank.last_step,
         step_ns_median=rank.step_ns_median,
-        self_ns_median=rank.self_ns_median,
+        own_ns_median=rank.own_ns_median,
         slowdown_ratio=rank.slowdown_ratio,
         wait_caused_ns_median=rank.wait_caused_ns_median,
         phases_ns_median=rank.phases_ns_median,
@@ -198,7 +198,7 @@ def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> PeerMedia
         count=peers.size,
         ranks=peers.ranks,
         step_ns_median=_median_of([rank.step_ns_median for rank in read]),
-        self_ns_median=_median_of([rank.self_ns_median for rank in read]),
+        own_ns_median=_median_of([rank.own_ns_median for rank in read]),
         wait_caused_ns_median=_median_of([rank.wait_caused_ns_median for rank in read]),
         phases_ns_median=_medians_by_name([rank.phases_ns_median for rank in read]),
         ratios=_medians_by_name([read_ratios(rank.breakdown) for rank in read]),
@@ -217,7 +217,7 @@ def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _show_steps(recent_steps: HeatMapSteps, column: int, comparison: Comparison) -> RankSteps:
     against = recent_steps.find_columns(comparison.against)
-    others = recent_steps.self_ns[:, against[against != column]]
+    others = recent_steps.own_ns[:, against[against != column]]
     over_peers = {"median": _medians(others)}
     if others.shape[1]:
         # Not nanmin, which warns about a row of NaN.
@@ -227,9 +227,9 @@ def _show_steps(recent_steps: HeatMapSteps, column: int, comparison: Comparison)
     return RankSteps(
         attempt=recent_steps.attempt,
         steps=tuple(recent_steps.steps.tolist()),
-        self_ns=_known_or_none(recent_steps.self_ns[:, column]),
+        own_ns=_known_or_none(recent_steps.own_ns[:, column]),
         slowdown_ratio=_known_or_none(np.exp(recent_steps.excess[:, column])),
-        **{f"peers_self_ns_{name}": _known_or_none(values) for name, values in over_peers.items()},
+        **{f"peers_own_ns_{name}": _known_or_none(values) for name, values in over_peers.items()},
     )
 
 

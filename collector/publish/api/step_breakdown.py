@@ -1,7 +1,7 @@
 """Break down the time of a run into slices since this collector knows it. Pure, exact and bounded.
 
 Every rank reports cumulative totals: a slice is the difference of two snapshots, summed over the ranks. At the maximum
-number of slices neighbours are merged, so a long run has fewer, longer slices.
+number of slices neighbors are merged, so a long run has fewer, longer slices.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -85,7 +85,7 @@ class RunTimeBreakdown:
             return
         self._slices = (*self._slices, time_slice)
         if len(self._slices) > self._slices_max:
-            self._slices = tuple(_join_neighbours(self._slices))
+            self._slices = tuple(_join_neighbors(self._slices))
             self._slice_s *= 2
 
 
@@ -127,7 +127,7 @@ def _sum_phases(totals: Iterable[Totals]) -> dict[str, int]:
     return sums
 
 
-def _join_neighbours(slices: tuple[TimeSlice, ...]) -> Iterable[TimeSlice]:
+def _join_neighbors(slices: tuple[TimeSlice, ...]) -> Iterable[TimeSlice]:
     for first in range(0, len(slices), 2):
         pair = slices[first : first + 2]
         names = {phase for one in pair for phase in one.phases_ns}

@@ -14,7 +14,7 @@ const STATE_WORDS = {
   ordered: "the ranks are being told the steps",
   recording: "the ranks wait for these steps, record them and write their files",
   fetching: "the files are on their way to the collector",
-  analysing: "the collector analyses the files",
+  analyzing: "the collector analyses the files",
 };
 const KEPT_HERE = "The file is handed over inside this browser, which shows it; it is not uploaded.";
 

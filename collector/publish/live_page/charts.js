@@ -87,7 +87,7 @@ const drawNothing = (pen) => {
 
 /** `recent` of a rank: its own time, and the median of its peers between the least and the most of them. */
 export const drawPeers = (pen, width, height, recent) => {
-  const series = ["self_ns", "peers_self_ns_median", "peers_self_ns_min", "peers_self_ns_max"].map(
+  const series = ["own_ns", "peers_own_ns_median", "peers_own_ns_min", "peers_own_ns_max"].map(
     (name) => recent?.[name] ?? [],
   );
   const known = series.flat().filter((value) => value !== null);
@@ -120,7 +120,7 @@ export const drawPeers = (pen, width, height, recent) => {
 };
 
 const readPeers = (recent, column) => {
-  const [mine, peers, least, most] = ["self_ns", "peers_self_ns_median", "peers_self_ns_min", "peers_self_ns_max"].map(
+  const [mine, peers, least, most] = ["own_ns", "peers_own_ns_median", "peers_own_ns_min", "peers_own_ns_max"].map(
     (name) => recent[name][column],
   );
   const withUnit = (ns) => (ns === null ? "not known" : span(ns));

@@ -1,11 +1,12 @@
 // The heat map, ranks x time: decode /heatmap (format: publish/api/heat_map.py) and draw it.
 
 import { roomFor, writeBefore } from "./axes.js";
-import { color, clock, number, prepare, times } from "./dom.js";
+import { color, clock, number, prepare, say, times } from "./dom.js";
 import { labelFound, nameRanks, outlineFound, place } from "./found_ranks.js";
 
 const EQUAL = 128;
 const CELLS_PER_OCTAVE = 32;
+const [OCTAVES_BELOW, OCTAVES_ABOVE] = [1, 3]; // of the scale: half as long, 8 times as long
 const BELOW = 36; // of steps, and the time of day below them
 const [TICK_PX, TICK_GAP] = [150, 8]; // least room for one number of a step, and between two
 const PAGE_RANKS = 16;
@@ -26,8 +27,8 @@ export const decode = (buffer) => {
 const parse = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
 const between = (a, b, part) => a.map((one, place) => Math.round(one + (b[place] - one) * part));
 
-/** The color of each cell, as 256 pixels: equal as the page, slower ever hotter up to 8 times, faster bluer. */
-const buildColours = () => {
+/** The color of each cell, as 256 pixels: equal as the page, slower ever hotter and faster ever bluer, to the ends of the scale. */
+const buildColors = () => {
   const [unknown, equal, fast, warm, hot, hottest] = ["unknown", "equal", "fast", "warm", "hot", "hottest"].map(
     (name) => parse(color(name)),
   );
@@ -35,14 +36,14 @@ const buildColours = () => {
     [0, equal],
     [10, warm],
     [48, hot],
-    [96, hottest],
+    [OCTAVES_ABOVE * CELLS_PER_OCTAVE, hottest],
   ];
   const pixels = new Uint32Array(256);
   for (let cell = 0; cell < 256; cell += 1) {
     const beyond = cell - EQUAL;
     let found = hottest;
     if (cell === 0) found = unknown;
-    else if (beyond <= 0) found = between(equal, fast, Math.min(1, -beyond / CELLS_PER_OCTAVE));
+    else if (beyond <= 0) found = between(equal, fast, Math.min(1, -beyond / (OCTAVES_BELOW * CELLS_PER_OCTAVE)));
     else {
       const next = stops.findIndex(([at]) => at >= beyond);
       if (next > 0)
@@ -63,13 +64,14 @@ const linesOf = ({ step, end_wall_s: wallS }) => [
   ...(wallS === null ? [] : [[clock(wallS), 5]]),
 ];
 
-/** The legend: cells from half to four times as long. */
-export const drawScale = (canvas) => {
+/** The legend: the cells of the scale between its ends, which are named beside it. */
+export const drawScale = (canvas, least, most) => {
+  say(least, `${2 ** -OCTAVES_BELOW}x or less`);
+  say(most, `${2 ** OCTAVES_ABOVE}x its peers or more`);
   const { pen, width, height } = prepare(canvas);
-  const pixels = new ImageData(3 * CELLS_PER_OCTAVE, 1);
-  new Uint32Array(pixels.data.buffer).set(
-    buildColours().subarray(EQUAL - CELLS_PER_OCTAVE, EQUAL + 2 * CELLS_PER_OCTAVE),
-  );
+  const first = EQUAL - OCTAVES_BELOW * CELLS_PER_OCTAVE;
+  const pixels = new ImageData((OCTAVES_BELOW + OCTAVES_ABOVE) * CELLS_PER_OCTAVE, 1);
+  new Uint32Array(pixels.data.buffer).set(buildColors().subarray(first, first + pixels.width));
   paint(pen, toImage(pixels), 0, 0, width, height);
 };
 
@@ -102,7 +104,7 @@ export class HeatMap {
       view: null,
       cursor: null,
       kept: null,
-      colors: buildColours(),
+      colors: buildColors(),
     });
     canvas.addEventListener("pointermove", (event) => this.moveTo(this.cellAt(event)));
     canvas.addEventListener("click", (event) => this.pick(this.cellAt(event)));
@@ -134,7 +136,7 @@ export class HeatMap {
 
   /** The colors of the page have changed. */
   recolor() {
-    this.colors = buildColours();
+    this.colors = buildColors();
     this.draw();
   }
 
@@ -370,8 +372,8 @@ export class HeatMap {
     outlineFound(pen, this.placed, scale);
     pen.restore();
     const key = [this.placed, this.run, first, end, bottom];
-    if (this.labelled?.every((one, at) => one === key[at])) return;
-    this.labelled = key;
+    if (this.labeled?.every((one, at) => one === key[at])) return;
+    this.labeled = key;
     labelFound(this.list, this.placed, this.run, scale);
   }
 

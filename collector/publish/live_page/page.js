@@ -319,7 +319,7 @@ const readable = (id, draw) => {
 };
 
 const drawn = {
-  "heat-scale": () => drawScale(at("heat-scale")),
+  "heat-scale": () => drawScale(at("heat-scale"), at("heat-least"), at("heat-most")),
   ...readable("steps", (...pen) => drawSteps(...pen, shown.points, shown.events)),
   ...readable("phases", (...pen) => drawShares(...pen, shown.stretches, phaseShares)),
   ...readable("device", (...pen) => drawShares(...pen, shown.stretches, deviceShares)),

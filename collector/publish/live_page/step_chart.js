@@ -8,6 +8,7 @@ const BELOW = 20;
 const TOP = 14; // for the heads of events
 const CUT_OFF = 4; // times the median: one stalled step must not flatten all others
 const NEAR_PX = 5;
+const DASHES = [4, 2];
 const NS_PER_S = 1e9;
 const EVENTS_MAX = 50;
 const CHECKPOINTS_LISTED = 3; // the latest: those of a day would hide all else
@@ -75,10 +76,12 @@ export const wallOfStep = (points, step) => {
   return point?.wallS ?? null;
 };
 
+/** Where findings begin: at the end of their first step where the points have it, else at the time that they tell. */
 const beginsOf = (findings, wallOf) =>
   findings.flatMap((one) => {
-    const wallS = one.since_step === null ? null : wallOf(one.since_step);
-    return wallS === null ? [] : [["begin", wallS, `begin, step ${number(one.since_step)}: ${one.headline}`]];
+    const wallS = (one.since_step === null ? null : wallOf(one.since_step)) ?? one.since_wall_s;
+    const step = one.since_step === null ? "" : `, step ${number(one.since_step)}`;
+    return wallS === null ? [] : [["begin", wallS, `begin${step}: ${one.headline}`]];
   });
 
 const ofIncident = (one) => {
@@ -134,16 +137,29 @@ const drawLine = (pen, points, toX, toY, name, wide) => {
   pen.stroke();
 };
 
+/** Begin and find of a finding have one color: where it begins the line is whole and the head full. */
 const drawEvents = (pen, events, toX, height) => {
   for (const { kind, wallS } of events) {
     const x = toX({ wallS });
-    pen.fillStyle = pen.strokeStyle = color(`event-${kind}`);
-    if (kind !== "checkpoint") pen.fillRect(x - 0.5, TOP - 2, 1, height - BELOW - TOP + 2); // they are many
+    const isBegin = kind === "begin";
+    pen.fillStyle = pen.strokeStyle = color(`event-${isBegin ? "finding" : kind}`);
+    pen.lineWidth = isBegin ? 2 : 1;
+    if (kind !== "checkpoint") {
+      // they are many
+      pen.setLineDash(kind === "finding" ? DASHES : []);
+      pen.beginPath();
+      pen.moveTo(x, TOP - 2);
+      pen.lineTo(x, height - BELOW);
+      pen.stroke();
+      pen.setLineDash([]);
+    }
     pen.beginPath();
     pen.moveTo(x - 5, 2);
     pen.lineTo(x + 5, 2);
     pen.lineTo(x, TOP - 2);
-    pen.fill();
+    pen.closePath();
+    pen.stroke();
+    if (kind !== "finding") pen.fill();
   }
 };
 

@@ -6,7 +6,7 @@ import { hideEmpty } from "./machines.js";
 
 const RECENT = 5; // slices of /history in the column "recent"
 const TIMED = {
-  "own time, ms": "self_ns_median",
+  "own time, ms": "own_ns_median",
   "step, ms": "step_ns_median",
   "caused wait per step, ms": "wait_caused_ns_median",
 };
@@ -17,6 +17,20 @@ const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${e
 /** Return the address of a run: its name if it is the latest of that name, else its id. Runs of a name are in order. */
 export const addressOf = (run, runs) =>
   runs.findLast((one) => one.run === run.run).run_id === run.run_id ? run.run : run.run_id;
+
+/** What the figures of a run mean. */
+const MEANINGS = {
+  "ranks up": "Ranks that report, of all",
+  "latest step": "The last step that all parts of the page know",
+  "steps a second": "In the last seconds",
+  "samples a second and rank": "Where the data loader or the script says how large a batch is",
+  "tokens a second and rank": "Where the data loader or the script says how many there are",
+  "run slowdown": "A step now, over a step without the slow ranks: 1x is no loss, at 2x every second GPU hour is lost",
+  goodput: "Share of the run's time so far that went into steps, less what slow ranks have cost",
+  MFU: "Model FLOPs utilization: FLOPs that the model needs, over what the devices could do in that time",
+  restarts: "Starts of this run after the first",
+  "last checkpoint": "The last phase with the name checkpoint that a rank has marked",
+};
 
 const FILTER_FROM = 6; // fewer runs need no field for a filter
 
@@ -117,7 +131,7 @@ export const showFigures = (run, nowS) => {
     ["restarts", number(run.restart_count)],
     ...(run.checkpoints.count ? [["last checkpoint", lastCheckpoint(run.checkpoints, nowS)]] : []),
   ];
-  showTerms(at("figures"), figures.filter(([, value]) => value !== "-"));
+  showTerms(at("figures"), figures.filter(([, value]) => value !== "-"), MEANINGS);
   const notes = [
     ...(run.abstained === null || hasVerdict(run) ? [] : [["no straggler verdict", run.abstained]]),
     ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
@@ -135,8 +149,8 @@ export const showFigures = (run, nowS) => {
   showHealth(run);
 };
 
-/** Fill a list of terms, each with what is said of it. */
-const showTerms = (list, terms) => {
+/** Fill a list of terms, each with what is said of it; `meanings` has titles of terms. */
+const showTerms = (list, terms, meanings = {}) => {
   if (list.children.length !== terms.length) {
     list.replaceChildren(...terms.map(() => element("div", {}, element("dt"), element("dd"))));
   }
@@ -144,6 +158,7 @@ const showTerms = (list, terms) => {
     const [term, detail] = list.children[place].children;
     say(term, name);
     say(detail, value);
+    list.children[place].title = meanings[name] ?? "";
   });
 };
 
@@ -193,7 +208,7 @@ export const showRanks = ({ ranks, ranks_known: known, medians_said: said }, cur
         one.node,
         stateOf(one, wallS),
         times(one.slowdown_ratio),
-        ms(one.self_ns_median),
+        ms(one.own_ns_median),
         ms(one.step_ns_median),
         ms(one.phases_ns_median.data),
         ms(one.phases_ns_median.forward),

@@ -41,7 +41,7 @@ CATALOG: Final[tuple[Measure, ...]] = (
     *COLLECTOR,
     Measure(
         SERIES_DROPPED, "gauge", "", ("page",),
-        "Series dropped from this page because of series_max or of the limit of series a rank.",
+        "Series dropped from this page because of the limit of series a page or a rank.",
         "count", "collector: this page", NOT_NEGATIVE,
         OfPage(lambda page, dropped, _impossible: [((page,), dropped)]),
     ),

@@ -105,7 +105,7 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_http_refused_total", "counter", "", ("reason",),
-        "HTTP requests refused: busy, response_memory_full, streams_busy, unauthorised, foreign_host or tls_failed. "
+        "HTTP requests refused: busy, response_memory_full, streams_busy, unauthorized, foreign_host or tls_failed. "
         "Connections closed: slow_request, request_displaced or unread_response. Event streams: slow_reader for each "
         "stream that was ended, snapshot_skipped for each snapshot a reader was too slow to receive.",
         "count by reason", _COLLECTOR, NOT_NEGATIVE,

@@ -1,4 +1,4 @@
-"""Summarise the ranks of every run by node in one pass, for the metrics of runs and nodes."""
+"""Summarize the ranks of every run by node in one pass, for the metrics of runs and nodes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ Overview = tuple[RunOverview, ...]
 
 
 def build_overview(snapshot: Snapshot) -> Overview:
-    """Summarise every run."""
+    """Summarize every run."""
     return tuple(_build_run(run) for run in snapshot.runs)
 
 

@@ -6,7 +6,7 @@
 While the runs have at most `metrics_ranks_max` ranks together, /metrics has the metrics of every rank too, and
 /metrics/ranks has none: every series is on one page only, so scraping both counts nothing twice.
 
-A page has at most `series_max` series. A family that would exceed it is dropped whole: a sum over half of its ranks
+A page has at most SERIES_MAX series. A family that would exceed it is dropped whole: a sum over half of its ranks
 would be wrong and look right. `rankscope_series_dropped` counts the series dropped. A value outside the range of its
 metric is left out alone, and `rankscope_series_impossible` counts such values.
 """
@@ -152,7 +152,7 @@ class _Texts:
         return [known[values] for values in rows]
 
 
-class _LabelledRows(NamedTuple):
+class _LabeledRows(NamedTuple):
     """Rows with their labels as text; `left_out` rows were dropped."""
 
     labels: Sequence[bytes]
@@ -167,9 +167,9 @@ class _Block:
         self._run = run
         self._ranks = ranks
         self._tails = tails
-        self._shared: dict[Rows, _LabelledRows] = {}
+        self._shared: dict[Rows, _LabeledRows] = {}
 
-    def find(self, rows: Rows, most: int, names: Labels, texts: _Texts) -> _LabelledRows:
+    def find(self, rows: Rows, most: int, names: Labels, texts: _Texts) -> _LabeledRows:
         """Return the rows of a family; rows that several families share are found once.
 
         `names` are the labels of a row beyond run and rank; a rank has at most `most` rows.
@@ -183,7 +183,7 @@ class _Block:
                 tails = list(map(add, heads, map(tails.__getitem__, owners)))
             elif len(owners) < len(tails):
                 tails = [tails[owner] for owner in owners]
-            found = _LabelledRows(tails, items, left_out)
+            found = _LabeledRows(tails, items, left_out)
             if rows.is_shared:
                 self._shared[rows] = found
         return found

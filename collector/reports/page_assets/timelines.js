@@ -19,7 +19,7 @@
   let drawn = [];
   let axis = null;
 
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const ms = (ns) => (ns / NS_PER_MS).toLocaleString("en", { maximumFractionDigits: 3 });
   const seconds = (ns) => (ns / NS_PER_S).toLocaleString("en", { maximumFractionDigits: 6 });
   const endOf = (view) => view.start_ns + Math.max(view.window_ns, 1);
@@ -47,9 +47,9 @@
     const { pen, width, height, snap, place } = prepare(canvas);
     const { count } = view;
     const endNs = endOf(view);
-    pen.fillStyle = colour("idle");
+    pen.fillStyle = color("idle");
     pen.fillRect(place(view.start_ns), 0, place(endNs) - place(view.start_ns), height);
-    const colours = PARTS.map(colour);
+    const colors = PARTS.map(color);
     // Bins narrower than a pixel are summed: drawn over each other they would hide each other.
     const step = Math.max(1, Math.ceil(axis.lengthNs / (view.bin_ns * width)));
     for (let bin = 0; bin < count; bin += step) {
@@ -62,12 +62,12 @@
         let sum = 0;
         for (let one = bin; one < last; one += 1) sum += bins[one] ?? 0;
         const tall = (height * sum) / Math.max(1, toNs - fromNs);
-        pen.fillStyle = colours[part];
+        pen.fillStyle = colors[part];
         pen.fillRect(x, top - tall, snap(place(toNs)) - x, tall);
         top -= tall;
       });
     }
-    pen.fillStyle = colour("ink");
+    pen.fillStyle = color("ink");
     if (chosen.value === "0") for (const [, startNs] of lane.marks) pen.fillRect(place(startNs), 0, 1, height);
     if (at !== null) pen.fillRect(place(view.start_ns + (at + 0.5) * view.bin_ns), 0, 1, height);
   };
@@ -77,7 +77,7 @@
     const rough = axis.lengthNs / NS_PER_MS / Math.max(1, Math.floor(width / TICK_WIDTH_MIN));
     const power = 10 ** Math.floor(Math.log10(rough));
     const tickNs = [1, 2, 5, 10].find((one) => one * power >= rough) * power * NS_PER_MS;
-    pen.fillStyle = colour("faint");
+    pen.fillStyle = color("faint");
     pen.font = "12px system-ui, sans-serif";
     const endNs = axis.startNs + axis.lengthNs;
     let free = 0; // where the text before has ended

@@ -51,8 +51,8 @@ VERSIONS_SHOWN: Final = 10
 
 LOST_OF_RANKS: Final = 'sum by (cluster, run, rank) (rankscope_lost_gpu_seconds_total{rank!=""}) / 3600'
 OFFENDERS: Final = f"topk({OFFENDERS_SHOWN}, {LOST_OF_RANKS})"
-GOODPUT_COLOURS: Final = too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD)
-SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+GOODPUT_COLORS: Final = too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD)
+SLOWDOWN_COLORS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
 GOODPUT: Final = recorded("run:goodput:ratio_rate1h")
 REPORTING_OF_RUN: Final = (
@@ -107,21 +107,21 @@ def _now() -> list[Placed]:
             "Silent, failed or never reported ranks of active runs; at most 64 a run are counted.",
             NUMBER,
             "count(rankscope_rank_missing) or vector(0)",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Findings",
             "Open findings of all runs.",
             NUMBER,
             "count(rankscope_finding_open) or vector(0)",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Worst goodput",
             "Of the run with the smallest share of the last hour in productive steps.",
             RATIO,
             f"min({GOODPUT})",
-            colours=GOODPUT_COLOURS,
+            colors=GOODPUT_COLORS,
         ),
         number(
             "Lost so far",
@@ -145,12 +145,12 @@ def _runs() -> list[Placed]:
                 "world_size": Column("World size"),
                 "restart_count": Column("Restarts"),
                 "up": Column("Ranks reporting", REPORTING_OF_RUN),
-                "goodput": Column("Goodput of the hour", GOODPUT, RATIO, GOODPUT_COLOURS, decimals=1),
+                "goodput": Column("Goodput of the hour", GOODPUT, RATIO, GOODPUT_COLORS, decimals=1),
                 "so_far": Column("Goodput so far", "rankscope_goodput_ratio", RATIO, decimals=1),
-                "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLOURS, decimals=2),
+                "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLORS, decimals=2),
                 "step": Column("Step", recorded("run:step_seconds:mean_rate5m"), SECONDS),
                 "findings": Column(
-                    "Findings", "count by (cluster, run) (rankscope_finding_open)", colours=too_high(red=1)
+                    "Findings", "count by (cluster, run) (rankscope_finding_open)", colors=too_high(red=1)
                 ),
                 "without_peers": Column("Ranks without peers", "rankscope_ranks_without_peers"),
                 "lost": Column(
@@ -168,7 +168,7 @@ def _runs() -> list[Placed]:
                 f"{GOODPUT} and on (cluster, run) bottomk({RUNS_SHOWN}, avg_over_time({GOODPUT}[$__range] @ end()))",
                 "{{run}}",
             ),
-            colours=GOODPUT_COLOURS,
+            colors=GOODPUT_COLORS,
             link=TO_RUN_OF_LINE,
             most=1,
         ),
@@ -198,7 +198,7 @@ def _offenders() -> list[Placed]:
                     "Slower now",
                     f"rankscope_rank_slowdown_ratio and on (cluster, run, rank) {OFFENDERS}",
                     TIMES,
-                    SLOWDOWN_COLOURS,
+                    SLOWDOWN_COLORS,
                     decimals=2,
                 ),
             },
@@ -252,7 +252,7 @@ def _errors_and_stores() -> list[Placed]:
             "Errors in the selected time range; other runs were not affected.",
             NUMBER,
             "sum(increase(rankscope_collector_errors_total[$__range]))",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
             decimals=0,
         ),
         number(
@@ -260,29 +260,29 @@ def _errors_and_stores() -> list[Placed]:
             "Errors in the selected time range; training was not affected.",
             NUMBER,
             "sum(increase(rankscope_agent_errors_total[$__range]))",
-            colours=too_high(yellow=1),
+            colors=too_high(yellow=1),
             decimals=0,
         ),
         number(
             "Series dropped",
-            "Series missing on the pages of metrics because of series_max or the limit of series a rank.",
+            "Series missing on the pages of metrics because of the limit of series a page or a rank.",
             NUMBER,
             "sum(rankscope_series_dropped)",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Stores not writable",
             "Collectors that cannot write their store of incidents and history.",
             NUMBER,
             "count(rankscope_store_writable == 0) or vector(0)",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Stores lost",
             "Times the file of a store was removed, replaced, truncated or damaged while its collector ran.",
             NUMBER,
             "sum(rankscope_store_lost_total) or vector(0)",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
             decimals=0,
         ),
         number("Store size", "Data in the stores of the collectors.", BYTES, "sum(rankscope_store_used_bytes)"),
@@ -291,7 +291,7 @@ def _errors_and_stores() -> list[Placed]:
             "History rows dropped in the selected time range while a store was not writable.",
             NUMBER,
             "sum(increase(rankscope_history_rows_dropped_total[$__range]))",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
             decimals=0,
         ),
     ]
@@ -304,7 +304,7 @@ def _notifications() -> list[Placed]:
             "Events about incidents that a webhook, a command or a hook has not got, in the selected time range.",
             NUMBER,
             'sum(increase(rankscope_notifications_total{outcome=~"failed|dropped"}[$__range]))',
-            colours=too_high(red=1),
+            colors=too_high(red=1),
             decimals=0,
         ),
         number(
@@ -341,7 +341,7 @@ def _agents() -> list[Placed]:
                 f"topk({RUNS_SHOWN}, max by (cluster, run) ({recorded('run:agent_overhead_ratio:top5')}))",
                 "{{run}}",
             ),
-            colours=too_high(red=thresholds.OVERHEAD),
+            colors=too_high(red=thresholds.OVERHEAD),
             width=THIRD,
         ),
         lines(

@@ -221,7 +221,7 @@ def _variable(name: str, query: str, sort: VariableSort) -> QueryVariable:
     )
 
 
-def annotation(name: str, expr: str, *, title: str, text: str, colour: str) -> Built[AnnotationQueryModel]:
+def annotation(name: str, expr: str, *, title: str, text: str, color: str) -> Built[AnnotationQueryModel]:
     """Return a band over every graph while the expression has a series; its labels fill `title` and `text`."""
     target = Dataquery().expr(select(expr, OF_CLUSTER)).range().ref_id("Anno").datasource(DATA_SOURCE)
     found = (
@@ -229,7 +229,7 @@ def annotation(name: str, expr: str, *, title: str, text: str, colour: str) -> B
         .name(name)
         .datasource(DATA_SOURCE)
         .enable(enable=True)
-        .icon_color(colour)
+        .icon_color(color)
         .target(target)
         .title_format(title)
         .text_format(text)

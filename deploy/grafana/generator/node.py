@@ -54,7 +54,7 @@ OF_MACHINE: Final = 'run="$run",node="$node"'
 OF_RANKS: Final = 'run="$run",rank=~"$rank"'
 MEMORY: Final = f"{series('gpu_memory_used_bytes', OF_NODE)} / {series('gpu_memory_total_bytes', OF_NODE)}"
 UNCORRECTED: Final = f'{OF_NODE},kind="uncorrected"'
-SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+SLOWDOWN_COLORS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
 
 HELP: Final = """\
@@ -94,7 +94,7 @@ def _now() -> list[Placed]:
             "GPUs whose clocks are limited by heat, power or a fault.",
             NUMBER,
             f"sum({series('gpu_throttled', OF_NODE)})",
-            colours=too_high(yellow=1),
+            colors=too_high(yellow=1),
         ),
         number(
             "Hottest GPU", "Temperature.", CELSIUS, f"max({series('gpu_temperature_celsius', OF_NODE)})", decimals=0
@@ -105,7 +105,7 @@ def _now() -> list[Placed]:
             "Memory in use of the fullest GPU.",
             RATIO,
             f"max({MEMORY})",
-            colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
+            colors=too_high(red=thresholds.MEMORY_NEARLY_FULL),
             decimals=1,
         ),
         number(
@@ -113,14 +113,14 @@ def _now() -> list[Placed]:
             "Xid errors since the agents started to watch the GPUs.",
             NUMBER,
             f"sum({series('gpu_xid_errors_total', OF_NODE)})",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Uncorrected ECC errors",
             "Uncorrected errors since the driver was loaded.",
             NUMBER,
             f"sum({series('gpu_ecc_errors_total', UNCORRECTED)})",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
     ]
 
@@ -144,11 +144,11 @@ def _table() -> list[Placed]:
                     "Slowdown",
                     f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}",
                     TIMES,
-                    SLOWDOWN_COLOURS,
+                    SLOWDOWN_COLORS,
                     decimals=3,
                 ),
                 "utilization": Column(
-                    "Utilisation",
+                    "Utilization",
                     series("gpu_utilization_ratio", OF_NODE),
                     RATIO,
                     too_low(red=thresholds.UTILIZATION_LOW, yellow=thresholds.UTILIZATION_LOW),
@@ -189,7 +189,7 @@ def _clocks() -> list[Placed]:
                 f"{recorded('run:gpu_sm_clock_hertz:median', OF_RUN)}",
                 "rank {{rank}}",
             ),
-            colours=too_high(red=thresholds.CLOCK_SLOWER),
+            colors=too_high(red=thresholds.CLOCK_SLOWER),
             link=TO_RANK_OF_LINE,
             width=THIRD,
         ),
@@ -216,7 +216,7 @@ def _clocks() -> list[Placed]:
 
 def _work() -> list[Placed]:
     return [
-        each("Utilisation", "Share of the time in which a kernel ran.", RATIO, "gpu_utilization_ratio", most=1),
+        each("Utilization", "Share of the time in which a kernel ran.", RATIO, "gpu_utilization_ratio", most=1),
         each(
             "Busy multiprocessors",
             "Share of the multiprocessors; Hopper and newer.",
@@ -242,7 +242,7 @@ def _work() -> list[Placed]:
             "Compute time of each rank excluding waits over that of its peer ranks.",
             TIMES,
             Query(f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),
-            colours=SLOWDOWN_COLOURS,
+            colors=SLOWDOWN_COLORS,
             link=TO_RANK_OF_LINE,
             width=THIRD,
         ),
@@ -256,7 +256,7 @@ def _memory() -> list[Placed]:
             "Memory used by all processes on the GPU over its total.",
             RATIO,
             Query(MEMORY, "rank {{rank}}"),
-            colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
+            colors=too_high(red=thresholds.MEMORY_NEARLY_FULL),
             link=TO_RANK_OF_LINE,
             most=1,
             width=THIRD,

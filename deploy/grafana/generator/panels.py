@@ -78,8 +78,8 @@ POINTS_MAX: Final = 120
 """Data points a panel requests, for any time range: two a minute of an hour. Queries over 16,384 ranks take half as
 long as with one point a pixel, Grafana's default."""
 
-Colours = Sequence[tuple[float | None, str]]
-"""Values from which each colour applies; the first one has no value."""
+Colors = Sequence[tuple[float | None, str]]
+"""Values from which each color applies; the first one has no value."""
 
 
 class Query(NamedTuple):
@@ -89,20 +89,20 @@ class Query(NamedTuple):
     legend: str = ""
 
 
-def too_high(yellow: float | None = None, red: float | None = None) -> Colours:
-    """Return colours: green, from `yellow` on yellow, from `red` on red."""
+def too_high(yellow: float | None = None, red: float | None = None) -> Colors:
+    """Return colors: green, from `yellow` on yellow, from `red` on red."""
     found: list[tuple[float | None, str]] = [(None, GREEN)]
-    found += [(value, colour) for value, colour in ((yellow, YELLOW), (red, RED)) if value is not None]
+    found += [(value, color) for value, color in ((yellow, YELLOW), (red, RED)) if value is not None]
     return found
 
 
-def too_low(*, red: float, yellow: float) -> Colours:
-    """Return colours: red below `red`, yellow below `yellow`, green above."""
+def too_low(*, red: float, yellow: float) -> Colors:
+    """Return colors: red below `red`, yellow below `yellow`, green above."""
     return [(None, RED), (red, YELLOW), (yellow, GREEN)]
 
 
-PLAIN: Final[Colours] = [(None, BLUE)]
-"""Colour of a number that is neither good nor bad."""
+PLAIN: Final[Colors] = [(None, BLUE)]
+"""Color of a number that is neither good nor bad."""
 
 
 def lines(
@@ -110,18 +110,18 @@ def lines(
     description: str,
     unit: str,
     *queries: Query,
-    colours: Colours | None = None,
+    colors: Colors | None = None,
     link: Link | None = None,
     most: float | None = None,
     width: int = HALF,
 ) -> Placed:
-    """Return a graph of lines from 0 on; thresholds of the colours are dashed lines."""
+    """Return a graph of lines from 0 on; thresholds of the colors are dashed lines."""
     panel = _graph(title, description, unit, queries).fill_opacity(FILL_OF_LINES).line_width(1).min(0)
     if most is not None:
         panel.max(most)
-    if colours is not None:
+    if colors is not None:
         style = ThresholdsStyle().mode(GraphThresholdsStyleMode.DASHED)
-        panel.thresholds(_thresholds(colours)).thresholds_style(style)
+        panel.thresholds(_thresholds(colors)).thresholds_style(style)
     if link is not None:
         panel.data_links([link])
     return Placed(panel, width, USUAL)
@@ -167,7 +167,7 @@ def number(
     unit: str,
     expr: str,
     *,
-    colours: Colours = PLAIN,
+    colors: Colors = PLAIN,
     decimals: int | None = None,
     link: Link | None = None,
     width: int = SIXTH,
@@ -180,7 +180,7 @@ def number(
         .datasource(DATA_SOURCE)
         .max_data_points(POINTS_MAX)
         .unit(unit)
-        .thresholds(_thresholds(colours))
+        .thresholds(_thresholds(colors))
         .graph_mode(BigValueGraphMode.AREA)
         .color_mode(BigValueColorMode.VALUE)
         .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
@@ -233,9 +233,9 @@ def heat_map(title: str, description: str, query: Query, *, width: int = HALF) -
 
 
 def cells(
-    title: str, description: str, unit: str, query: Query, *, colours: Colours, link: Link, width: int = HALF
+    title: str, description: str, unit: str, query: Query, *, colors: Colors, link: Link, width: int = HALF
 ) -> Placed:
-    """Return a panel with a row for each series and a cell for each time, coloured by its value."""
+    """Return a panel with a row for each series and a cell for each time, colored by its value."""
     panel = (
         statushistory.Panel()
         .title(title)
@@ -243,7 +243,7 @@ def cells(
         .datasource(DATA_SOURCE)
         .max_data_points(POINTS_MAX)
         .unit(unit)
-        .thresholds(_thresholds(colours))
+        .thresholds(_thresholds(colors))
         .show_value(VisibilityMode.NEVER)
         .row_height(0.9)
         .per_page(ROWS_MAX)
@@ -257,8 +257,8 @@ def cells(
 def states(
     title: str, description: str, names: Mapping[int, tuple[str, str]], *queries: Query, width: int = HALF
 ) -> Placed:
-    """Return a bar for each series, coloured by its value; `names` maps a value to its name and colour."""
-    mapped = {str(value): ValueMappingResult(text=text, color=colour) for value, (text, colour) in names.items()}
+    """Return a bar for each series, colored by its value; `names` maps a value to its name and color."""
+    mapped = {str(value): ValueMappingResult(text=text, color=color) for value, (text, color) in names.items()}
     mappings: list[ValueMapping] = [ValueMap(mapped)]
     panel = (
         statetimeline.Panel()
@@ -277,7 +277,7 @@ def states(
 
 
 class Column(NamedTuple):
-    """A column of a table: heading, expression of its values, unit and colours. `expr` None: a label.
+    """A column of a table: heading, expression of its values, unit and colors. `expr` None: a label.
 
     Without a heading it is not shown: its expression says which lines there are.
     """
@@ -285,7 +285,7 @@ class Column(NamedTuple):
     heading: str
     expr: str | None = None
     unit: str = NUMBER
-    colours: Colours | None = None
+    colors: Colors | None = None
     link: Link | None = None
     also: Link | None = None
     decimals: int | None = None
@@ -303,7 +303,7 @@ def listing(
     """Return a table with a line for every value of the labels `keys`, sorted by the column `first`, largest on top.
 
     `columns` are in their order: a label by its name, or any name with an expression, of which the query is one. Only
-    the first expression has to give the labels that are no keys. What else the series are labelled with, such as the
+    the first expression has to give the labels that are no keys. What else the series are labeled with, such as the
     target they were scraped from, is left out, so that lines of several queries come together.
     """
     labels = [name for name, column in columns.items() if column.expr is None]
@@ -354,8 +354,8 @@ def _look_of(column: Column) -> list[DynamicConfigValue]:
     look = [DynamicConfigValue("unit", column.unit)] if column.expr is not None else []
     if column.decimals is not None:
         look.append(DynamicConfigValue("decimals", column.decimals))
-    if column.colours is not None:
-        look.append(DynamicConfigValue("thresholds", _thresholds(column.colours).build()))
+    if column.colors is not None:
+        look.append(DynamicConfigValue("thresholds", _thresholds(column.colors).build()))
         look.append(DynamicConfigValue("custom.cellOptions", TableColorTextCellOptions()))
     links = [link.build() for link in (column.link, column.also) if link is not None]
     if links:
@@ -363,10 +363,8 @@ def _look_of(column: Column) -> list[DynamicConfigValue]:
     return look
 
 
-def _thresholds(colours: Colours) -> ThresholdsConfig:
-    return (
-        ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(value, colour) for value, colour in colours])
-    )
+def _thresholds(colors: Colors) -> ThresholdsConfig:
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(value, color) for value, color in colors])
 
 
 def _ref(number: int) -> str:

@@ -51,7 +51,7 @@ from deploy.grafana.generator.panels import (
     words,
 )
 
-SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+SLOWDOWN_COLORS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 OF_THIS, OF_MEDIAN = "rank $rank", "median of the run"
 TO_NODE: Final = link_to(NODE, "The node", run="run", node="__field.labels.node", rank="rank")
 INFO: Final = series("rank_info", OF_RANK)
@@ -80,7 +80,7 @@ def build() -> Dashboard:
             series("straggler", OF_RANK),
             title="Rank {{rank}} is slow",
             text="cause: {{cause}}",
-            colour=YELLOW,
+            color=YELLOW,
         )
     )
     rows = (
@@ -103,7 +103,7 @@ def _now() -> list[Placed]:
             "Compute time excluding waits over that of the peer ranks; 1 is equal.",
             TIMES,
             series("rank_slowdown_ratio", OF_RANK),
-            colours=SLOWDOWN_COLOURS,
+            colors=SLOWDOWN_COLORS,
             decimals=3,
         ),
         words(
@@ -160,7 +160,7 @@ def _steps() -> list[Placed]:
             Query(series("rank_slowdown_ratio", OF_RANK), OF_THIS),
             Query(f"max({series('rank_slowdown_ratio', OF_RUN)})", "slowest of the run"),
             Query(f"quantile(0.5, {series('rank_slowdown_ratio', OF_RUN)})", OF_MEDIAN),
-            colours=SLOWDOWN_COLOURS,
+            colors=SLOWDOWN_COLORS,
             width=THIRD,
         ),
         beside_median("Step", "Median of the last steps.", SECONDS, "step_median_seconds"),
@@ -307,7 +307,7 @@ def _gpu() -> list[Placed]:
             width=THIRD,
         ),
         beside_median("Temperature", "Temperature of its GPU.", CELSIUS, "gpu_temperature_celsius"),
-        beside_median("Utilisation", "Share of the time in which a kernel ran.", RATIO, "gpu_utilization_ratio"),
+        beside_median("Utilization", "Share of the time in which a kernel ran.", RATIO, "gpu_utilization_ratio"),
         beside_median("Tensor cores", "Share of the time in which they were active.", RATIO, "gpu_tensor_active_ratio"),
         lines(
             "NVLink",
@@ -409,7 +409,7 @@ def _agent() -> list[Placed]:
             RATIO,
             Query(series("agent_overhead_ratio", OF_RANK), OF_THIS),
             Query(f"max({series('agent_overhead_ratio', OF_RUN)})", "most of the run"),
-            colours=too_high(red=thresholds.OVERHEAD),
+            colors=too_high(red=thresholds.OVERHEAD),
             width=THIRD,
         ),
         lines(

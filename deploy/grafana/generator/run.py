@@ -52,7 +52,7 @@ from deploy.grafana.generator.panels import (
 DATA_PHASE: Final = f'{OF_RUN},phase="data"'
 MISSING: Final = f'{OF_RUN},state=~"failed|silent|never_reported"'
 UNCORRECTED: Final = f'{OF_RUN},kind="uncorrected"'
-SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+SLOWDOWN_COLORS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
 
 HELP: Final = """\
@@ -74,7 +74,7 @@ def build() -> Dashboard:
             series("finding_open", OF_RUN),
             title="{{kind}}: {{subject}}",
             text="cause: {{cause}}",
-            colour=YELLOW,
+            color=YELLOW,
         )
     )
     page.annotation(
@@ -83,7 +83,7 @@ def build() -> Dashboard:
             f"count by (cluster, run) ({series('rank_stalled', OF_RUN)} == 1)",
             title="Ranks stalled",
             text="run {{run}}",
-            colour=RED,
+            color=RED,
         )
     )
     page.annotation(
@@ -92,7 +92,7 @@ def build() -> Dashboard:
             f"count by (reason) ({series('rank_end_info', OF_RUN)})",
             title="Ranks ended",
             text="{{reason}}",
-            colour="purple",
+            color="purple",
         )
     )
     rows = (
@@ -114,7 +114,7 @@ def _now() -> list[Placed]:
             "Share of the run's time in steps, less the time lost to slow ranks.",
             RATIO,
             recorded("run:goodput:ratio_rate1h", OF_RUN),
-            colours=too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD),
+            colors=too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD),
             decimals=1,
         ),
         number(
@@ -122,7 +122,7 @@ def _now() -> list[Placed]:
             "Step duration of the run over the duration without its straggler.",
             TIMES,
             series("run_slowdown_ratio", OF_RUN),
-            colours=SLOWDOWN_COLOURS,
+            colors=SLOWDOWN_COLORS,
             decimals=2,
         ),
         number("Step", "Mean duration of a step.", SECONDS, STEP_OF_RUN),
@@ -131,14 +131,14 @@ def _now() -> list[Placed]:
             "Ranks of the run that failed, are silent or have never reported.",
             NUMBER,
             f"sum({series('ranks', MISSING)})",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Findings",
             "Open findings of the run.",
             NUMBER,
             f"count({series('finding_open', OF_RUN)}) or vector(0)",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Lost so far",
@@ -163,8 +163,7 @@ def _steps() -> list[Placed]:
         ),
         lines(
             "Distribution of steps",
-            "Quantiles of the duration of the run's steps: median, nine of ten, 99 of 100. Absent where the setting "
-            "`step_histogram` is off.",
+            "Quantiles of the duration of the run's steps: median, nine of ten, 99 of 100.",
             SECONDS,
             *(
                 Query(
@@ -257,7 +256,7 @@ def _throughput() -> list[Placed]:
             "Share of the steps of all ranks in the data phase; above the dashed line the run is data-bound.",
             RATIO,
             Query(recorded("run:step_phase:ratio_rate5m", DATA_PHASE), "data"),
-            colours=too_high(yellow=thresholds.DATA),
+            colors=too_high(yellow=thresholds.DATA),
             width=THIRD,
         ),
         lines(
@@ -266,7 +265,7 @@ def _throughput() -> list[Placed]:
             RATIO,
             Query(f"1 - {recorded('run:device_busy:ratio_rate10m', OF_RUN)}", "of all"),
             Query(f"quantile(0.5, {series('idle_ratio', OF_RUN)})", "in the middle"),
-            colours=too_high(yellow=thresholds.IDLE),
+            colors=too_high(yellow=thresholds.IDLE),
             width=THIRD,
         ),
         areas(
@@ -315,11 +314,11 @@ def _communication() -> list[Placed]:
         lines(
             "Overlap",
             "Share of the communication that was hidden behind compute: all ranks together, and the median rank. "
-            "Below the dashed line communication counts as serialised.",
+            "Below the dashed line communication counts as serialized.",
             RATIO,
             Query(recorded("run:device_overlap:ratio_rate10m", OF_RUN), "of all"),
             Query(f"quantile(0.5, {series('overlap_ratio', OF_RUN)})", "in the middle"),
-            colours=too_low(red=thresholds.OVERLAP, yellow=thresholds.OVERLAP),
+            colors=too_low(red=thresholds.OVERLAP, yellow=thresholds.OVERLAP),
             most=1,
         ),
         lines(
@@ -329,7 +328,7 @@ def _communication() -> list[Placed]:
             RATIO,
             Query(recorded("run:device_exposed_communication:ratio_rate10m", OF_RUN), "of all"),
             Query(f"quantile(0.5, {series('exposed_communication_ratio', OF_RUN)})", "in the middle"),
-            colours=too_high(yellow=thresholds.EXPOSED),
+            colors=too_high(yellow=thresholds.EXPOSED),
         ),
     ]
 
@@ -337,12 +336,12 @@ def _communication() -> list[Placed]:
 def _gpus() -> list[Placed]:
     return [
         lines(
-            "Utilisation",
+            "Utilization",
             "Share of the last sample period in which a kernel ran, waiting kernels of NCCL included.",
             RATIO,
             Query(recorded("run:gpu_utilization_ratio:avg", OF_RUN), "mean"),
             Query(f"min({recorded('node:gpu_utilization_ratio:avg', OF_RUN)})", "lowest node"),
-            colours=too_low(red=thresholds.UTILIZATION_LOW, yellow=thresholds.UTILIZATION_LOW),
+            colors=too_low(red=thresholds.UTILIZATION_LOW, yellow=thresholds.UTILIZATION_LOW),
             most=1,
             width=THIRD,
         ),
@@ -351,7 +350,7 @@ def _gpus() -> list[Placed]:
             "Memory of the five fullest GPUs at each time.",
             RATIO,
             Query(recorded("run:gpu_memory:ratio_top5", OF_RUN), "rank {{rank}}"),
-            colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
+            colors=too_high(red=thresholds.MEMORY_NEARLY_FULL),
             most=1,
             width=THIRD,
         ),
@@ -373,7 +372,7 @@ def _gpu_signs() -> list[Placed]:
             "GPUs whose clocks are limited by heat, power or a fault.",
             NUMBER,
             f"sum({recorded('node:gpu_throttled:sum', OF_RUN)})",
-            colours=too_high(yellow=1),
+            colors=too_high(yellow=1),
         ),
         number(
             "Hottest GPU",
@@ -396,21 +395,21 @@ def _gpu_signs() -> list[Placed]:
             "Xid errors since the agents started to watch their GPUs.",
             NUMBER,
             f"sum({series('gpu_xid_errors_total', OF_RUN)})",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Uncorrected ECC errors",
             "Uncorrected errors since the drivers of the GPUs were loaded.",
             NUMBER,
             f"sum({series('gpu_ecc_errors_total', UNCORRECTED)})",
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
         number(
             "Allocator retries",
             "Times torch emptied its cache because an allocation failed, in 15 minutes, on the worst rank.",
             NUMBER,
             f"max(increase({series('torch_memory_retries_total', OF_RUN)}[15m]))",
-            colours=too_high(yellow=thresholds.RETRIES),
+            colors=too_high(yellow=thresholds.RETRIES),
             decimals=0,
             width=SIXTH,
         ),

@@ -29,8 +29,8 @@ BUCKETS: Final = (0.8, 3)
 """Ranks outside this range are counted in the outermost rows."""
 
 SLOWDOWN: Final = series("rank_slowdown_ratio", OF_RUN)
-SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
-LEFT_COLOURS: Final = too_low(red=thresholds.LEFT_S, yellow=thresholds.LEFT_LITTLE_S)
+SLOWDOWN_COLORS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+LEFT_COLORS: Final = too_low(red=thresholds.LEFT_S, yellow=thresholds.LEFT_LITTLE_S)
 SLOWEST: Final = f"topk({ROWS_MAX}, {SLOWDOWN})"
 FINDING: Final = ("kind", "scope", "subject", "rank", "node", "cause")
 
@@ -54,10 +54,10 @@ def verdicts() -> list[Placed]:
                 "node": Column("Node"),
                 "cause": Column("Cause"),
                 "slower": Column(
-                    "Slower", series("finding_slowdown_ratio", OF_RUN), TIMES, SLOWDOWN_COLOURS, decimals=3
+                    "Slower", series("finding_slowdown_ratio", OF_RUN), TIMES, SLOWDOWN_COLORS, decimals=3
                 ),
                 "wasted": Column("Ranks wasted", series("finding_wasted_ranks", OF_RUN), NUMBER, decimals=1),
-                "left": Column("Time left", series("finding_left_seconds", OF_RUN), SECONDS, LEFT_COLOURS),
+                "left": Column("Time left", series("finding_left_seconds", OF_RUN), SECONDS, LEFT_COLORS),
             },
             keys=FINDING,
             first="slower",
@@ -90,7 +90,7 @@ def verdicts() -> list[Placed]:
             NUMBER,
             Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled ranks"),
             Query(f"count({series('node_missing', OF_RUN)}) or vector(0)", "missing nodes"),
-            colours=too_high(red=1),
+            colors=too_high(red=1),
         ),
     ]
 
@@ -110,7 +110,7 @@ def slowness() -> list[Placed]:
             f"The {ROWS_MAX} ranks with the largest slowdown in the selected time range.",
             TIMES,
             Query(worst(ROWS_MAX, SLOWDOWN, "rank"), "{{rank}}"),
-            colours=SLOWDOWN_COLOURS,
+            colors=SLOWDOWN_COLORS,
             link=TO_RANK_OF_LINE,
         ),
         listing(
@@ -120,7 +120,7 @@ def slowness() -> list[Placed]:
             {
                 "rank": Column("Rank", link=TO_RANK),
                 "node": Column("Node", link=TO_NODE),
-                "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLOURS, decimals=3),
+                "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLORS, decimals=3),
                 "waits": Column(
                     "Caused wait a step",
                     f"{series('rank_caused_wait_seconds', OF_RUN)} and on (cluster, rank) {SLOWEST}",

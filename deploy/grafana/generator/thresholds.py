@@ -45,7 +45,7 @@ EQUAL_WORK: Final = 0.05
 OF_ALERTS: Final[Mapping[str, tuple[float, ...]]] = {
     "RankscopeGoodputLow": (GOODPUT_LOW,),
     "RankscopeStepTail": (STEP_TAIL, STEPS_OF_TAIL),
-    "RankscopeLowGpuUtilisation": (1 - IDLE, UTILIZATION_LOW),
+    "RankscopeLowGpuUtilization": (1 - IDLE, UTILIZATION_LOW),
     "RankscopeGpuMemoryNearlyFull": (MEMORY_NEARLY_FULL,),
     "RankscopeHostMemoryGrows": (LEFT_S,),
     "RankscopeAgentOverhead": (OVERHEAD,),

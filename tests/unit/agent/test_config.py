@@ -20,9 +20,9 @@ def test_nothing_set_gives_the_defaults() -> None:
 
 def test_the_file_is_named_by_the_environment_which_wins_over_it(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
-    file.write_text("report_interval_s = 2\nwarmup_steps = 9\n")
-    config = read_config({"RANKSCOPE_CONFIG": str(file), "RANKSCOPE_WARMUP_STEPS": "7"})
-    assert (config.report_interval_s, config.warmup_steps) == (2.0, 7)
+    file.write_text("report_interval_s = 2\nstall_s = 9\n")
+    config = read_config({"RANKSCOPE_CONFIG": str(file), "RANKSCOPE_STALL_S": "7"})
+    assert (config.report_interval_s, config.stall_s) == (2.0, 7.0)
     assert config.source("report_interval_s") == f"from {file}"
 
 
@@ -105,7 +105,8 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "variable", ["RANKSCOPE_GPU", "RANKSCOPE_WARMUP_STEPS", "RANKSCOPE_SPILL_DIR", "RANKSCOPE_GPPU"]
+    "variable",
+    ["RANKSCOPE_GPU", "RANKSCOPE_STALL_S", "RANKSCOPE_CONSTANT_WARMUP_STEPS", "RANKSCOPE_SPILL_DIR", "RANKSCOPE_GPPU"],
 )
 def test_mistake_in_how_to_measure_leaves_the_process_measured(variable: str) -> None:
     found = read_launch_config({variable: "many"}, {})
@@ -132,6 +133,6 @@ def test_strictness_is_known_also_when_the_file_cannot_be_read(tmp_path: Path) -
 
 def test_launch_line_overrides_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
-    file.write_text("warmup_steps = 9\n")
+    file.write_text("stall_s = 9\n")
     found = read_launch_config({"RANKSCOPE_RUN": "a", "RANKSCOPE_CONFIG": "gone"}, {"run": "b", "config": str(file)})
-    assert (found.config.run, found.config.warmup_steps, found.mistakes) == ("b", 9, ())
+    assert (found.config.run, found.config.stall_s, found.mistakes) == ("b", 9.0, ())

@@ -87,7 +87,7 @@ def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:
 
 @pytest.mark.parametrize("returns", [True, False])
 def test_session_of_the_thread_before_is_discarded_at_once_and_they_come_again(*, returns: bool) -> None:
-    rank = Rank(RANKSCOPE_COLLECTIVE_WINDOWS="1", RANKSCOPE_WARMUP_STEPS="1")
+    rank = Rank(RANKSCOPE_COLLECTIVE_WINDOWS="1", RANKSCOPE_CONSTANT_WARMUP_STEPS="1")
     rank.training.start()
     original, scheduler = torch.autograd.Variable._execution_engine, rank.training.windows.scheduler
     assert scheduler is not None

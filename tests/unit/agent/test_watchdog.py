@@ -63,14 +63,14 @@ def test_sidecar_knows_where_nccl_is_asked(
     assert (None if link is None else link._descriptor.ras_address) == address
 
 
-@pytest.mark.parametrize(("changed", "is_read"), [({}, True), ({"nccl_inspector": "off"}, False)])
+@pytest.mark.parametrize(("enabled", "is_read"), [("1", True), ("0", False)])
 def test_sidecar_knows_where_nccl_dumps(
-    changed: dict[str, Any], *, is_read: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    enabled: str, *, is_read: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NCCL_INSPECTOR_ENABLE", "1")
+    monkeypatch.setenv("NCCL_INSPECTOR_ENABLE", enabled)
     monkeypatch.setenv("NCCL_INSPECTOR_DUMP_DIR", str(tmp_path))
     watchdog = Watchdog(
-        AgentConfig(**changed), identity_of(0, 77), Guard(3), SystemClock(), find_groups=dict, count_events=lambda: 0,
+        AgentConfig(), identity_of(0, 77), Guard(3), SystemClock(), find_groups=dict, count_events=lambda: 0,
         captures=GraphCaptures(),
     )  # fmt: skip
     assert watchdog._link is not None

@@ -66,7 +66,7 @@ def test_hidden_process_of_another_user_is_not_gone(tmp_path: Path) -> None:
     assert not is_gone(1, proc=tmp_path)
 
 
-def test_process_that_may_not_be_signalled_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_may_not_be_signaled_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What the kernel answers anybody but root about it, also where these tests are run by root.
     asked: list[tuple[int, int]] = []
 

@@ -11,7 +11,7 @@ from rankscope.measure.memory_timeline import (
     HeldBytes,
     ModelMark,
     PairedEvents,
-    categorise,
+    categorize,
     count_live,
     find_peak,
     hold_by_events,
@@ -109,7 +109,7 @@ def kinds(
 ) -> list[str]:
     """Return the category of each lifetime of events of (time, address, bytes)."""
     time_ns, address, size = np.array(events, dtype=np.int64).reshape(-1, 3).T
-    found = categorise(pair_events(address, size), time_ns, backward, marks)
+    found = categorize(pair_events(address, size), time_ns, backward, marks)
     return [CATEGORIES[one] for one in found.kind.tolist()]
 
 
@@ -155,7 +155,7 @@ def test_first_mark_of_a_lifetime_decides() -> None:
 def split(*events: tuple[int, int, int], marks: Sequence[ModelMark], left: int = 0) -> tuple[Any, Any]:
     time_ns, address, size = np.array(events, dtype=np.int64).T
     paired = pair_events(address, size)
-    found = categorise(paired, time_ns, FORWARD_BACKWARD, marks)
+    found = categorize(paired, time_ns, FORWARD_BACKWARD, marks)
     held = raise_to_known(hold_by_events(paired, left), found)
     return held, split_held(paired, held, found)
 

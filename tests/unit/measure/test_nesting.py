@@ -34,7 +34,7 @@ def test_of_two_equal_ranges_one_encloses_the_other() -> None:
     assert nest_ranges((1, 0, 3), (1, 0, 3)).parent.tolist() == [OUTSIDE, 0]
 
 
-def test_ranges_that_touch_are_neighbours() -> None:
+def test_ranges_that_touch_are_neighbors() -> None:
     assert nest_ranges((1, 0, 3), (1, 3, 5)).parent.tolist() == [OUTSIDE, OUTSIDE]
 
 

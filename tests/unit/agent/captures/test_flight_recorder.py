@@ -29,7 +29,7 @@ def test_the_status_of_the_only_group_takes_no_full_dump() -> None:
     assert asked.asked_for_collectives == [False]
 
 
-def test_group_names_are_learnt_from_one_full_dump() -> None:
+def test_group_names_are_learned_from_one_full_dump() -> None:
     entries = [entry_of(0, 1), entry_of(1, 1, pg_id=3, process_group=["7", "mesh_tp"])]
     recorder, asked, _ = recorder_of(dump_of(*entries, g0=status_of(5), g3=status_of(2)), BOTH)
     for _ in range(3):

@@ -262,7 +262,7 @@ def test_options_of_an_order_are_its_own() -> None:
     rank.traces.events_a_step = 10_000
     state = rank.order(options=("shapes",), last_step=20)
     assert state.expected_pause_ns == 10_000 * (8_100 + 2_800)
-    assert rank.order(id="c2", options=("colours",)).reason == "colours is not one of shapes, stacks, memory, modules"
+    assert rank.order(id="c2", options=("colors",)).reason == "colors is not one of shapes, stacks, memory, modules"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a pre-flight writes, and the history that it reads."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from rankscope.agent.preflight.files import (
     Line,
     append_history,
     build_line,
+    check_output,
     find_hosts,
     read_history,
     write_whole,
@@ -83,6 +85,20 @@ def test_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_whole(str(path), "node-1\n")
     assert path.read_text() == "node-1\n"
     assert [one.name for one in tmp_path.iterdir()] == ["exclude.txt"]
+
+
+def test_file_that_cannot_be_written_is_named_before_there_is_anything_to_write(tmp_path: Path) -> None:
+    check_output(str(tmp_path / "new.json"), "--json-file")
+    os.mkfifo(tmp_path / "pipe")
+    for path, problem in (
+        (tmp_path / "none" / "a.json", f"there is no folder {tmp_path / 'none'}"),
+        (tmp_path, "it is a folder"),
+        (tmp_path / "pipe", "it is no file"),
+    ):
+        with pytest.raises(UnavailableError) as caught:
+            check_output(str(path), "--json-file")
+        assert str(caught.value) == f"{path} (from --json-file) cannot be written: {problem}. Name another file."
+    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_file_in_no_folder_is_said_with_the_cure(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def test_blocking_calls_of_whole_steps_come_with_the_lines_of_the_window() -> No
     lines = make_lines()
     lines.add(6_120, frame_in(SCRIPT, line=8, function="main"))
     reduced, skipped = reduce([*STEPS_5_TO_7, wait(6_110, 40), wait(8_110, 40)], lines=lines)
-    assert reduced.synchronisations is not None
-    (kind,) = reduced.synchronisations.kinds
+    assert reduced.synchronizations is not None
+    (kind,) = reduced.synchronizations.kinds
     assert (kind.count, kind.waits_ns) == (1, 40)  # the kernel of step 6 ends at 6,150
     assert kind.line == "train.py:8 (main)"
     assert skipped == {}
@@ -182,8 +182,8 @@ def test_blocking_calls_of_whole_steps_come_with_the_lines_of_the_window() -> No
 
 def test_without_samples_blocking_calls_have_no_line() -> None:
     reduced, _ = reduce([*STEPS_5_TO_7, wait(6_110, 40)])
-    assert reduced.synchronisations is not None
-    assert [kind.line for kind in reduced.synchronisations.kinds] == [None]
+    assert reduced.synchronizations is not None
+    assert [kind.line for kind in reduced.synchronizations.kinds] == [None]
 
 
 def test_sample_being_added_while_lines_are_packed_does_not_count() -> None:
@@ -191,8 +191,8 @@ def test_sample_being_added_while_lines_are_packed_does_not_count() -> None:
     lines.add(6_120, frame_in(SCRIPT, line=8, function="main"))
     lines.times_host_ns.append(6_130)  # the sampler is between its two columns
     reduced, _ = reduce([*STEPS_5_TO_7, wait(6_110, 40)], lines=lines)
-    assert reduced.synchronisations is not None
-    assert [kind.line is None for kind in reduced.synchronisations.kinds] == [False]
+    assert reduced.synchronizations is not None
+    assert [kind.line is None for kind in reduced.synchronizations.kinds] == [False]
 
 
 def test_window_with_lines_of_a_part_of_it_is_counted_once() -> None:

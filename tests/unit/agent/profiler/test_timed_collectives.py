@@ -105,7 +105,7 @@ def count_reads(rank: Rank, *times_ns: int) -> int:
 
 
 def timed(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
-    assert [window.covered_steps for window in found] == [None] * len(found), "no self time follows from them"
+    assert [window.covered_steps for window in found] == [None] * len(found), "no own time follows from them"
     return [window.timed_steps for window in found]
 
 
@@ -387,8 +387,8 @@ def untimed(created: int, *, group: str = "0", is_over: bool = True) -> TimedEnt
 
 def enqueued(found: list[ReducedWindow]) -> tuple[list[tuple[int | None, ...]], tuple[tuple[int, int], ...]]:
     """Return rows of step, sequence and time by the host clock, and the ranges of steps."""
-    ((collectives, breakdowns, covered, synchronisations, timed_steps, flops, enqueues),) = found
-    assert (collectives, breakdowns, covered, synchronisations, timed_steps, flops) == ([], [], None, None, None, None)
+    ((collectives, breakdowns, covered, synchronizations, timed_steps, flops, enqueues),) = found
+    assert (collectives, breakdowns, covered, synchronizations, timed_steps, flops) == ([], [], None, None, None, None)
     assert enqueues is not None
     assert set(enqueues.groups) <= {"default_pg"}
     columns = [enqueues.table.column(name).tolist() for name in ("step", "sequence", "enqueued_host_ns")]

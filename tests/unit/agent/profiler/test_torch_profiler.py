@@ -293,7 +293,7 @@ def test_devices_are_not_counted_before_the_script_uses_one(monkeypatch: pytest.
     monkeypatch.setattr(torch, "cuda", cuda)
     profiler = profiler_of(autograd)
     assert (profiler.sees_device, profiler.misses_device) == (False, False)
-    assert autograd.counted_devices == 0, "to count them would initialise the driver"
+    assert autograd.counted_devices == 0, "to count them would initialize the driver"
     cuda.initialized = True
     assert (profiler.sees_device, profiler.misses_device, autograd.counted_devices) == (True, False, 1)
 

@@ -181,7 +181,7 @@ def test_shorter_light_window_is_expected_to_cost_less() -> None:
     assert light_steps(plan, range(WARMUP_STEPS + 1)) == []
 
 
-def test_light_cost_is_learnt_before_the_step_time() -> None:
+def test_light_cost_is_learned_before_the_step_time() -> None:
     plan = plan_with()
     plan.learn_light(9 * NS_PER_MS, 4, events_a_step=75)  # 1 ms, and 2 ms a step: 17 for the 8 steps of a first one
     plan.allow(PLENTY._replace(budget_left_ns=17 * NS_PER_MS))

@@ -317,13 +317,13 @@ TWO_GROUPS_ENTRIES = [
 TWO_GROUPS_ENQUEUED = {0: (3, 4), 1: (8, 8)}
 
 
-def test_workers_of_groups_are_learnt_from_the_recorder() -> None:
+def test_workers_of_groups_are_learned_from_the_recorder() -> None:
     world = World(entries=TWO_GROUPS_ENTRIES)
     reduced = reduction(world).reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))
     assert placed(reduced.collectives) == [("default_pg", 5, 3), ("default_pg", 5, 4), ("mesh_tp/0-1", 5, 8)]
 
 
-def test_workers_are_learnt_once() -> None:
+def test_workers_are_learned_once() -> None:
     world = World(entries=TWO_GROUPS_ENTRIES)
     reducing = reduction(world)
     reducing.reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))
@@ -350,7 +350,7 @@ def test_operations_unlike_the_recorder_cover_no_step() -> None:
     assert reducing.skipped == {"collectives_unplaced": 3}
 
 
-def test_a_worker_that_would_belong_to_two_groups_is_not_learnt() -> None:
+def test_a_worker_that_would_belong_to_two_groups_is_not_learned() -> None:
     # Enqueued in the order 0, 1, 0, 1; the third began before the second, so that the position would give the wrong
     # group.
     enqueued_order = [(0, 1), (1, 1), (0, 2), (1, 2)]
@@ -361,7 +361,7 @@ def test_a_worker_that_would_belong_to_two_groups_is_not_learnt() -> None:
     assert reducing.reduce(window(activities, {0: (1, 2), 1: (1, 2)})).covered_steps is None
 
 
-def test_a_worker_that_is_known_is_never_learnt_anew() -> None:
+def test_a_worker_that_is_known_is_never_learned_anew() -> None:
     world = World(entries=TWO_GROUPS_ENTRIES)
     reducing = reduction(world)
     reducing.reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))

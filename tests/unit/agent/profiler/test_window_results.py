@@ -97,7 +97,7 @@ def light(count: int = 2) -> RawWindow:
 
 
 def assert_costs(cost_ns: int, reduced_ns: int, *, events: int) -> None:
-    """Assert that the plan has learnt all that the window has cost; its heap's relief is in `reduced_ns` only."""
+    """Assert that the plan has learned all that the window has cost; its heap's relief is in `reduced_ns` only."""
     fixed_ns = TRAINING_COST_NS + events * RECORDED_EVENT_NS
     assert fixed_ns < cost_ns <= fixed_ns + reduced_ns
 

@@ -16,7 +16,7 @@ from rankscope.measure.records import (
     StepRecord,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
 
@@ -93,19 +93,19 @@ def test_totals_count_steps_with_a_tail_separately() -> None:
 
 
 def test_totals_add_up_the_blocking_calls_of_all_windows() -> None:
-    def waits(**call_ns: int) -> WindowSynchronisations:
-        return WindowSynchronisations(first_step=3, step_count=2, call_ns=call_ns)
+    def waits(**call_ns: int) -> WindowSynchronizations:
+        return WindowSynchronizations(first_step=3, step_count=2, call_ns=call_ns)
 
     builder = ReportBuilder()
-    report = builder.build(Interval(synchronisations=[waits(cudaMemcpy=5), waits(cudaMemcpy=7, hipMemcpy=1)]), 0)
-    assert report.synchronisations == (waits(cudaMemcpy=5), waits(cudaMemcpy=7, hipMemcpy=1))
+    report = builder.build(Interval(synchronizations=[waits(cudaMemcpy=5), waits(cudaMemcpy=7, hipMemcpy=1)]), 0)
+    assert report.synchronizations == (waits(cudaMemcpy=5), waits(cudaMemcpy=7, hipMemcpy=1))
     assert builder.build(Interval(), 0).totals.call_ns == {"cudaMemcpy": 12, "hipMemcpy": 1}
 
 
 def test_totals_have_a_bounded_number_of_calls() -> None:
     calls = {f"cuda{number}": 1 for number in range(CALLS_MAX + 4)}
-    window = WindowSynchronisations(first_step=3, step_count=2, call_ns=calls)
-    call_ns = ReportBuilder().build(Interval(synchronisations=[window]), 0).totals.call_ns
+    window = WindowSynchronizations(first_step=3, step_count=2, call_ns=calls)
+    call_ns = ReportBuilder().build(Interval(synchronizations=[window]), 0).totals.call_ns
     assert (len(call_ns), call_ns[OTHER_CALLS], call_ns["cuda0"]) == (CALLS_MAX + 1, 4, 1)
 
 

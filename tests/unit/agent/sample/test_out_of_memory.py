@@ -39,7 +39,7 @@ NOTICE_BYTES_MAX = 64 * 1024
 
 
 class Cuda(StandInAllocator):
-    """torch.cuda, which the script initialises after a while."""
+    """torch.cuda, which the script initializes after a while."""
 
     initialized = True
 
@@ -187,7 +187,7 @@ def test_of_many_errors_the_newest_are_reported_and_all_are_counted() -> None:
     assert NOTICES_MAX == 4
 
 
-def test_observer_is_attached_once_and_only_when_cuda_is_initialised() -> None:
+def test_observer_is_attached_once_and_only_when_cuda_is_initialized() -> None:
     cuda = Cuda()
     cuda.initialized = False
     rank = Rank(cuda=cuda)

@@ -40,7 +40,6 @@ def test_plugin_that_is_off_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> No
         ({"NCCL_PROFILER_PLUGIN": ""}, {}, "NCCL_PROFILER_PLUGIN is not set"),
         ({"NCCL_PROFILER_PLUGIN": "/nowhere/x.so"}, {}, "names /nowhere/x.so, which is not there"),
         ({"NCCL_INSPECTOR_PROM_DUMP": "1"}, {}, "NCCL_INSPECTOR_PROM_DUMP is set"),
-        ({}, {"nccl_inspector": "off"}, "nccl_inspector is off"),
         ({}, {"sidecar": False}, "sidecar is false"),
     ],
 )

@@ -180,7 +180,7 @@ def test_address_is_that_of_the_environment(environment: dict[str, str], address
     ("host", "is_own"),
     [("127.0.0.1", True), ("::1", True), ("192.0.2.1", False), ("::", False), ("unknown", False), ("", False)],
 )
-def test_own_addresses_are_recognised(host: str, is_own: bool) -> None:
+def test_own_addresses_are_recognized(host: str, is_own: bool) -> None:
     assert is_own_address(host) is is_own
 
 

@@ -23,7 +23,7 @@ class Work:
         around = Surroundings(store, lambda *one: self.sent.append(one), lambda: 5.0, lambda _capture: None)
         capture = Capture(id="c", run="r", run_id="r@1", state="ordered", asked_wall_s=5.0, changed_wall_s=5.0)
         self.work = CaptureWork(capture, orders, around)
-        self.work.go_on(0.0, {}, may_analyse=False)
+        self.work.go_on(0.0, {}, may_analyze=False)
 
     def write(self, rank: int, data: bytes = b"trace") -> None:
         """Say that a rank has written its file, and send it."""
@@ -37,16 +37,16 @@ def test_file_that_cannot_be_written_is_lost_and_the_others_stay(tmp_path: Path)
     (tmp_path / "c" / ".rank-0.part").mkdir()
     work.write(0)
     work.write(1)
-    work.work.go_on(2.0, {}, may_analyse=False)
+    work.work.go_on(2.0, {}, may_analyze=False)
     capture = work.work.capture
-    assert (capture.state, [one.state for one in capture.ranks]) == ("analysing", ["failed", "fetched"])
+    assert (capture.state, [one.state for one in capture.ranks]) == ("analyzing", ["failed", "fetched"])
     assert capture.problem.startswith("rank 0: its file cannot be written: Is a directory")
 
 
 def test_file_that_was_changed_on_the_way_is_lost(tmp_path: Path) -> None:
     work = Work(tmp_path)
     work.write(0, b"ecart")
-    work.work.go_on(2.0, {}, may_analyse=False)
+    work.work.go_on(2.0, {}, may_analyze=False)
     assert work.work.capture.ranks[0].reason == "its checksum is wrong: it was changed on the way"
 
 
@@ -56,8 +56,8 @@ def test_capture_that_fails_is_called_off_on_all_ranks(tmp_path: Path) -> None:
     work.work.fail("the disk is gone")
     over = [boot_id for boot_id, message in work.sent if isinstance(message, CaptureOrder) and message.is_over]
     assert (work.work.capture.state, over) == ("failed", ["boot-0", "boot-1"])
-    work.work.go_on(3.0, {}, may_analyse=True)
-    assert not work.work.is_analysing
+    work.work.go_on(3.0, {}, may_analyze=True)
+    assert not work.work.is_analyzing
 
 
 def test_capture_that_fails_leaves_no_file(tmp_path: Path) -> None:

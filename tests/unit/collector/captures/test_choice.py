@@ -29,10 +29,10 @@ def reason(run: RunState, wanted: CaptureRequest, ranks_max: int = RANKS_MAX) ->
     return found.error
 
 
-def test_slowest_rank_comes_with_a_peer_and_a_neighbour() -> None:
-    medians = RankMedians((0, 1, 2, 3, 4), {"self_ns_median": (6.0, 7.0, 5.0, 20.0, 8.0)})
+def test_slowest_rank_comes_with_a_peer_and_a_neighbor() -> None:
+    medians = RankMedians((0, 1, 2, 3, 4), {"own_ns_median": (6.0, 7.0, 5.0, 20.0, 8.0)})
     nodes = {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}
-    # The peers of 3 by self time are 2, 0, 1, 4: 0 is the lower middle. Of 2 and 4, as near, 2 is lower.
+    # The peers of 3 by own time are 2, 0, 1, 4: 0 is the lower middle. Of 2 and 4, as near, 2 is lower.
     assert choose_beside(3, medians, [(0, 1, 2, 3, 4)], nodes) == (0, 2, 3)
 
 
@@ -44,7 +44,7 @@ def test_ranks_are_those_that_are_named() -> None:
     assert numbers(Story(4).join().train(3).run, request((3, 1))) == (1, 3)
 
 
-def test_rank_that_is_asked_for_comes_with_a_peer_and_a_neighbour() -> None:
+def test_rank_that_is_asked_for_comes_with_a_peer_and_a_neighbor() -> None:
     # All work alike on one node: of the peers 0, 2 and 3 of rank 1 the middle is 2, and 0 is the nearest other rank.
     assert numbers(Story(4).join().train(3).run, request(Around(1))) == (0, 1, 2)
 
@@ -68,7 +68,7 @@ def test_steps_are_chosen_after_the_last_known_one() -> None:
         (request("fastest"), f"ranks is 'fastest'; it must be {FORMS}"),
         (request(()), f"ranks is (); it must be {FORMS}"),
         (request("all", steps=101), "steps is 101; it must be from 1 to 100"),
-        (request("all", options=("colours",)), "there is no option colours; there are"),
+        (request("all", options=("colors",)), "there is no option colors; there are"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_cure(wanted: CaptureRequest, expected: str) -> None:

@@ -44,7 +44,7 @@ class Orders:
         return [one.incident for one in self.requests]
 
 
-def test_incident_orders_its_rank_with_a_peer_and_a_neighbour() -> None:
+def test_incident_orders_its_rank_with_a_peer_and_a_neighbor() -> None:
     orders = Orders()
     orders.consider(incident(1))
     # All do the same work at the same pace: of the peers 0, 1 and 3 the middle one is 1. Then 3 is next to 2.

@@ -1,4 +1,4 @@
-"""Intervals of a mean and of quantiles, for independent values and for ones that depend on their neighbours."""
+"""Intervals of a mean and of quantiles, for independent values and for ones that depend on their neighbors."""
 
 import math
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from rankscope.collector.comparison.block_bootstrap import (
 )
 
 
-def depend_on_neighbours(seed: int, count: int = 1_000, kept: float = 0.8) -> Floats:
+def depend_on_neighbors(seed: int, count: int = 1_000, kept: float = 0.8) -> Floats:
     """A series with mean 0 of which each value keeps so much of the one before."""
     random = np.random.default_rng(seed)
     series, value = [], 0.0
@@ -57,9 +57,9 @@ def test_width_is_that_of_the_textbook_for_independent_values() -> None:
     assert high - low == pytest.approx(2 * 1.96 / 100, rel=0.15)  # of a mean of 10,000 values: sigma / 100
 
 
-def test_interval_covers_the_mean_where_neighbours_depend() -> None:
+def test_interval_covers_the_mean_where_neighbors_depend() -> None:
     # Of 60 series with a true mean of 0 the interval would cover it in 57; one by one, in 34 (a third as wide).
-    assert count_covered(depend_on_neighbours(seed) for seed in range(60)) >= 53
+    assert count_covered(depend_on_neighbors(seed) for seed in range(60)) >= 53
 
 
 def test_interval_covers_the_mean_of_a_short_series() -> None:

@@ -14,14 +14,14 @@ MS = 1_000_000
 
 RESULT_KEYS = ["run", "world_size", "steps", "ranks", "findings", "metrics_sample_count"]
 RANK_KEYS = [
-    "rank", "steps", "step_ns_median", "phases_ns", "self_ns_median", "compute_ratio", "communication_ratio",
+    "rank", "steps", "step_ns_median", "phases_ns", "own_ns_median", "compute_ratio", "communication_ratio",
     "overlap_ratio", "exposed_communication_ratio", "idle_ratio",
 ]  # fmt: skip
 FINDING_KEYS = ["kind", "rank", "since_step", "slowdown_ratio", "cause", "sentence"]
 
 CLOSED = Finding(
     kind="straggler", ranks=(0,), since_step=20, slowdown_ratio=1.5, cause="host_cpu", sentence="Rank 0 was slow.",
-    run_slowdown_ratio=1.4, lost_rank_seconds=3.0, evidence={"self_ns": 1.0},
+    run_slowdown_ratio=1.4, lost_rank_seconds=3.0, evidence={"own_ns": 1.0},
 )  # fmt: skip
 OPEN = Finding(
     kind="straggler", ranks=(1,), since_step=60, slowdown_ratio=2.0, cause="data_loading", sentence="Rank 1 is slow."
@@ -34,7 +34,7 @@ KNOWN = rank_of(
     totals=Totals(steps=160),
     step_ns_median=100.0 * MS,
     phases_ns_median={"data": 10.0 * MS, "forward": 90.0 * MS},
-    self_ns_median=80.0 * MS,
+    own_ns_median=80.0 * MS,
     breakdown=WindowBreakdown(
         first_step=0, step_count=1, window_ns=200, compute_ns=120, communication_ns=80, overlap_ns=20,
         exposed_communication_ns=60, copy_ns=10, idle_ns=10,
@@ -71,7 +71,7 @@ def test_rank_has_medians_and_ratios() -> None:
         "steps": 160,
         "step_ns_median": 100.0 * MS,
         "phases_ns": {"data": 10.0 * MS, "forward": 90.0 * MS},
-        "self_ns_median": 80.0 * MS,
+        "own_ns_median": 80.0 * MS,
         "compute_ratio": 0.6,
         "communication_ratio": 0.4,
         "overlap_ratio": 0.25,

@@ -16,7 +16,7 @@ PLAN = DemoOptions(ranks=2, steps=160, fault="data", slow_rank=1, slow_from=60)
 STRAGGLER = Finding(
     kind="straggler", ranks=(1,), since_step=61, slowdown_ratio=4.0, run_slowdown_ratio=3.2, cause="data_loading",
     what="than the other rank", why="150.4 ms more per step waiting for its data loader", world_size=2,
-    suggestion="Check the disk.", evidence={"self_ns": 192.0 * MS, "peers_self_ns": 48.0 * MS}, lost_rank_seconds=20.0,
+    suggestion="Check the disk.", evidence={"own_ns": 192.0 * MS, "peers_own_ns": 48.0 * MS}, lost_rank_seconds=20.0,
 )  # fmt: skip
 MACHINE = Finding(
     kind="cpu_pressure", nodes=("vm",), since_step=37, until_step=68, cause="cpu_pressure",
@@ -26,7 +26,7 @@ MACHINE = Finding(
 
 def a_rank(number: int, own_ms: float, data_ms: float, step_ms: float = 200.0) -> RankSnapshot:
     return rank_of(
-        number, totals=Totals(steps=160), step_ns_median=step_ms * MS, self_ns_median=own_ms * MS,
+        number, totals=Totals(steps=160), step_ns_median=step_ms * MS, own_ns_median=own_ms * MS,
         phases_ns_median={"data": data_ms * MS, "forward": 12.0 * MS, "backward": 26.0 * MS},
     )  # fmt: skip
 

@@ -18,6 +18,6 @@ def slow(rank: int = 2, *, number: int = 1, **known: object) -> Finding:
         sentence=f"Rank {rank} is slow.",
         slowdown_ratio=1.5,
         run_slowdown_ratio=1.4,
-        evidence={"self_ns": 15.0},
+        evidence={"own_ns": 15.0},
     )
     return msgspec.structs.replace(finding, **known)

@@ -2,22 +2,22 @@
 
 import pytest
 
-from rankscope.collector.detect.blocking_calls import add_synchronisations, find_costliest, find_excess
+from rankscope.collector.detect.blocking_calls import add_synchronizations, find_costliest, find_excess
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
     CALLS_MAX,
     OTHER_CALLS,
-    SYNCHRONISATIONS_MAX,
-    Synchronisation,
-    WindowSynchronisations,
+    SYNCHRONIZATIONS_MAX,
+    Synchronization,
+    WindowSynchronizations,
 )
 
 CALL = "cudaStreamSynchronize"
 
 
-def kind(line: str | None, waits_ns: int, idle_ns: int = 0, *, count: int = 1, call: str = CALL) -> Synchronisation:
-    return Synchronisation(
+def kind(line: str | None, waits_ns: int, idle_ns: int = 0, *, count: int = 1, call: str = CALL) -> Synchronization:
+    return Synchronization(
         call=call,
         operator="aten::item",
         line=line,
@@ -28,8 +28,8 @@ def kind(line: str | None, waits_ns: int, idle_ns: int = 0, *, count: int = 1, c
     )
 
 
-def window(*kinds: Synchronisation, first_step: int = 4) -> WindowSynchronisations:
-    return WindowSynchronisations(
+def window(*kinds: Synchronization, first_step: int = 4) -> WindowSynchronizations:
+    return WindowSynchronizations(
         first_step=first_step,
         step_count=2,
         call_ns={CALL: sum(one.waits_ns for one in kinds)},
@@ -41,13 +41,13 @@ def window(*kinds: Synchronisation, first_step: int = 4) -> WindowSynchronisatio
 def test_windows_add_up_by_kind() -> None:
     first = window(kind("a.py:1 (f)", 50, 5, count=2), kind(None, 7, 7))
     second = window(kind("a.py:1 (f)", 30, 1), kind("a.py:2 (f)", 40), first_step=36)
-    assert add_synchronisations([first, second]) == WindowSynchronisations(
+    assert add_synchronizations([first, second]) == WindowSynchronizations(
         first_step=4,
         step_count=4,
         call_ns={CALL: 127},
         idle_ns=13,
         kinds=(
-            Synchronisation(
+            Synchronization(
                 call=CALL, operator="aten::item", line="a.py:1 (f)", count=3, waits_ns=80, longest_ns=50, idle_ns=6
             ),
             kind("a.py:2 (f)", 40),
@@ -57,44 +57,44 @@ def test_windows_add_up_by_kind() -> None:
 
 
 def test_no_window_is_none_and_a_window_without_calls_is_itself() -> None:
-    assert add_synchronisations([]) is None
-    empty = WindowSynchronisations(first_step=4, step_count=2)
-    assert add_synchronisations([empty]) == empty
+    assert add_synchronizations([]) is None
+    empty = WindowSynchronizations(first_step=4, step_count=2)
+    assert add_synchronizations([empty]) == empty
 
 
 def test_only_the_longest_kinds_are_kept_and_all_count() -> None:
     kinds = [kind(f"a.py:{number} (f)", number) for number in range(1, 13)]
-    added = add_synchronisations([window(*kinds[:6]), window(*kinds[6:])])
+    added = add_synchronizations([window(*kinds[:6]), window(*kinds[6:])])
     assert added is not None
-    assert [one.waits_ns for one in added.kinds] == list(range(12, 12 - SYNCHRONISATIONS_MAX, -1))
+    assert [one.waits_ns for one in added.kinds] == list(range(12, 12 - SYNCHRONIZATIONS_MAX, -1))
     assert added.call_ns == {CALL: 78}
 
 
 def test_calls_of_many_names_are_bounded() -> None:
     many = [
-        WindowSynchronisations(first_step=4, step_count=1, call_ns={f"call{number}": 1})
+        WindowSynchronizations(first_step=4, step_count=1, call_ns={f"call{number}": 1})
         for number in range(CALLS_MAX + 9)
     ]
-    added = add_synchronisations(many)
+    added = add_synchronizations(many)
     assert added is not None
     assert (len(added.call_ns), added.call_ns[OTHER_CALLS]) == (CALLS_MAX + 1, 9)
 
 
 def test_numbers_that_no_rank_can_have_still_can_be_sent() -> None:
     huge = 2**63 - 1
-    added = add_synchronisations([window(kind("a.py:1 (f)", huge, huge, count=huge), first_step=huge)] * 3)
+    added = add_synchronizations([window(kind("a.py:1 (f)", huge, huge, count=huge), first_step=huge)] * 3)
     assert added is not None
-    report = Report(sequence=1, host_ns=0, synchronisations=(added,))
+    report = Report(sequence=1, host_ns=0, synchronizations=(added,))
     assert decode(encode(report)) == report
 
 
 @pytest.mark.parametrize("windows", [[], [window()], [window(kind("a.py:1 (f)", 5))]])
-def test_without_idle_time_no_call_is_costly(windows: list[WindowSynchronisations]) -> None:
+def test_without_idle_time_no_call_is_costly(windows: list[WindowSynchronizations]) -> None:
     assert find_costliest(windows) is None
 
 
 def test_idle_time_whose_kinds_are_not_reported_has_no_costliest() -> None:
-    assert find_costliest([WindowSynchronisations(first_step=4, step_count=2, idle_ns=9)]) is None
+    assert find_costliest([WindowSynchronizations(first_step=4, step_count=2, idle_ns=9)]) is None
 
 
 @pytest.mark.parametrize(
@@ -108,19 +108,19 @@ def test_idle_time_whose_kinds_are_not_reported_has_no_costliest() -> None:
         ("as much with as without", [kind(None, 50, 50), kind("a.py:1 (f)", 50, 50)], ("a.py:1 (f)", 0.5)),
     ],
 )  # fmt: skip
-def test_the_costliest_is_by_idle_time(why: str, kinds: list[Synchronisation], found: tuple[str | None, float]) -> None:
+def test_the_costliest_is_by_idle_time(why: str, kinds: list[Synchronization], found: tuple[str | None, float]) -> None:
     costliest = find_costliest([window(*kinds)])
     assert costliest is not None
     assert (costliest[0].line, costliest[1]) == found, why
 
 
 def test_times_and_shares_of_a_hostile_rank_stay_within_their_range() -> None:
-    below = WindowSynchronisations(first_step=4, step_count=1, call_ns={CALL: -5}, idle_ns=-5)
-    added = add_synchronisations([below, window(kind("a.py:1 (f)", -7, -9, count=-1))])
+    below = WindowSynchronizations(first_step=4, step_count=1, call_ns={CALL: -5}, idle_ns=-5)
+    added = add_synchronizations([below, window(kind("a.py:1 (f)", -7, -9, count=-1))])
     assert added is not None
     assert (added.call_ns, added.idle_ns) == ({CALL: 0}, 0)
     assert added.kinds == (kind("a.py:1 (f)", 0, count=0),)
-    more_than_all = WindowSynchronisations(first_step=4, step_count=1, idle_ns=1, kinds=(kind("a.py:1 (f)", 9, 9),))
+    more_than_all = WindowSynchronizations(first_step=4, step_count=1, idle_ns=1, kinds=(kind("a.py:1 (f)", 9, 9),))
     assert find_costliest([more_than_all]) == (kind("a.py:1 (f)", 9, 9), 1.0)
 
 
@@ -139,10 +139,10 @@ ALL_HAVE = kind("train.py:50 (main)", 60, 60)
     ],
 )
 def test_the_line_with_most_idle_time_above_the_peers_is_found(
-    why: str, mine: list[Synchronisation], peer: list[Synchronisation], line: str | None, above_ns: float
+    why: str, mine: list[Synchronization], peer: list[Synchronization], line: str | None, above_ns: float
 ) -> None:
     found = find_excess([window(*mine)], [[window(*peer)], [window(*peer)]], 15)
-    assert found == (Synchronisation(call=CALL, operator="aten::item", line=line), above_ns), why
+    assert found == (Synchronization(call=CALL, operator="aten::item", line=line), above_ns), why
 
 
 def test_line_of_less_than_the_least_is_not_found() -> None:

@@ -66,9 +66,9 @@ def verdicts(log_times: Floats, every: int = TICK_STEPS) -> Iterator[tuple[int, 
     """Return which ranks are named after so many steps, judged over the last KEPT of them."""
     everybody = tuple(range(log_times.shape[1]))
     for end in range(every, len(log_times) + 1, every):
-        self_ns = STEP_NS * np.exp(log_times[max(0, end - KEPT) : end])
-        steps = np.arange(end - len(self_ns), end)
-        series = StepSeries(steps, everybody, self_ns, self_ns, self_ns, {}, self_is_measured=True)
+        own_ns = STEP_NS * np.exp(log_times[max(0, end - KEPT) : end])
+        steps = np.arange(end - len(own_ns), end)
+        series = StepSeries(steps, everybody, own_ns, own_ns, own_ns, {}, own_is_measured=True)
         verdict = find_stragglers(view_of(series), Thresholds())
         yield end, () if isinstance(verdict, Abstain) else verdict
 
@@ -168,7 +168,7 @@ def test_spells_of_health_end_the_search_for_the_beginning() -> None:
 
 def test_rank_without_peers_has_no_excess() -> None:
     one = np.full((20, 1), STEP_NS)
-    series = StepSeries(np.arange(20), (0,), one, one, one, {}, self_is_measured=True)
+    series = StepSeries(np.arange(20), (0,), one, one, one, {}, own_is_measured=True)
     assert np.isnan(view_of(series).excess).all()
 
 

@@ -18,7 +18,7 @@ MS = 1_000_000
 SLOW = Finding(
     kind="straggler", ranks=(2,), node="node-7", cause="data_loading", what="than its 3 peers", slowdown_ratio=3.39,
     why="137.0 ms more per step waiting for its data loader", since_step=60, since_step_min=58, since_step_max=62,
-    evidence={"self_ns": 195.0 * MS, "peers_self_ns": 57.5 * MS}, run_slowdown_ratio=3.25, world_size=4,
+    evidence={"own_ns": 195.0 * MS, "peers_own_ns": 57.5 * MS}, run_slowdown_ratio=3.25, world_size=4,
 )  # fmt: skip
 HANG = Finding(
     kind="hang", ranks=(1,), cause="missing_rank", what="rank 1 (node-a) stalled at train.py:74 (main)",

@@ -193,7 +193,7 @@ def test_low_limit_of_open_files_is_a_note(limit: int, state: str) -> None:
 
 
 @pytest.mark.parametrize(("status", "state"), [(0x2001, OK), (0x0040, NOTE), (None, NOTE)])
-def test_unsynchronised_clock_is_a_note(status: int | None, state: str) -> None:
+def test_unsynchronized_clock_is_a_note(status: int | None, state: str) -> None:
     assert machine.check_clock(status).state == state
 
 

@@ -15,11 +15,11 @@ from rankscope.measure.errors import UnavailableError
 MS = 1_000_000
 RANKS = (
     RankLine(
-        rank=0, node="a", last_step=7, step_ns_median=80.0 * MS, self_ns_median=20.0 * MS, slowdown_ratio=1.0,
+        rank=0, node="a", last_step=7, step_ns_median=80.0 * MS, own_ns_median=20.0 * MS, slowdown_ratio=1.0,
         gpu=Gpu(utilization_ratio=0.5, power_watts=300.0, temperature_celsius=60.0),
     ),
     RankLine(
-        rank=1, node="a", last_step=8, step_ns_median=80.0 * MS, self_ns_median=60.0 * MS, slowdown_ratio=1.5,
+        rank=1, node="a", last_step=8, step_ns_median=80.0 * MS, own_ns_median=60.0 * MS, slowdown_ratio=1.5,
         wait_caused_ns_median=40.0 * MS, gpu=Gpu(utilization_ratio=0.25, power_watts=200.0, temperature_celsius=70.0),
     ),
     RankLine(rank=2, node="b", up=False, step_ns_median=80.0 * MS),

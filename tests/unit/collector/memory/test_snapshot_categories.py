@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.memory.plain_pickle import load_plain
-from rankscope.collector.memory.snapshot_categories import Origin, categorise_by_origin, find_origin
+from rankscope.collector.memory.snapshot_categories import Origin, categorize_by_origin, find_origin
 from rankscope.collector.memory.snapshot_events import FRAMES_MAX, ORIGIN_FRAMES_MAX, Frame, check_snapshot
 from rankscope.collector.memory.snapshot_report import build_report
 from rankscope.collector.reports.snapshot_text import NO_CATEGORIES, render_snapshot
@@ -57,7 +57,7 @@ def categories_of(*events: Any) -> list[str]:
     checked = check_snapshot(snapshot(traces=[list(events)]))
     (history,) = checked.history
     paired = pair_events(history.address, history.size)
-    kinds = categorise_by_origin(paired, history.size, history.stack, checked.origins)
+    kinds = categorize_by_origin(paired, history.size, history.stack, checked.origins)
     return [CATEGORIES[kind] for kind in kinds.tolist()]
 
 
@@ -71,7 +71,7 @@ def test_recorded_model_has_its_bytes_by_hand() -> None:
     moving = np.flatnonzero(history.size)
     size, stack = history.size[moving], history.stack[moving]
     paired = pair_events(history.address[moving], size)
-    kinds = categorise_by_origin(paired, size, stack, checked.origins)
+    kinds = categorize_by_origin(paired, size, stack, checked.origins)
     found = {name: paired.lifetimes.bytes[kinds == place] for place, name in enumerate(CATEGORIES)}
     assert (len(found["parameters"]), found["parameters"].sum()) == (2 * LAYERS, PARAMETERS)
     assert (len(found["optimizer_state"]), found["optimizer_state"].sum()) == (4 * LAYERS, 2 * PARAMETERS)

@@ -44,10 +44,10 @@ def event_of(event: str = OPENED, **known: object) -> IncidentEvent:
 
 
 @pytest.mark.parametrize("receiving", [receiving_grpc, receiving_http])
-def test_record_of_an_incident_arrives(receiving: type) -> None:
+def test_record_of_an_incident_arrives(receiving: type, monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving() as receiver:
-        config = CollectorConfig(otlp=True, otlp_endpoint=receiver.url, otlp_protocol=receiver.protocol)
-        deliver = make_otlp_logs(config, 18491)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", receiver.protocol)
+        deliver = make_otlp_logs(CollectorConfig(otlp=True, otlp_endpoint=receiver.url), 18491)
         deliver.prepare()
         assert deliver(event_of(), threading.Event()).outcome == DELIVERED
         (record,) = receiver.received.log_records
@@ -113,8 +113,10 @@ def refusal(receiving: Callable[[], AbstractContextManager[Receiver]], answer: o
     """What becomes of a record that a receiver answers so, and what is said, without the address."""
     with receiving() as receiver:
         receiver.answer = answer
-        config = CollectorConfig(otlp=True, otlp_endpoint=receiver.url, otlp_protocol=receiver.protocol)
-        delivery = make_otlp_logs(config, 1)(event_of(), threading.Event())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", receiver.protocol)
+            logs = make_otlp_logs(CollectorConfig(otlp=True, otlp_endpoint=receiver.url), 1)
+        delivery = logs(event_of(), threading.Event())
     return delivery.outcome, delivery.problem.removeprefix(f"the receiver at {receiver.url.removeprefix('http://')}: ")
 
 

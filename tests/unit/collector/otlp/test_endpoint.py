@@ -21,11 +21,16 @@ from rankscope.measure.errors import SettingError
 from tests.certificates import make_certificate
 
 URL = "https://otel.example:4318"
+GRPC = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
 ENVIRONMENT_URL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://of.variables:4318"}
 
 
 def read(config: CollectorConfig, environment: dict[str, str] | None = None, signal: str = METRICS) -> Endpoint:
     return read_endpoint(config, environment or {}, signal)
+
+
+def read_variable(name: str, value: str) -> Endpoint:
+    return read(CollectorConfig(), {name: value})
 
 
 def problem_of(config: CollectorConfig, environment: dict[str, str] | None = None) -> str:
@@ -34,23 +39,16 @@ def problem_of(config: CollectorConfig, environment: dict[str, str] | None = Non
     return str(raised.value)
 
 
-def private(path: Path, text: str) -> str:
-    path.write_text(text)
-    path.chmod(0o600)
-    return str(path)
-
-
 def test_http_is_the_default_and_signals_have_paths() -> None:
     config = CollectorConfig(otlp_endpoint=f"{URL}/otlp/")
-    assert read(config) == Endpoint("http/protobuf", f"{URL}/otlp/v1/metrics", {}, "", "otel.example:4318")
+    assert read(config) == Endpoint("http/protobuf", f"{URL}/otlp/v1/metrics", "otel.example:4318", 15.0)
     assert read(config, signal=LOGS).url == f"{URL}/otlp/v1/logs"
 
 
 def test_grpc_has_no_path() -> None:
-    config = CollectorConfig(otlp_endpoint=URL, otlp_protocol="grpc")
-    assert read(config).url == URL
-    with_path = CollectorConfig(otlp_endpoint=f"{URL}/otlp", otlp_protocol="grpc")
-    assert "with the protocol grpc it has no path" in problem_of(with_path)
+    assert read(CollectorConfig(otlp_endpoint=URL), GRPC).url == URL
+    with_path = CollectorConfig(otlp_endpoint=f"{URL}/otlp")
+    assert "with the protocol grpc it has no path" in problem_of(with_path, GRPC)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +65,11 @@ def test_grpc_has_no_path() -> None:
 )
 def test_protocol_is_that_of_the_variables(environment: dict[str, str], protocol: str) -> None:
     assert read(CollectorConfig(), environment).protocol == protocol
-    assert read(CollectorConfig(otlp_protocol="grpc"), environment).protocol == "grpc"
 
 
 def test_unknown_protocol_of_a_variable_is_named() -> None:
     assert problem_of(CollectorConfig(), {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}) == (
-        "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json', which rankscope does not speak; it must be grpc or http/protobuf. "
-        "Set otlp_protocol, which overrides it."
+        "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json', which rankscope does not speak; it must be grpc or http/protobuf."
     )
 
 
@@ -95,8 +91,8 @@ def test_variable_that_is_no_address_is_named_without_it(name: str, url: str) ->
 
 
 def test_addresses_of_grpc_that_are_no_urls_are_left_to_the_sdk() -> None:
-    grpc = CollectorConfig(otlp_protocol="grpc")
-    shown = [read(grpc, {"OTEL_EXPORTER_OTLP_ENDPOINT": url}).shown for url in ("otel:4317", "10.0.0.1:4317")]
+    urls = ("otel:4317", "10.0.0.1:4317")
+    shown = [read(CollectorConfig(), {**GRPC, "OTEL_EXPORTER_OTLP_ENDPOINT": url}).shown for url in urls]
     assert shown == ["otel:4317", "10.0.0.1:4317"]
 
 
@@ -115,34 +111,30 @@ def test_wrong_address_is_named_with_the_cure(url: str, problem: str) -> None:
     assert problem in said
 
 
-def test_headers_are_read_from_a_private_file(tmp_path: Path) -> None:
-    path = private(tmp_path / "headers", "# of the vendor\n\nAuthorization: Bearer a:b=c\nX-Scope-OrgID:ml\n")
-    assert read(CollectorConfig(otlp_headers_file=path)).headers == {
-        "authorization": "Bearer a:b=c",
-        "x-scope-orgid": "ml",
-    }
-
-
-def test_mistake_in_headers_is_named_without_the_secret(tmp_path: Path) -> None:
-    path = private(tmp_path / "headers", "authorization: Bearer word\nsecret word\n")
-    assert problem_of(CollectorConfig(otlp_headers_file=path)) == (
-        f"otlp_headers_file is {path!r}, whose line 2 is no header; it must be NAME: VALUE in ASCII, as in "
-        "authorization: Bearer TOKEN."
-    )
-
-
-def test_headers_that_others_can_read_are_refused(tmp_path: Path) -> None:
-    path = private(tmp_path / "headers", "authorization: Bearer word\n")
-    Path(path).chmod(0o644)
-    assert "others could read it. chmod 600" in problem_of(CollectorConfig(otlp_headers_file=path))
-
-
-def test_certificate_must_be_one(tmp_path: Path) -> None:
-    good, key, missing = (tmp_path / name for name in ("good.pem", "key.pem", "missing.pem"))
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE"])
+def test_certificate_must_be_one(name: str, tmp_path: Path) -> None:
+    good, key, missing = (tmp_path / kind for kind in ("good.pem", "key.pem", "missing.pem"))
     make_certificate(good, key)
-    assert read(CollectorConfig(otlp_certificate_file=str(good))).certificate_file == str(good)
-    assert "holds no certificate" in problem_of(CollectorConfig(otlp_certificate_file=str(key)))
-    assert "cannot be read" in problem_of(CollectorConfig(otlp_certificate_file=str(missing)))
+    assert read_variable(name, str(good)).shown == "localhost:4318"
+    said = [problem_of(CollectorConfig(), {name: str(path)}) for path in (key, missing, tmp_path)]
+    assert [f"{name} is {str(path)!r}" in one for path, one in zip((key, missing, tmp_path), said, strict=True)] == (
+        [True] * 3
+    )
+    assert ["holds no certificate" in one for one in said] == [True, False, True]
+    assert "cannot be read" in said[1]
+
+
+def test_interval_is_that_of_the_variable() -> None:
+    intervals_s = [read_variable("OTEL_METRIC_EXPORT_INTERVAL", value).interval_s for value in ("", "1000", "60000")]
+    assert intervals_s == [15.0, 1.0, 60.0]
+
+
+@pytest.mark.parametrize("value", ["15s", "-1", "0", "999", "3600001", "1.5e4", "9" * 5000, "\u0663000"])
+def test_interval_that_is_no_number_or_beyond_the_limits_is_named(value: str) -> None:
+    assert problem_of(CollectorConfig(), {"OTEL_METRIC_EXPORT_INTERVAL": value}) == (
+        f"OTEL_METRIC_EXPORT_INTERVAL is {value[:80]!r}; it must be a whole number of milliseconds from 1_000 to "
+        "3_600_000."
+    )
 
 
 def test_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

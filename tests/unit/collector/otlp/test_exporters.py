@@ -45,9 +45,9 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
         yield found
 
 
-def sender_to(url: str, protocol: str, **settings: str) -> MetricsSender:
-    config = CollectorConfig(otlp_endpoint=url, otlp_protocol=protocol, **settings)  # type: ignore[arg-type]
-    return MetricsSender(read_endpoint(config, {}, METRICS))
+def sender_to(url: str, protocol: str) -> MetricsSender:
+    environment = {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+    return MetricsSender(read_endpoint(CollectorConfig(otlp_endpoint=url), environment, METRICS))
 
 
 def some_metrics() -> MetricsData:
@@ -111,19 +111,17 @@ def test_what_a_refused_request_left_out_is_not_known(receiver: Receiver) -> Non
 
 @pytest.mark.usefixtures("_patient")
 def test_log_record_that_the_receiver_left_out_is_lost(receiver: Receiver) -> None:
-    config = CollectorConfig(otlp_endpoint=receiver.url, otlp_protocol=receiver.protocol)
-    sender = LogsSender(read_endpoint(config, {}, LOGS))
+    environment = {"OTEL_EXPORTER_OTLP_PROTOCOL": receiver.protocol}
+    sender = LogsSender(read_endpoint(CollectorConfig(otlp_endpoint=receiver.url), environment, LOGS))
     record = ReadableLogRecord(LogRecord(body="text"), make_resource({}), InstrumentationScope("test"))
     assert sender.send([record]) == ("", False)
     receiver.left_out = (1, "no body")
     assert sender.send([record]) == ("it left out 1 of 1 log records: no body", True)
 
 
-def test_headers_of_the_file_arrive(receiver: Receiver, tmp_path: Path) -> None:
-    path = tmp_path / "headers"
-    path.write_text("Authorization: Bearer word")
-    path.chmod(0o600)
-    sender = sender_to(receiver.url, receiver.protocol, otlp_headers_file=str(path))
+def test_headers_of_the_variable_arrive(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20word")
+    sender = sender_to(receiver.url, receiver.protocol)
     assert sender.send(some_metrics()) == ""
     sender.close()
     assert {name.lower(): value for name, value in receiver.received.headers[0].items()}[
@@ -211,13 +209,14 @@ def test_flood_for_an_answer_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
-def test_certificate_is_verified(tmp_path: Path, is_trusted: bool) -> None:
+def test_certificate_is_verified(tmp_path: Path, is_trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     make_certificate(certificate, key)
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
     with receiving_grpc(credentials=credentials) as receiver:
-        settings = {"otlp_certificate_file": str(certificate)} if is_trusted else {}
-        sender = sender_to(receiver.url, "grpc", **settings)
+        if is_trusted:
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(certificate))
+        sender = sender_to(receiver.url, "grpc")
         problem = sender.send(some_metrics())
         sender.close()
     assert problem.startswith("" if is_trusted else "the call ended with UNAVAILABLE")

@@ -75,10 +75,10 @@ def test_relay_without_a_collector_is_refused() -> None:
 
 def test_settings_come_from_file_environment_and_caller(tmp_path: Path) -> None:
     file = tmp_path / "relay.toml"
-    file.write_text('name = "from the file"\nbatch_interval_s = 0.5\nlisten = "ipc:///file"\n')
+    file.write_text('name = "from the file"\ncollector = "tcp://file:1"\nlisten = "ipc:///file"\n')
     environment = {"RANKSCOPE_RELAY_CONFIG": str(file), "RANKSCOPE_RELAY_LISTEN": "ipc:///variable"}
-    config = read_config(environment, overrides={"batch_interval_s": "0.25"})
-    assert (config.name, config.listen, config.batch_interval_s) == ("from the file", "ipc:///variable", 0.25)
+    config = read_config(environment, overrides={"collector": "tcp://caller:1"})
+    assert (config.name, config.listen, config.collector) == ("from the file", "ipc:///variable", "tcp://caller:1")
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:

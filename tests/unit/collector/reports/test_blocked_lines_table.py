@@ -16,20 +16,20 @@ from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
-from rankscope.measure.records import Synchronisation, WindowSynchronisations
+from rankscope.measure.records import Synchronization, WindowSynchronizations
 from tests.unit.collector.runs.kept_runs import life_of, run_of
 from tests.unit.collector.runs.run_snapshots import rank_of
 from tests.unit.collector.runs.run_stories import Story
 
-WAITS = WindowSynchronisations(
+WAITS = WindowSynchronizations(
     first_step=3,
     step_count=4,
     kinds=(
-        Synchronisation(
+        Synchronization(
             call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)", count=6,
             waits_ns=40_000_000, idle_ns=10_000_000,
         ),
-        Synchronisation(call="cudaMemcpy", count=1, waits_ns=4_000_000),
+        Synchronization(call="cudaMemcpy", count=1, waits_ns=4_000_000),
     ),
 )  # fmt: skip
 ROWS = [
@@ -59,14 +59,14 @@ def report(tmp_path: Path) -> RunReport:
     batch = WriteBatch()
     batch.put_run(run_of("bert"))
     batch.ranks["bert", 0] = 0, life_of("bert", 0)
-    batch.ranks["bert", 1] = 0, msgspec.structs.replace(life_of("bert", 1), synchronisations=WAITS)
+    batch.ranks["bert", 1] = 0, msgspec.structs.replace(life_of("bert", 1), synchronizations=WAITS)
     with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
         store.write(batch)
     return read_report(path, "bert")
 
 
 def test_status_report_and_api_say_the_same_of_a_rank(report: RunReport) -> None:
-    rank = rank_of(1, synchronisations=WAITS, ratio_basis=PRESENT)
+    rank = rank_of(1, synchronizations=WAITS, ratio_basis=PRESENT)
     answer = show_rank(snapshot_of(rank), 1, None)
     assert answer is not None
     assert [one.blocking_calls for one in report.worst_ranks] == [answer.blocking_calls, None]
@@ -82,6 +82,6 @@ def test_rank_that_has_told_none_has_no_table(report: RunReport) -> None:
     assert "BLOCKING" not in render_text(msgspec.structs.replace(report, worst_ranks=tuple(silent)), 20)
     for rank in (
         rank_of(1, ratio_basis=PRESENT),
-        rank_of(1, synchronisations=WAITS, ratio_basis=RatioBasis(absent="windows have ended")),
+        rank_of(1, synchronizations=WAITS, ratio_basis=RatioBasis(absent="windows have ended")),
     ):
         assert "BLOCKING" not in render_one_rank(snapshot_of(rank), rank, None)

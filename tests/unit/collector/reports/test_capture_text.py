@@ -42,12 +42,12 @@ def test_nothing_new_is_no_line() -> None:
 
 def test_each_change_of_state_is_a_line() -> None:
     lines = [
-        describe_change(ORDERED, replace(ORDERED, state=state)) for state in ("recording", "fetching", "analysing")
+        describe_change(ORDERED, replace(ORDERED, state=state)) for state in ("recording", "fetching", "analyzing")
     ]
     assert lines == [
         ["recording: the ranks wait for these steps, record them and write their files"],
         ["fetching: the files are on their way to the collector"],
-        ["analysing: the collector analyses the files"],
+        ["analyzing: the collector analyses the files"],
     ]
     back = describe_change(replace(ORDERED, state="recording"), ORDERED)
     assert back == ["ordered: the ranks are being told the steps"]

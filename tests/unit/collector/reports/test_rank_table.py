@@ -22,7 +22,7 @@ KNOWN = rank_of(
     phases_ns_median={
         "data": 0.04 * MS, "forward": 40.0 * MS, "backward": 101.0 * MS, "optimizer": 15.0 * MS, "other": 0.21 * MS,
     },
-    self_ns_median=96.04 * MS,
+    own_ns_median=96.04 * MS,
     slowdown_ratio=1.004,
     breakdown=WindowBreakdown(
         first_step=0, step_count=1, window_ns=200, compute_ns=120, communication_ns=60, overlap_ns=20,

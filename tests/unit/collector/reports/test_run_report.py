@@ -78,7 +78,7 @@ def test_worst_rank_is_the_one_that_cost_most(path: Path) -> None:
     first, second = report_of(path).worst_ranks
     assert (first.rank, first.lost_rank_seconds, first.slowdown_ratio, first.ended) == (1, 3_600.0, 1.25, "finished")
     assert (second.rank, second.lost_rank_seconds, second.slowdown_ratio, second.ended) == (0, 0.0, None, None)
-    assert second.self_ns == 1.0
+    assert second.own_ns == 1.0
 
 
 def test_json_is_the_whole_report(path: Path) -> None:

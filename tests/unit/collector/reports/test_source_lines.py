@@ -5,7 +5,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.sampled_lines import LineCost, SampledLines
 from rankscope.collector.reports.status_text import render_one_rank, render_status
-from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.summary import summarize
 from rankscope.collector.runs.run_status import build_status
 from tests.unit.collector.runs.run_stories import Story
 
@@ -35,4 +35,4 @@ def test_line_without_a_peer_has_no_table() -> None:
 
 
 def test_summary_ends_with_the_line_of_the_verdict() -> None:
-    assert summarise(RUN).splitlines()[-1] == f"line: {SAID}"
+    assert summarize(RUN).splitlines()[-1] == f"line: {SAID}"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.reports.summary import HEALTHY, describe_ended_run, summarise, verdict
+from rankscope.collector.reports.summary import HEALTHY, describe_ended_run, summarize, verdict
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
@@ -42,7 +42,7 @@ SMALL, LARGE, UNCOSTED = finding_of("Small.", 1.0), finding_of("Large.", 9.0), f
 
 
 def test_healthy_run_that_finished() -> None:
-    assert summarise(run_of(*map(rank_of, range(4)))) == (
+    assert summarize(run_of(*map(rank_of, range(4)))) == (
         "run bert: 4 ranks, 160 steps, median step 100.0 ms; 120 reports, 0 lost\n"
         "ended: finished: ranks 0, 1, 2, 3\n"
         "verdict: No rank was slower than the others."
@@ -56,7 +56,7 @@ def test_run_that_went_wrong() -> None:
         rank_of(2, "failed", 120.0),
         rank_of(3, "killed", None, totals=Totals()),
     )
-    assert summarise(run_of(*ranks, findings=(SMALL, LARGE))) == (
+    assert summarize(run_of(*ranks, findings=(SMALL, LARGE))) == (
         "run bert: 4 ranks, 161 steps, median step 110.0 ms; 120 reports, 2 lost\n"
         "ended: failed: ranks 0, 2; killed: rank 3; still up: rank 1\n"
         "finding: Small.\n"
@@ -73,17 +73,17 @@ def test_speed_is_per_rank_and_summed_where_all_are_known() -> None:
     speed = "speed: 8.00 steps/s, 10.0% of the time waiting for data"
     each = "; 64.0 samples/s, 5,120.0 tokens/s per rank"
     ranks = [rank_of(rank, totals=known) for rank in range(4)]
-    assert summarise(run_of(*ranks)).splitlines()[2] == (
+    assert summarize(run_of(*ranks)).splitlines()[2] == (
         speed + each + "; 256.0 samples/s, 20,480.0 tokens/s for the run if each rank reads its own batches"
     )
-    assert summarise(run_of(*ranks[:3])).splitlines()[2] == speed + each
+    assert summarize(run_of(*ranks[:3])).splitlines()[2] == speed + each
     unknown = rank_of(0, totals=Totals(steps=160, step_ns=20_000 * MS, phases_ns={"data": 2_000 * MS}))
-    assert summarise(run_of(unknown)).splitlines()[2] == speed
+    assert summarize(run_of(unknown)).splitlines()[2] == speed
 
 
 @pytest.mark.parametrize("findings", [(SMALL, LARGE, UNCOSTED), (LARGE, UNCOSTED, SMALL), (UNCOSTED, SMALL, LARGE)])
 def test_verdict_is_the_costliest_finding_below_the_others(findings: tuple[Finding, ...]) -> None:
-    lines = summarise(run_of(rank_of(0), findings=findings)).splitlines()
+    lines = summarize(run_of(rank_of(0), findings=findings)).splitlines()
     assert lines[-1] == "verdict: Large."
     assert lines[2:-1] == ["finding: Small.", "finding: Uncosted."]
 
@@ -100,8 +100,8 @@ def test_finding_counts_after_detection_abstains() -> None:
 
 
 def test_ranks_beyond_eight_are_not_listed() -> None:
-    assert summarise(run_of(*map(rank_of, range(8)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7")
-    assert summarise(run_of(*map(rank_of, range(9)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7, ...")
+    assert summarize(run_of(*map(rank_of, range(8)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7")
+    assert summarize(run_of(*map(rank_of, range(9)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7, ...")
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ CRASHED = RunEnd(
 
 def test_end_has_its_time_and_the_first_to_fail() -> None:
     ranks = (rank_of(0, "failed"), rank_of(1, "crashed"))
-    assert summarise(run_of(*ranks, end=CRASHED)).splitlines()[1:-1] == [
+    assert summarize(run_of(*ranks, end=CRASHED)).splitlines()[1:-1] == [
         "ended: crashed at 1970-01-01 00:00:59 UTC; crashed: rank 1; failed: rank 0",
         "first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 7",
         "never reported: 2 of 4 ranks",
@@ -163,14 +163,14 @@ def test_long_work_before_the_finish_is_no_verdict() -> None:
     work = Finding(kind="hang", cause="unattributed", sentence="Stood still and finished.", severity="info")
     run = run_of(rank_of(0), findings=(work,), end=RunEnd(reason="finished"))
     assert verdict(run) == HEALTHY
-    assert "finding: Stood still and finished." in summarise(run).splitlines()
+    assert "finding: Stood still and finished." in summarize(run).splitlines()
 
 
 # -- goodput ----------------------------------------------------------------------------------------------------------
 
 
 def goodput_line(goodput: GoodputSnapshot) -> str | None:
-    lines = summarise(run_of(rank_of(0), goodput=goodput)).splitlines()
+    lines = summarize(run_of(rank_of(0), goodput=goodput)).splitlines()
     return next((line for line in lines if line.startswith("goodput")), None)
 
 

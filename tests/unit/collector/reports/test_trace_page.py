@@ -30,7 +30,7 @@ TABLES = ("steps", "devices", "event_types", "model", "collectives", "operators"
 
 
 def rank_of(rank: int | None, bins: int = 4, **known: Any) -> RankReport:
-    fields: dict[str, Any] = dict.fromkeys((*TABLES, "synchronisations", "memory", "warnings"), ())
+    fields: dict[str, Any] = dict.fromkeys((*TABLES, "synchronizations", "memory", "warnings"), ())
     for name in ("window", "compute", "communication", "overlap", "exposed_communication", "copy", "idle", "start"):
         fields[f"{name}_ns"] = 0
     fields |= {

@@ -38,7 +38,7 @@ STEP = StepReport(step=3, start_ns=0, kernel_count=0, launched=None, **WINDOW)
 def rank_of(rank: int | None, **known: Any) -> RankReport:
     tables = (
         "steps", "devices", "event_types", "model", "collectives", "operators", "kernels", "copies", "user_ranges",
-        "synchronisations", "memory", "warnings",
+        "synchronizations", "memory", "warnings",
     )  # fmt: skip
     fields: dict[str, Any] = dict.fromkeys(tables, ()) | WINDOW
     fields |= {

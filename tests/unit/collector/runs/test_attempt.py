@@ -109,7 +109,7 @@ def apply_in_batches(
     attempt = run.attempt
     assert attempt is not None
     series = attempt.window.series(tuple(range(RANKS)), skip_steps=0)
-    return run.snapshot(NOW_NS), [series.step_ns.tolist(), series.self_ns.tolist()]
+    return run.snapshot(NOW_NS), [series.step_ns.tolist(), series.own_ns.tolist()]
 
 
 def test_batches_of_any_size_give_the_same_state() -> None:
@@ -197,7 +197,7 @@ def test_windows_that_cannot_be_are_left_out_and_noted() -> None:
     assert ratios.read_ratios(rank.breakdown)["compute"] == 0.7
 
 
-def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_self_time() -> None:
+def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_own_time() -> None:
     chance = np.random.default_rng(5)
     run = RunState("r", CollectorConfig())
     for rank in range(RANKS):
@@ -209,7 +209,7 @@ def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_self_time(
     tick_run(run, NOW_NS)
     assert run.attempt is not None
     series = run.attempt.window.series(tuple(range(RANKS)), skip_steps=0)
-    assert np.isnan(series.self_ns).all()
+    assert np.isnan(series.own_ns).all()
     assert not np.isnan(series.step_ns).any()
     totals = [one for rank in run.snapshot(NOW_NS).ranks for one in rank.collectives]
     assert [(one.count, one.matched) for one in totals] == [(3, 3)] * RANKS
@@ -245,6 +245,6 @@ def test_enqueues_of_all_ranks_are_compared_on_the_collectors_clock() -> None:
         run.apply(msgspec.structs.replace(event, report=msgspec.structs.replace(event.report, covered_steps=())))
     run.flush_reports()
     series = run.attempt.read_series(tuple(range(RANKS)), skip_steps=0)
-    assert not series.self_is_measured
+    assert not series.own_is_measured
     assert series.enqueues is not None
     assert series.enqueues.steps.tolist() == [2], "though the step table has no longer"

@@ -39,8 +39,8 @@ class Told:
 
 
 def view_until(step: int, step_s: float = 0.001) -> RunView:
-    self_ns = np.full((step + 1, 4), float(step_s * NS_PER_S))
-    return view_of(StepSeries(np.arange(step + 1), (0, 1, 2, 3), self_ns, self_ns, self_ns, {}, self_is_measured=True))
+    own_ns = np.full((step + 1, 4), float(step_s * NS_PER_S))
+    return view_of(StepSeries(np.arange(step + 1), (0, 1, 2, 3), own_ns, own_ns, own_ns, {}, own_is_measured=True))
 
 
 def seconds(*lost_s: float) -> Floats:
@@ -166,7 +166,7 @@ def test_slow_step_of_some_stands_for_none_that_has_left_the_table(pattern: str,
     told, verdicts = started()
     told.answer = [Candidate(msgspec.structs.replace(slow(2, since_step=1), pattern=pattern), seconds(0.5))]
     own_ns = np.full((1, 4), 1.0 * NS_PER_S)
-    series = StepSeries(np.array([100]), (0, 1, 2, 3), own_ns, own_ns, own_ns, {}, self_is_measured=True)
+    series = StepSeries(np.array([100]), (0, 1, 2, 3), own_ns, own_ns, own_ns, {}, own_is_measured=True)
     look(verdicts, told, view_of(series))
     (lost,) = verdicts.lost
     assert lost.lost_rank_seconds == pytest.approx(4 * lost_s)
@@ -195,7 +195,7 @@ def test_loss_that_cannot_be_is_left_out_and_noted(lost_s: float) -> None:
     assert noted.inputs == f"straggler of rank 2: {lost_s * NS_PER_S:.0f} ns lost of the 1000000000 ns of step 2"
 
 
-@pytest.mark.parametrize("evidence", [{"core_wait_ratio": 8.25}, {"self_ns": -7e6}, {"robust_z": float("nan")}])
+@pytest.mark.parametrize("evidence", [{"core_wait_ratio": 8.25}, {"own_ns": -7e6}, {"robust_z": float("nan")}])
 def test_finding_with_a_number_that_cannot_be_says_nothing(evidence: dict[str, float]) -> None:
     told, verdicts = started()
     told.answer = [Candidate(msgspec.structs.replace(slow(2), evidence=evidence))]

@@ -19,15 +19,15 @@ def picture_of(story: Story) -> HeatMapSteps:
 
 
 def look_at(
-    self_ns: "np.typing.NDArray[np.float64]",
+    own_ns: "np.typing.NDArray[np.float64]",
     before: HeatMapSteps | None = None,
     reported_wall_s: float | None = None,
     attempt: int = 0,
 ) -> HeatMapSteps:
     """The picture of ranks with these own times, shape (steps, ranks)."""
-    steps, ranks = self_ns.shape
+    steps, ranks = own_ns.shape
     numbers = tuple(range(ranks))
-    series = StepSeries(np.arange(steps), numbers, self_ns, self_ns, self_ns, {}, self_is_measured=True)
+    series = StepSeries(np.arange(steps), numbers, own_ns, own_ns, own_ns, {}, own_is_measured=True)
     samples = Samples({}, {}, {})
     view = RunView(
         now_collector_ns=0,
@@ -40,28 +40,28 @@ def look_at(
     return HeatMapSteps.of(attempt, view, before, reported_wall_s)
 
 
-def test_excess_is_the_self_time_over_that_of_the_peers() -> None:
+def test_excess_is_the_own_time_over_that_of_the_peers() -> None:
     # Three phases of 10 ms and a transfer of 5; rank 2 takes 40 ms for the first of them: 65 ms against 35.
     picture = picture_of(Story(4).join().train(20, data={2: 40.0}))
     assert picture.latest_step == 19
     assert np.exp(picture.excess[-1]).tolist() == pytest.approx([1.0, 1.0, 65 / 35, 1.0])
-    assert picture.self_ns[-1].tolist() == [35 * MS, 35 * MS, 65 * MS, 35 * MS]
+    assert picture.own_ns[-1].tolist() == [35 * MS, 35 * MS, 65 * MS, 35 * MS]
 
 
 def test_heat_map_does_not_change_with_the_run() -> None:
     story = Story(4).join().train(80)
     picture = picture_of(story)
-    before = [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
+    before = [values.tobytes() for values in (picture.steps, picture.own_ns, picture.excess)]
     story.train(80, data={2: 400.0})
-    assert before == [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
+    assert before == [values.tobytes() for values in (picture.steps, picture.own_ns, picture.excess)]
     assert story.run.heat_map_steps is not picture
 
 
 def test_unknown_step_is_left_out_but_is_the_latest() -> None:
-    self_ns = np.full((8, 4), 100.0)
-    self_ns[[2, 7]] = np.nan
-    self_ns[5, 1] = np.nan
-    picture = look_at(self_ns)
+    own_ns = np.full((8, 4), 100.0)
+    own_ns[[2, 7]] = np.nan
+    own_ns[5, 1] = np.nan
+    picture = look_at(own_ns)
     assert picture.steps.tolist() == [0, 1, 3, 4, 5, 6]
     assert np.isnan(picture.excess[4]).tolist() == [False, True, False, False]
     assert picture.latest_step == 7
@@ -72,7 +72,7 @@ def test_heat_map_of_a_large_run_has_only_the_last_steps(ranks: int, steps: int)
     made = steps + 40
     picture = look_at(np.full((made, ranks), 100.0))
     assert picture.steps.tolist() == list(range(40, made))
-    assert picture.excess.shape == picture.self_ns.shape == (steps, ranks)
+    assert picture.excess.shape == picture.own_ns.shape == (steps, ranks)
 
 
 def test_ranks_are_found_in_it_and_others_are_not() -> None:

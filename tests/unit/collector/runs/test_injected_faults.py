@@ -2,7 +2,7 @@
 
 from rankscope.collector.detect.finding import describe_faults
 from rankscope.collector.reports.status_text import render_one_rank, render_status
-from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.summary import summarize
 from rankscope.collector.reports.terminal_colors import PLAIN
 from rankscope.collector.runs.run_end_words import write_end
 from rankscope.collector.runs.run_status import build_status
@@ -40,7 +40,7 @@ def test_a_run_without_a_fault_states_nothing() -> None:
     snapshot = Story(4).join().train(40).train(40, data={2: 50.0}).snapshot()
     assert snapshot.injected_faults == ""
     assert "purpose" not in snapshot.open_findings[0].sentence
-    assert "purpose" not in summarise(snapshot)
+    assert "purpose" not in summarize(snapshot)
 
 
 def test_status_report_and_screen_state_it_before_anything_is_found() -> None:
@@ -48,7 +48,7 @@ def test_status_report_and_screen_state_it_before_anything_is_found() -> None:
     assert snapshot.open_findings == ()
     assert f"\n  {STATED}" in render_status(build_status(snapshot, 4))
     assert f"\n  {STATED}" in render_one_rank(snapshot, snapshot.ranks[0], None)
-    assert f"\n{STATED}\n" in summarise(snapshot)
+    assert f"\n{STATED}\n" in summarize(snapshot)
     assert STATED in draw_screen(snapshot)
     assert STATED in draw_screen(slow_story().snapshot())
 

@@ -50,7 +50,7 @@ class Search:
 
 def make() -> Search:
     search = Search()
-    columns = {"self_ns_median": (5.0 * MS, 90.0 * MS, 6.0 * MS), "step_ns_median": (100.0 * MS,) * 3}
+    columns = {"own_ns_median": (5.0 * MS, 90.0 * MS, 6.0 * MS), "step_ns_median": (100.0 * MS,) * 3}
     search.attempt.medians = RankMedians((0, 1, 2), columns)
     return search
 
@@ -85,7 +85,7 @@ def test_rare_slow_steps_are_as_long_as_the_finding_says() -> None:
 
 def test_line_that_explains_too_little_of_the_finding_is_not_named() -> None:
     search = make()
-    slow = msgspec.structs.replace(SLOW, evidence={"self_ns": 500.0 * MS, "peers_self_ns": 50.0 * MS})
+    slow = msgspec.structs.replace(SLOW, evidence={"own_ns": 500.0 * MS, "peers_own_ns": 50.0 * MS})
     (one, _) = search.tick(slow)
     search.answer(one.order, 1, SLEEP)
     search.answer(one.order, 0, OTHER)

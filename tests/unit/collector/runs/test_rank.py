@@ -27,10 +27,10 @@ from rankscope.measure.records import (
     NodeSample,
     PortSample,
     StepRecord,
-    Synchronisation,
+    Synchronization,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
     steps_to_table,
 )
 from rankscope.measure.stalls import GroupStatus
@@ -270,8 +270,8 @@ def test_state_can_be_encoded_whatever_numbers_a_rank_sends(number: int) -> None
         first_step=number, step_count=number, window_ns=number, compute_ns=number, communication_ns=number,
         overlap_ns=number, exposed_communication_ns=number, copy_ns=number, idle_ns=number, operator_count=number,
     )  # fmt: skip
-    kind = Synchronisation(call="c", count=number, waits_ns=number, longest_ns=number, idle_ns=number)
-    waits = WindowSynchronisations(
+    kind = Synchronization(call="c", count=number, waits_ns=number, longest_ns=number, idle_ns=number)
+    waits = WindowSynchronizations(
         first_step=number, step_count=number, call_ns={"c": number}, idle_ns=number, kinds=(kind,)
     )
     samples, rank = RankSamples(), RankState.restore(joined().save(CLOCKS), CLOCKS)
@@ -284,12 +284,12 @@ def test_state_can_be_encoded_whatever_numbers_a_rank_sends(number: int) -> None
             breakdowns=(window,),
             totals=Totals(steps=number),
             losses=losses,
-            synchronisations=(waits,),
+            synchronizations=(waits,),
         )
         fields = ReportFields.of(report)
         samples.record(fields)
         rank = rank.record_report(fields, samples.breakdowns.sum, JOINED_NS, 0.0).record_steps(fields, 0, 7)
-        rank = msgspec.structs.replace(rank, synchronisations=samples.synchronisations.sum)
+        rank = msgspec.structs.replace(rank, synchronizations=samples.synchronizations.sum)
     seen = RankEnded(sequence=1, identity=rank.identity, host_ns=number, wall_ns=number, reason="killed")
     rank = rank.apply(EndSeen("boot-of-3", seen, JOINED_NS))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(rank), type=RankState) == rank

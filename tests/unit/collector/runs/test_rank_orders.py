@@ -30,7 +30,7 @@ def window(exposed_ns: int, idle_ns: int) -> WindowBreakdown:
 def a_rank(number: int, place: int) -> RankSnapshot:
     """A rank whose every value is larger the larger `place` is."""
     return rank_of(
-        number, slowdown_ratio=1.0 + place, step_ns_median=5.0 * place, self_ns_median=4.0 * place,
+        number, slowdown_ratio=1.0 + place, step_ns_median=5.0 * place, own_ns_median=4.0 * place,
         wait_caused_ns_median=3.0 * place, phases_ns_median={"data": place, "forward": place, "backward": place},
         breakdown=window(10 * place, 10 * place),
         flops=StepFlops(model=FlopSum(place, 1, 10**9), peak_flops_per_s=10.0),

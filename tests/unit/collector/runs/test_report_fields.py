@@ -17,7 +17,7 @@ from rankscope.measure.records import (
     StepRecord,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
     collectives_to_table,
     steps_to_table,
 )
@@ -50,7 +50,7 @@ WHOLE = Report(
     progress=(GroupStatus(group="g", enqueued=4),),
     stalled_since_host_ns=5,
     stall=Stall(number=1, since_host_ns=5, taken_host_ns=9, limit_ns=3, activity="step"),
-    synchronisations=(WindowSynchronisations(first_step=3, step_count=1, idle_ns=1),),
+    synchronizations=(WindowSynchronizations(first_step=3, step_count=1, idle_ns=1),),
     enqueues=pack_enqueues([Enqueue(4, "g", 2, 1_500)], [(4, 5)], wall_error_ns=10),
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_fields_of_both_structs_are_equal() -> None:
     both = set(ReportFields.__struct_fields__) & set(Report.__struct_fields__)
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
-        "stalled_since_host_ns", "stall", "synchronisations", "node", "timed_steps", "out_of_memory",
+        "stalled_since_host_ns", "stall", "synchronizations", "node", "timed_steps", "out_of_memory",
         "enqueues", "compilations",
     }  # fmt: skip
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}

@@ -52,7 +52,7 @@ def test_victims_of_the_straggler_are_not_named() -> None:
     assert [finding.rank for finding in snapshot.findings] == [2]
     assert [rank.slowdown_ratio for rank in snapshot.ranks if rank.identity.rank != 2] == pytest.approx([1.0] * 3)
     assert snapshot.ranks[0].step_ns_median == 75 * MS
-    assert snapshot.ranks[0].self_ns_median == 35 * MS
+    assert snapshot.ranks[0].own_ns_median == 35 * MS
 
 
 def test_healthy_job_has_no_finding_and_no_excuse() -> None:

@@ -6,7 +6,7 @@ import pytest
 from rankscope.collector.publish.api.live_snapshot import build_live_snapshot
 from rankscope.collector.publish.api.rank_views import list_ranks
 from rankscope.collector.reports.status_text import render_one_rank, render_status
-from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.summary import summarize
 from rankscope.collector.runs.run_flops import describe_rank_flops, describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
@@ -112,7 +112,7 @@ def test_texts_for_users_have_the_utilization() -> None:
     run = run_of(rank_of(0, DECLARED), rank_of(1, DECLARED))
     assert "; MFU 30.0 %" in render_status(build_status(run, 8))
     assert "last minute of its steps: 300 TFLOPs of the model a step" in render_one_rank(run, run.ranks[0], None)
-    assert "MFU 30.0 % in the last minute of steps" in summarise(run)
+    assert "MFU 30.0 % in the last minute of steps" in summarize(run)
     assert [rank.mfu_ratio for rank in list_ranks(run, "rank", 0, 8).ranks] == pytest.approx([0.3, 0.3])
 
 

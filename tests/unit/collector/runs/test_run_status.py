@@ -188,7 +188,7 @@ def test_status_of_one_rank_has_its_findings_and_its_end() -> None:
     lines = render_one_rank(run_of(rank, open_findings=(SLOW,)), rank, (7, "times")).splitlines()
     assert lines[:4] == [
         "run bert, rank 3: crashed (node n0, local rank 3, pid 7)",
-        "  crashed: SIGSEGV, exit code -11",
+        "  crashed: SIGSEGV",
         "  the last step it reported was 41",
         "  Rank 3 is slow.",
     ]
@@ -217,7 +217,7 @@ class Terminal(io.StringIO):
         (io.StringIO(), {"TERM": "xterm"}, False),
     ],
 )
-def test_colour_is_for_terminals_whose_user_wants_it(
+def test_color_is_for_terminals_whose_user_wants_it(
     stream: io.StringIO, environment: dict[str, str], are_on: bool
 ) -> None:
     assert choose_colors(stream, environment) == Colors(are_on=are_on)

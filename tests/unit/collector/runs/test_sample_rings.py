@@ -24,7 +24,7 @@ from rankscope.measure.records import (
     NodeSample,
     Totals,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 
 
@@ -156,16 +156,16 @@ def test_last_breakdowns_of_a_rank_are_summed() -> None:
 
 def test_breakdowns_of_the_last_capture_on_demand_count_alone() -> None:
     samples, cost = RankSamples(), AgentCost(window_effect="on_demand")
-    waits = [WindowSynchronisations(first_step=step, step_count=2, idle_ns=step) for step in (5, 90)]
+    waits = [WindowSynchronizations(first_step=step, step_count=2, idle_ns=step) for step in (5, 90)]
     record(
-        samples, breakdowns=(window_of(first_step=5), window_of(first_step=6)), synchronisations=waits[:1], cost=cost
+        samples, breakdowns=(window_of(first_step=5), window_of(first_step=6)), synchronizations=waits[:1], cost=cost
     )
     record(samples, breakdowns=(window_of(first_step=90),), cost=cost)
-    record(samples, breakdowns=(window_of(first_step=91),), synchronisations=waits[1:], cost=cost)
+    record(samples, breakdowns=(window_of(first_step=91),), synchronizations=waits[1:], cost=cost)
     assert [window.first_step for window in samples.breakdowns] == [90, 91]
     assert samples.breakdowns.sum is not None
     assert (samples.breakdowns.sum.first_step, samples.breakdowns.sum.step_count) == (90, 2)
-    assert [one.first_step for one in samples.synchronisations] == [90]
+    assert [one.first_step for one in samples.synchronizations] == [90]
 
 
 def test_pauses_are_kept_with_the_steps_reported_by_then() -> None:

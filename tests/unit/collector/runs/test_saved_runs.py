@@ -270,7 +270,7 @@ ENDED = {
 
 def medians_of(rank: RankSnapshot) -> tuple[object, ...]:
     return (
-        rank.step_ns_median, rank.phases_ns_median, rank.self_ns_median, rank.slowdown_ratio, rank.wait_caused_ns_median
+        rank.step_ns_median, rank.phases_ns_median, rank.own_ns_median, rank.slowdown_ratio, rank.wait_caused_ns_median
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ Groups = Mapping[str, tuple[int, ...]]
 
 
 def mesh(tensor: int, data: int) -> dict[str, tuple[int, ...]]:
-    """The groups of a mesh in which tensor parallel ranks are neighbours."""
+    """The groups of a mesh in which tensor parallel ranks are neighbors."""
     ranks = np.arange(tensor * data).reshape(data, tensor)
     named = [("mesh_tp", row) for row in ranks.tolist()] + [("mesh_dp", column) for column in ranks.T.tolist()]
     return {f"{name}/{','.join(map(str, members))}": tuple(members) for name, members in named}

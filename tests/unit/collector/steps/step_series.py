@@ -23,27 +23,27 @@ def to_ns(rows: Rows) -> Floats:
 
 
 def series_of(
-    self_ms: Rows,
+    own_ms: Rows,
     *,
     step_ms: Rows | None = None,
     cpu_ms: Rows | None = None,
     phases_ms: Mapping[str, Rows] | None = None,
     first_step: int = 0,
-    self_is_measured: bool = True,
+    own_is_measured: bool = True,
     tokens: Rows | None = None,
     exchanged_bytes: Rows | None = None,
 ) -> StepSeries:
-    """Each step takes as long as its longest self time, unless told otherwise; all else is unknown."""
-    self_ns = to_ns(self_ms)
-    longest_ns = np.repeat(self_ns.max(axis=1, keepdims=True), self_ns.shape[1], axis=1)
+    """Each step takes as long as its longest own time, unless told otherwise; all else is unknown."""
+    own_ns = to_ns(own_ms)
+    longest_ns = np.repeat(own_ns.max(axis=1, keepdims=True), own_ns.shape[1], axis=1)
     return StepSeries(
-        steps=np.arange(first_step, first_step + len(self_ms)),
-        ranks=tuple(range(self_ns.shape[1])),
+        steps=np.arange(first_step, first_step + len(own_ms)),
+        ranks=tuple(range(own_ns.shape[1])),
         step_ns=longest_ns if step_ms is None else to_ns(step_ms),
-        self_ns=self_ns,
-        cpu_ns=np.full_like(self_ns, np.nan) if cpu_ms is None else to_ns(cpu_ms),
+        own_ns=own_ns,
+        cpu_ns=np.full_like(own_ns, np.nan) if cpu_ms is None else to_ns(cpu_ms),
         phases_ns={name: to_ns(rows) for name, rows in (phases_ms or {}).items()},
-        self_is_measured=self_is_measured,
+        own_is_measured=own_is_measured,
         tokens=None if tokens is None else np.array(tokens, dtype=np.float64),
         exchanged_bytes=None if exchanged_bytes is None else np.array(exchanged_bytes, dtype=np.float64),
     )
@@ -81,7 +81,7 @@ def slow_of(
     rank: int,
     peers: tuple[int, ...],
     *,
-    self_ms: float,
+    own_ms: float,
     peers_ms: float,
     since_step: int = 0,
     level_from_step: int = 0,
@@ -92,10 +92,10 @@ def slow_of(
         since_step=since_step,
         level_from_step=level_from_step,
         before_step=since_step - 1,
-        slowdown_ratio=self_ms / peers_ms,
+        slowdown_ratio=own_ms / peers_ms,
         robust_z=20.0,
         persistence=1.0,
-        self_ns=self_ms * MS,
+        own_ns=own_ms * MS,
         steps_judged=32,
         peers=Peers(peers, len(peers), do_same_work),
         pattern="steady",

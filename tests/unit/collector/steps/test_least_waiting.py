@@ -17,10 +17,10 @@ def series_of(
         steps=np.arange(len(waits)),
         ranks=ranks,
         step_ns=steps_ns,
-        self_ns=steps_ns - waits,
+        own_ns=steps_ns - waits,
         cpu_ns=np.full(waits.shape, np.nan),
         phases_ns={},
-        self_is_measured=is_measured,
+        own_is_measured=is_measured,
     )
 
 

@@ -37,7 +37,7 @@ class Job:
         steps = np.arange(first_step, first_step + len(step))
         return StepSeries(
             steps, tuple(range(step.shape[1])), step, np.full_like(step, np.nan), self.cpu, self.phases,
-            self_is_measured=True,
+            own_is_measured=True,
         )  # fmt: skip
 
 
@@ -204,10 +204,10 @@ def test_owner_is_the_rank_whose_own_time_is_longer_where_that_is_known(
 ) -> None:
     job = Job().add("backward", 0, 200).add("backward", 1, 200).add("backward", 2, 200)
     series = job.series(first_step=0)
-    self_ns = np.full_like(series.step_ns, 19.0)
-    self_ns[LONG] = own_ms
+    own_ns = np.full_like(series.step_ns, 19.0)
+    own_ns[LONG] = own_ms
     long_steps = LongSteps()
-    long_steps.add(replace(series, self_ns=self_ns))
+    long_steps.add(replace(series, own_ns=own_ns))
     (found,) = long_steps.read().steps
     assert (found.owner, found.part) == owner
 

@@ -47,7 +47,7 @@ def read(window: StepTable) -> StepSeries:
 
 def measured_steps(window: StepTable) -> list[int]:
     series = read(window)
-    return [int(step) for step in series.steps[~np.isnan(series.self_ns).any(axis=1)]]
+    return [int(step) for step in series.steps[~np.isnan(series.own_ns).any(axis=1)]]
 
 
 def test_measured_step_is_whole_after_it_has_left_the_steps_kept() -> None:
@@ -58,8 +58,8 @@ def test_measured_step_is_whole_after_it_has_left_the_steps_kept() -> None:
     series = read(window)
     assert (series.steps.tolist(), series.earlier_count) == ([0, *range(12, 20)], 1)
     assert series.step_ns[0].tolist() == [STEP_NS, STEP_NS - 1]
-    assert series.self_ns[0].tolist() == [STEP_NS - WAITED_NS, STEP_NS - 1]
-    assert np.isnan(series.self_ns[1:]).all()
+    assert series.own_ns[0].tolist() == [STEP_NS - WAITED_NS, STEP_NS - 1]
+    assert np.isnan(series.own_ns[1:]).all()
     assert series.cpu_ns[0].tolist() == [0, 0]
     assert {name: cells[0].tolist() for name, cells in series.phases_ns.items()} == {
         name: [value, value] for name, value in PHASES_NS.items()
@@ -154,12 +154,12 @@ def test_saved_steps_are_those_of_a_plain_list(seed: int, ring_steps: int) -> No
         # A slot is taken by the step that comes to it: of steps left out the ones before them stay a while longer.
         saved += left
         series = read(window)
-        there = [int(one) for one in series.steps[~np.isnan(series.self_ns).any(axis=1)]]
+        there = [int(one) for one in series.steps[~np.isnan(series.own_ns).any(axis=1)]]
         assert there[len(there) - len(measured) :] == measured
         assert set(there) <= set(saved + measured)
         assert len(there) >= min(measured_min, len(saved) + len(measured))
         assert there == sorted(there)
-        assert (series.self_ns[~np.isnan(series.self_ns).any(axis=1)] == [STEP_NS - WAITED_NS, STEP_NS - 1]).all()
+        assert (series.own_ns[~np.isnan(series.own_ns).any(axis=1)] == [STEP_NS - WAITED_NS, STEP_NS - 1]).all()
         if chance.random() < chance.choice((0.1, 0.9)):
             measure(window, step)
             measured.append(step)
@@ -175,13 +175,13 @@ def test_phases_stand_in_a_minute_after_the_last_window() -> None:
     make(window, 0, duration_ns=step_ns)
     measure(window, 0)
     make(window, *range(1, last + 1), duration_ns=step_ns)
-    assert read(window).self_is_measured
+    assert read(window).own_is_measured
     make(window, last + 1, duration_ns=step_ns)
     series = read(window)
-    assert not series.self_is_measured
-    assert (series.self_ns == COMPUTING_NS).all()
+    assert not series.own_is_measured
+    assert (series.own_ns == COMPUTING_NS).all()
     measure(window, last + 1)
-    assert read(window).self_is_measured
+    assert read(window).own_is_measured
 
 
 @pytest.mark.parametrize(("distance", "is_measured"), [(300, True), (299, False)])
@@ -192,7 +192,7 @@ def test_windows_come_again_within_twice_the_longest_distance(distance: int, is_
     make(window, distance, duration_ns=STAND_IN_NS)
     measure(window, distance)
     make(window, distance + 600, duration_ns=STAND_IN_NS)
-    assert read(window).self_is_measured is is_measured
+    assert read(window).own_is_measured is is_measured
 
 
 def test_long_steps_wait_for_all_kept_steps() -> None:
@@ -200,9 +200,9 @@ def test_long_steps_wait_for_all_kept_steps() -> None:
     make(window, 0, duration_ns=2 * STAND_IN_NS)
     measure(window, 0)
     make(window, *range(1, KEPT + 1), duration_ns=2 * STAND_IN_NS)
-    assert read(window).self_is_measured
+    assert read(window).own_is_measured
     make(window, KEPT + 1, duration_ns=2 * STAND_IN_NS)
-    assert not read(window).self_is_measured
+    assert not read(window).own_is_measured
 
 
 def test_phases_stand_in_where_one_rank_never_has_a_window() -> None:
@@ -211,17 +211,17 @@ def test_phases_stand_in_where_one_rank_never_has_a_window() -> None:
     make(window, *range(8), duration_ns=step_ns)
     mark_complete(window, 0, 4, 7)
     make(window, *range(8, STAND_IN_STEPS + 1), duration_ns=step_ns)
-    assert read(window).self_is_measured
+    assert read(window).own_is_measured
     make(window, STAND_IN_STEPS + 1, duration_ns=step_ns)
-    assert not read(window).self_is_measured
+    assert not read(window).own_is_measured
 
 
 def test_run_joined_midway_waits_for_its_first_window() -> None:
     window = window_of(2)
     make(window, 100_000)
-    assert read(window).self_is_measured
+    assert read(window).own_is_measured
     make(window, 100_000 + STAND_IN_STEPS)
-    assert not read(window).self_is_measured
+    assert not read(window).own_is_measured
 
 
 def test_distance_is_between_measured_steps_in_any_order() -> None:

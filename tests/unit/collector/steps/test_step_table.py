@@ -53,9 +53,9 @@ def cover(window: StepTable, rank: int, first_step: int, last_step: int) -> list
     return [kind for step in window.match_collectives() for kind in rows_of(step)]
 
 
-def self_times(window: StepTable, *ranks: int) -> list[list[float | None]]:
+def own_times(window: StepTable, *ranks: int) -> list[list[float | None]]:
     """Row by row, None where not known."""
-    rows = window.series(ranks, skip_steps=0).self_ns.tolist()
+    rows = window.series(ranks, skip_steps=0).own_ns.tolist()
     return [[None if np.isnan(value) else value for value in row] for row in rows]
 
 
@@ -140,22 +140,22 @@ def test_waiting_is_known_once_every_rank_has_told_of_the_step() -> None:
     window = window_of(2, steps=1)
     reduce_all(window, 0, 50, 0)
     assert cover(window, 0, 0, 0) == []
-    assert self_times(window, 0, 1) == [[None, None]]
+    assert own_times(window, 0, 1) == [[None, None]]
     reduce_all(window, 1, 20, 0)
     cover(window, 1, 0, 0)
-    assert self_times(window, 0, 1) == [[70, 100]]
+    assert own_times(window, 0, 1) == [[70, 100]]
 
 
-def test_self_time_is_not_known_where_a_rank_waited_for_longer_than_its_step() -> None:
+def test_own_time_is_not_known_where_a_rank_waited_for_longer_than_its_step() -> None:
     # Rank 0 waited 107 ns in steps of 100: it was in the collectives of another step, too. One of 0.5 ns is rounding.
     window = window_of(2, steps=1)
     reduce_all(window, 0, 127, 0)
     reduce_all(window, 1, 20, 0)
     for rank in range(2):
         cover(window, rank, 0, 0)
-    assert self_times(window, 0, 1) == [[None, 100]]
+    assert own_times(window, 0, 1) == [[None, 100]]
     (noted,) = window.impossible.pop()
-    assert noted == ("self_time", 1, "rank 0 waited 107 ns of the 100 ns of step 0")
+    assert noted == ("own_time", 1, "rank 0 waited 107 ns of the 100 ns of step 0")
 
 
 def test_ranks_may_cover_the_same_steps_in_different_chunks() -> None:
@@ -165,14 +165,14 @@ def test_ranks_may_cover_the_same_steps_in_different_chunks() -> None:
     resolved = [len(cover(window, *chunk)) for chunk in ((0, 0, 3), (1, 2, 2), (1, 0, 1), (1, 2, 3))]
     # Each step resolved gives one kind of collective for each of the two ranks.
     assert resolved == [0, 2, 4, 2]
-    assert self_times(window, 0, 1) == [[70, 100]] * 4
+    assert own_times(window, 0, 1) == [[70, 100]] * 4
 
 
 def test_steps_that_only_some_have_told_of_stay_unknown() -> None:
     window = window_of(2, steps=4)
     cover(window, 0, 0, 2)
     cover(window, 1, 1, 3)
-    assert self_times(window, 0, 1) == [[None, None], [100, 100], [100, 100], [None, None]]
+    assert own_times(window, 0, 1) == [[None, None], [100, 100], [100, 100], [None, None]]
 
 
 def time_all(window: StepTable, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
@@ -180,7 +180,7 @@ def time_all(window: StepTable, rank: int, first_step: int, last_step: int) -> l
     return [kind for step in window.match_collectives() for kind in rows_of(step)]
 
 
-def test_timed_step_has_waits_and_transfer_but_no_self_time() -> None:
+def test_timed_step_has_waits_and_transfer_but_no_own_time() -> None:
     window = window_of(2, steps=2)
     for rank, duration_ns in ((0, 50), (1, 20)):
         reduce_all(window, rank, duration_ns, 0)
@@ -190,7 +190,7 @@ def test_timed_step_has_waits_and_transfer_but_no_self_time() -> None:
         (1, 50, 30, 20),
         (1, 20, 0, 20),
     ]
-    assert self_times(window, 0, 1) == [[None, None]] * 2
+    assert own_times(window, 0, 1) == [[None, None]] * 2
     transfers = window.transfers(skip_steps=0)
     assert transfers.ns[GROUP].tolist()[0] == 20
     assert np.isnan(transfers.exposed_ns[GROUP]).tolist() == [True, True], "how much was exposed is not known"
@@ -198,13 +198,13 @@ def test_timed_step_has_waits_and_transfer_but_no_self_time() -> None:
     window.validate()
 
 
-def test_step_in_the_window_of_one_rank_only_has_no_self_time() -> None:
+def test_step_in_the_window_of_one_rank_only_has_no_own_time() -> None:
     window = window_of(2, steps=1)
     reduce_all(window, 0, 50, 0)
     cover(window, 0, 0, 0)
     reduce_all(window, 1, 20, 0)
     assert [kind.wait_ns for kind in time_all(window, 1, 0, 0)] == [30, 0]
-    assert self_times(window, 0, 1) == [[None, None]]
+    assert own_times(window, 0, 1) == [[None, None]]
     window.validate()
 
 
@@ -227,7 +227,7 @@ def test_step_told_of_twice_is_counted_once() -> None:
     for rank in (0, 1):
         reduce_all(window, rank, 90, 0)
         assert cover(window, rank, 0, 0) == []
-    assert self_times(window, 0, 1) == [[100, 100]]
+    assert own_times(window, 0, 1) == [[100, 100]]
 
 
 def test_what_the_collectives_came_to_is_returned() -> None:
@@ -246,7 +246,7 @@ def test_unreported_collective_makes_the_waiting_unknown() -> None:
     reduce_all(window, 0, 50, 0)
     cover(window, 0, 0, 0)
     cover(window, 1, 0, 0)
-    assert self_times(window, 0, 1) == [[None, 100]]
+    assert own_times(window, 0, 1) == [[None, 100]]
 
 
 def test_steps_that_the_window_does_not_hold_are_not_covered() -> None:
@@ -257,7 +257,7 @@ def test_steps_that_the_window_does_not_hold_are_not_covered() -> None:
         assert cover(window, rank, 0, 2**60) == []
     # 5 and 6 have left the window; 7 and 9 were never reported; 11 and later may still come.
     assert (cover(window, 0, 11, 11), cover(window, 1, 11, 11)) == ([], [])
-    assert self_times(window, 0, 1) == [[100, 100], [100, 100]]
+    assert own_times(window, 0, 1) == [[100, 100], [100, 100]]
 
 
 def test_collectives_of_a_step_outside_the_ring_are_dropped() -> None:
@@ -364,7 +364,7 @@ def test_in_a_group_of_all_ranks_it_counts_who_sends_first() -> None:
 
 
 @pytest.mark.parametrize("unsized", [{0: None, 1: None}, {0: 64, 1: None}])
-def test_signature_is_learnt_only_where_all_sizes_are_known(unsized: Mapping[int, int | None]) -> None:
+def test_signature_is_learned_only_where_all_sizes_are_known(unsized: Mapping[int, int | None]) -> None:
     window = window_of(2, steps=3)
     resolve(window, 0, unsized)
     assert window.signatures == {}
@@ -398,36 +398,36 @@ def made(steps: int) -> StepTable:
 
 def test_phases_stand_in_when_no_window_has_come_for_long() -> None:
     series = made(STAND_IN_STEPS + 1).series((0,), skip_steps=0)
-    assert not series.self_is_measured
-    assert series.self_ns.tolist() == [[1 + 2 + 3 + 4]] * 4
+    assert not series.own_is_measured
+    assert series.own_ns.tolist() == [[1 + 2 + 3 + 4]] * 4
 
 
 def test_phases_stand_in_although_collectives_are_timed() -> None:
     window = made(STAND_IN_STEPS + 1)
     time_all(window, 0, STAND_IN_STEPS - 1, STAND_IN_STEPS)
     series = window.series((0,), skip_steps=0)
-    assert (series.self_is_measured, series.self_ns.tolist()) == (False, [[1 + 2 + 3 + 4]] * 4)
+    assert (series.own_is_measured, series.own_ns.tolist()) == (False, [[1 + 2 + 3 + 4]] * 4)
 
 
 def test_phases_do_not_stand_in_early() -> None:
     series = made(STAND_IN_STEPS).series((0,), skip_steps=0)
-    assert series.self_is_measured
-    assert np.isnan(series.self_ns).all()
+    assert series.own_is_measured
+    assert np.isnan(series.own_ns).all()
 
 
 def test_phases_do_not_stand_in_once_a_window_has_come() -> None:
     window = made(STAND_IN_STEPS + 1)
     cover(window, 0, STAND_IN_STEPS, STAND_IN_STEPS)
     series = window.series((0,), skip_steps=0)
-    assert series.self_is_measured
-    assert series.self_ns[-1].tolist() == [STEP_NS]
-    assert np.isnan(series.self_ns[:-1]).all()
+    assert series.own_is_measured
+    assert series.own_ns[-1].tolist() == [STEP_NS]
+    assert np.isnan(series.own_ns[:-1]).all()
 
 
 def test_phase_that_a_rank_lacks_leaves_its_stand_in_unknown() -> None:
     window = window_of(2, kept=4)
     add(window, 0, step_of(0), step_of(STAND_IN_STEPS, phases_ns=PHASES_NS))
-    assert np.isnan(window.series((0, 1), skip_steps=0).self_ns).tolist() == [[False, True]]
+    assert np.isnan(window.series((0, 1), skip_steps=0).own_ns).tolist() == [[False, True]]
 
 
 def test_without_phases_nothing_stands_in() -> None:
@@ -436,8 +436,8 @@ def test_without_phases_nothing_stands_in() -> None:
     table = steps_to_table([step_of(0), step_of(STAND_IN_STEPS)])
     columns = tuple(name for name in table.names if not name.startswith("phase:"))
     add_steps(window, 0, type(table)(columns, 2, table.data[: 2 * 8 * len(columns)]))
-    assert not window.series((0,), skip_steps=0).self_is_measured
-    assert np.isnan(window.series((0,), skip_steps=0).self_ns).all()
+    assert not window.series((0,), skip_steps=0).own_is_measured
+    assert np.isnan(window.series((0,), skip_steps=0).own_ns).all()
 
 
 def test_phases_beyond_the_limit_are_left_out() -> None:

@@ -45,11 +45,11 @@ class Steps:
         self.own_ms = np.maximum(host_ms, host_ms.min() + hidden_ms) + device_ms
         self.step_ms = np.repeat(self.own_ms.max(axis=1, keepdims=True) + REST_MS, RANKS, axis=1)
         self.phases_ms[waits_in] = self.phases_ms[waits_in] + self.step_ms - host_ms
-        self.self_ms = np.where(np.arange(steps)[:, np.newaxis] < measured, self.own_ms, np.nan)
+        self.measured_ms = np.where(np.arange(steps)[:, np.newaxis] < measured, self.own_ms, np.nan)
 
     def fill(self) -> Floats:
         phases_ns = {name: MS * ms for name, ms in self.phases_ms.items()}
-        return fill_from_phases(MS * self.self_ms, MS * self.step_ms, phases_ns) / MS
+        return fill_from_phases(MS * self.measured_ms, MS * self.step_ms, phases_ns) / MS
 
 
 TAUGHT = {2: (3, "data"), 7: (1, "forward")}

@@ -28,7 +28,7 @@ def lines_of(board: Board, view: RunView, width: int = 80, height: int = 24) -> 
 
 
 def line(rank: int, ratio: float | None = 1.0, node: str = "gpu-a", **more: object) -> RankLine:
-    times = {"step_ns_median": 100.0 * NS_PER_MS, "self_ns_median": 90.0 * NS_PER_MS}
+    times = {"step_ns_median": 100.0 * NS_PER_MS, "own_ns_median": 90.0 * NS_PER_MS}
     return RankLine(rank=rank, node=node, slowdown_ratio=ratio, **{**times, **more})  # type: ignore[arg-type]
 
 
@@ -60,6 +60,14 @@ def test_screen_fits_eighty_columns_and_its_height() -> None:
     lines = lines_of(Board(), view(ranks, (FINDING,) * 5))
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80
+
+
+def test_signs_of_the_bars_are_explained_below_them() -> None:
+    ranks = tuple(line(rank, phases_ns_median=PHASES_NS, ratios={"compute": 0.5, "idle": 0.5}) for rank in range(100))
+    (key,) = lines_of(Board(), view(ranks))[-2:-1]
+    assert key == "d data  f forward  b backward   # compute  . idle"
+    assert key not in lines_of(Board(), view(ranks), height=10)  # a low terminal has ranks instead
+    assert lines_of(Board(), view((line(0),)))[-2].startswith("──")  # nor is there a key of no bars
 
 
 def test_ended_run_shows_its_end_and_no_ranks_up() -> None:
@@ -132,7 +140,7 @@ def test_collector_without_runs_differs_from_a_lost_one() -> None:
     assert "no collector answers" in lines_of(Board(), gone)[0]
 
 
-def test_names_cannot_control_the_terminal_or_colours() -> None:
+def test_names_cannot_control_the_terminal_or_colors() -> None:
     evil = line(0, node="\x1b[2Jgpu[red]", ended="\x1b]0;x\x07")
     text = "\n".join(lines_of(Board(), view((evil,)), 160))
     assert "\x1b" not in text
@@ -251,7 +259,7 @@ def test_tall_terminal_has_more_findings_and_whole_suggestions() -> None:
     assert sum("Do so." in text for text in tall) == 6 * 3
 
 
-def test_colours_only_repeat_letters() -> None:
+def test_colors_only_repeat_letters() -> None:
     shown = view((line(0, 1.5, phases_ns_median=PHASES_NS),), (FINDING,))
     lines, _ = draw(Board(), shown, 100, 24)
     colored = "\n".join(render(lines, Colors(are_on=True)))

@@ -115,7 +115,7 @@ def test_trace_without_steps_has_one_path(tmp_path: Path) -> None:
 def test_trace_without_known_work_is_on_no_path(tmp_path: Path) -> None:
     path = path_of(tmp_path, [STEP])
     assert (path.steps, path.parts) == ([], [])
-    assert path.notes == ["1 trace has no work that is recognised and is left out."]
+    assert path.notes == ["1 trace has no work that is recognized and is left out."]
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_path_stays_within_ranks_that_are_not_matched(tmp_path: Path) -> None:
     assert [(step.rank, step.rank_change_count) for step in path.steps] == [(0, 0), (1, 0)]
     # Rank 0 is in the all-reduce from 40 to 100, and whether it waits there is not known.
     assert times_us(path.steps[0]) == {"compute": 50, "communication": 60}
-    assert path.notes[0] == ("Paths stay within each rank: the traces have no synchronising collective in common.")
+    assert path.notes[0] == ("Paths stay within each rank: the traces have no synchronizing collective in common.")
 
 
 def test_missing_ranks_are_said_to_be_missing(tmp_path: Path) -> None:
@@ -335,8 +335,8 @@ def test_traces_without_work_have_a_reason_and_a_note_in_whole_sentences(
     path_of(tmp_path, [STEP], [STEP])
     main(["analyze", str(tmp_path), "--critical-path"])
     out = capsys.readouterr().out
-    assert "  No trace has work that is recognised.\n" in out
-    assert "\n- 2 traces have no work that is recognised and are left out.\n" in out
+    assert "  No trace has work that is recognized.\n" in out
+    assert "\n- 2 traces have no work that is recognized and are left out.\n" in out
 
 
 def test_table_shows_the_ranks_of_the_path_by_their_share(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_numbered_operations_are_matched_by_their_number() -> None:
 
 def test_groups_of_one_name_with_other_members_are_not_matched() -> None:
     matching = match([on(0, collective(0, MS, ranks="[0, 1]")), on(1, collective(0, MS, ranks="[2, 3]"))], 4)
-    assert (matching.matched, matching.refused) == ([], "the traces have no synchronising collective in common")
+    assert (matching.matched, matching.refused) == ([], "the traces have no synchronizing collective in common")
 
 
 def test_messages_between_two_ranks_are_not_matched() -> None:

@@ -22,7 +22,7 @@ SIZES = ((2, 4), (3, 6), (4, 8), (8, 16))
 BACKENDS = ("gloo", "nccl")
 
 
-def analysed(folder: Path, job: Job, *, backend: str = "gloo", with_peers: bool = True) -> tuple[TraceReport, Truth]:
+def analyzed(folder: Path, job: Job, *, backend: str = "gloo", with_peers: bool = True) -> tuple[TraceReport, Truth]:
     truth = write_traces(folder, job, backend=backend, with_peers=with_peers)
     with ThreadPoolExecutor(1) as pool:
         return analyze(str(folder), executor=pool), truth
@@ -55,9 +55,9 @@ def verdict_of(report: TraceReport) -> str:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("size", SIZES)
 def test_clean_pipeline_accuses_nobody(schedule: str, size: tuple[int, int], backend: str, tmp_path: Path) -> None:
-    report, _ = analysed(tmp_path, Job(schedule, *size, jitter=0.05), backend=backend)
+    report, _ = analyzed(tmp_path, Job(schedule, *size, jitter=0.05), backend=backend)
     assert named(report) == []
-    assert {one.key for one in report.advice} <= {"pipeline_bubble", "low_gpu_utilisation", "small_kernels"}
+    assert {one.key for one in report.advice} <= {"pipeline_bubble", "low_gpu_utilization", "small_kernels"}
 
 
 SLOW = [
@@ -72,7 +72,7 @@ SLOW = [
 def test_slow_stage_is_named_in_24_of_24(place: int, case: tuple[str, int, int, int], tmp_path: Path) -> None:
     schedule, stages, microbatches, slow = case
     job = Job(schedule, stages, microbatches, {slow: 1.3}, jitter=0.05, seed=place)
-    report, _ = analysed(tmp_path, job, backend=BACKENDS[place % 2])
+    report, _ = analyzed(tmp_path, job, backend=BACKENDS[place % 2])
     assert named(report) == [("slow_stage", slow)]
     # 1.3 times, within the jitter and what moving the messages takes.
     assert stages_of(report).stages[slow].work_ratio == pytest.approx(1.3, abs=0.04)
@@ -81,7 +81,7 @@ def test_slow_stage_is_named_in_24_of_24(place: int, case: tuple[str, int, int, 
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_slower_replica_is_a_straggler_and_its_stage_is_not_slow(replicas: int, tmp_path: Path) -> None:
     # Three stages: rank 4 is stage 1 of the second replica.
-    report, _ = analysed(tmp_path, Job("1F1B", 3, 6, replicas=replicas, slow_ranks={4: 1.5}))
+    report, _ = analyzed(tmp_path, Job("1F1B", 3, 6, replicas=replicas, slow_ranks={4: 1.5}))
     ranks = [list(range(stage, 3 * replicas, 3)) for stage in range(3)]
     assert [stage.ranks for stage in stages_of(report).stages] == ranks
     assert named(report) == [("straggler", 4)]
@@ -100,7 +100,7 @@ def test_rank_alone_has_its_waits_for_messages_taken_off(tmp_path: Path) -> None
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_work_and_bubble_are_those_of_the_schedule(schedule: str, backend: str, tmp_path: Path) -> None:
-    report, truth = analysed(tmp_path, Job(schedule, 4, 8, {2: 1.4}), backend=backend)
+    report, truth = analyzed(tmp_path, Job(schedule, 4, 8, {2: 1.4}), backend=backend)
     staged = stages_of(report)
     for stage, work_us in zip(staged.stages, truth.work_us, strict=True):
         # What moving took counts as work: at most 4 messages a microbatch and chunk, of 30 us, in 48 ms and more.
@@ -110,7 +110,7 @@ def test_work_and_bubble_are_those_of_the_schedule(schedule: str, backend: str, 
 
 
 def test_last_stage_waits_for_the_first_forward_and_the_last_backward(tmp_path: Path) -> None:
-    report, _ = analysed(tmp_path, Job("1F1B", 4, 8))
+    report, _ = analyzed(tmp_path, Job("1F1B", 4, 8))
     last = stages_of(report).stages[-1]
     assert last.warm_up_ns is not None
     assert last.drain_ns is not None
@@ -121,7 +121,7 @@ def test_last_stage_waits_for_the_first_forward_and_the_last_backward(tmp_path: 
 
 
 def test_bubble_is_shown_by_stage(tmp_path: Path) -> None:
-    report, _ = analysed(tmp_path, Job("1F1B", 2, 4))
+    report, _ = analyzed(tmp_path, Job("1F1B", 2, 4))
     table = next(one for one in build_sections(report, 20) if one.key == "pipeline")
     assert [[cell.text for cell in row][:2] for row in table.rows] == [["0", "0"], ["1", "1"]]
     text = verdict_of(report)
@@ -131,7 +131,7 @@ def test_bubble_is_shown_by_stage(tmp_path: Path) -> None:
 
 
 def test_chunks_and_unpaired_messages_are_in_the_verdict(tmp_path: Path) -> None:
-    report, _ = analysed(tmp_path, Job("interleaved", 4, 8))
+    report, _ = analyzed(tmp_path, Job("interleaved", 4, 8))
     staged = msgspec.structs.replace(stages_of(report), unpaired_count=1_200)
     report = msgspec.structs.replace(report, cross_rank=msgspec.structs.replace(across(report), pipeline=staged))
     assert "The 4 stages of the pipeline (several chunks each) work " in verdict_of(report)
@@ -139,7 +139,7 @@ def test_chunks_and_unpaired_messages_are_in_the_verdict(tmp_path: Path) -> None
 
 
 def test_bubble_is_no_communication(tmp_path: Path) -> None:
-    report, _ = analysed(tmp_path, Job("1F1B", 4, 4), backend="nccl")
+    report, _ = analyzed(tmp_path, Job("1F1B", 4, 4), backend="nccl")
     assert "communication_bound" not in {one.key for one in report.advice}
     reason = next(one.reason for one in report.abstained if one.key == "load_imbalance")
     assert "not meant to be equal" in reason
@@ -175,7 +175,7 @@ def test_rank_of_a_pipeline_alone_is_not_judged_by_its_exposed_communication(tmp
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_messages_without_their_peers_compare_no_ranks(backend: str, tmp_path: Path) -> None:
-    report, _ = analysed(tmp_path, Job("1F1B", 4, 8, {1: 1.6}), backend=backend, with_peers=False)
+    report, _ = analyzed(tmp_path, Job("1F1B", 4, 8, {1: 1.6}), backend=backend, with_peers=False)
     assert (across(report).pipeline, named(report)) == (None, [])
     assert across(report).pipeline_refused == (
         "the ranks exchange messages, and the traces do not say with whom. With gloo, record with record_shapes=True; "

@@ -143,7 +143,7 @@ def test_frames_of_libraries_are_not_the_users(name: str, mine: bool) -> None:
 def test_wait_has_the_users_place_else_the_librarys(tmp_path: Path, frames: tuple[str, ...], source: str) -> None:
     stack = [frame(name, place, 50 - 2 * place) for place, name in enumerate(reversed(frames))]
     wait = event("cuda_runtime", "cudaStreamSynchronize", 10, 5)
-    (row,) = rank_of(tmp_path, *stack, wait, kernel("k", 0, 12)).synchronisations
+    (row,) = rank_of(tmp_path, *stack, wait, kernel("k", 0, 12)).synchronizations
     assert row.source == source
 
 

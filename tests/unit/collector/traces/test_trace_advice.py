@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from rankscope.collector.traces.advice import advise, name_ranks
 from rankscope.collector.traces.advice_rules_device import is_large_fp32
-from rankscope.collector.traces.advice_rules_host import own_synchronisations
+from rankscope.collector.traces.advice_rules_host import own_synchronizations
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import (
     Advice,
@@ -21,7 +21,7 @@ from rankscope.collector.traces.report import (
     MemoryRow,
     RankReport,
     Signs,
-    SynchronisationRow,
+    SynchronizationRow,
     TraceReport,
 )
 
@@ -66,15 +66,15 @@ def advice_in(report: TraceReport, key: str) -> Advice:
 @pytest.mark.parametrize(
     ("names", "keys"),
     [
-        ((A100,), ["low_gpu_utilisation", "redundant_copies", "serial_communication"]),
-        ((BERT,), ["low_gpu_utilisation", "small_kernels"]),
+        ((A100,), ["low_gpu_utilization", "redundant_copies", "serial_communication"]),
+        ((BERT,), ["low_gpu_utilization", "small_kernels"]),
         ((CPU_ONLY,), ["communication_bound", "serial_communication"]),
-        ((MI250,), ["low_gpu_utilisation"]),
-        ((MI300X,), ["low_gpu_utilisation", "redundant_copies"]),
+        ((MI250,), ["low_gpu_utilization"]),
+        ((MI300X,), ["low_gpu_utilization", "redundant_copies"]),
         ((RESNET,), ["data_bound", "no_tensor_cores"]),
         (
             DLRM,
-            ["blocking_sync", "communication_bound", "low_gpu_utilisation", "small_kernels", "serial_communication"],
+            ["blocking_sync", "communication_bound", "low_gpu_utilization", "small_kernels", "serial_communication"],
         ),
         (CLEAN, []),
         (SLOW, ["straggler"]),
@@ -91,11 +91,11 @@ def test_a_key_has_either_one_advice_or_one_reason_why_not(names: tuple[str, ...
     assert len(keys) == len(set(keys))
 
 
-# -- low_gpu_utilisation ----------------------------------------------------------------------------------------------
+# -- low_gpu_utilization ----------------------------------------------------------------------------------------------
 
 
 def test_inference_that_the_host_cannot_feed_is_host_bound() -> None:
-    advice = fired(rank_of(BERT), "low_gpu_utilisation")
+    advice = fired(rank_of(BERT), "low_gpu_utilization")
     # 4,045,554 ns of 4,426,114 ns.
     assert advice is not None
     assert advice.evidence["host_idle_ratio"] == pytest.approx(0.914, abs=0.001)
@@ -103,7 +103,7 @@ def test_inference_that_the_host_cannot_feed_is_host_bound() -> None:
 
 
 def test_host_that_frees_device_memory_gets_allocator_advice() -> None:
-    advice = fired(rank_of(MI300X), "low_gpu_utilisation")
+    advice = fired(rank_of(MI300X), "low_gpu_utilization")
     assert advice is not None
     assert advice.evidence["cause"] == "allocation"
     assert "PYTORCH_NO_HIP_MEMORY_CACHING" in advice.action
@@ -113,10 +113,10 @@ def test_device_that_waits_for_data_is_not_called_host_bound() -> None:
     # Idle for 44 %, of which the loader has 34 and the launches 9 of the whole: below 30 %.
     signs = rank_of(RESNET).signs
     assert (signs.idle_ns, signs.idle_launch_ns, signs.window_ns) == (461_335_000, 99_347_000, 1_049_317_000)
-    assert fired(rank_of(RESNET), "low_gpu_utilisation") is None
+    assert fired(rank_of(RESNET), "low_gpu_utilization") is None
 
 
-@pytest.mark.parametrize("key", ["low_gpu_utilisation", "small_kernels", "blocking_sync", "no_tensor_cores"])
+@pytest.mark.parametrize("key", ["low_gpu_utilization", "small_kernels", "blocking_sync", "no_tensor_cores"])
 def test_rules_about_a_device_abstain_on_a_cpu(key: str) -> None:
     assert why_not(rank_of(CPU_ONLY), key) == "no device work in the trace"
 
@@ -283,19 +283,19 @@ def test_host_waiting_for_a_busy_gpu_loses_nothing() -> None:
     assert fired(waiting, "blocking_sync") is None
 
 
-def test_sentence_has_the_source_line_of_a_synchronisation() -> None:
-    row = SynchronisationRow(
+def test_sentence_has_the_source_line_of_a_synchronization() -> None:
+    row = SynchronizationRow(
         name="cudaStreamSynchronize", count=12, total_ns=1_100_000, max_ns=200_000, operator="aten::item",
         source="train.py(44): step",
     )  # fmt: skip
-    advice = fired(replace(rank_of(DLRM[1]), synchronisations=[row]), "blocking_sync")
+    advice = fired(replace(rank_of(DLRM[1]), synchronizations=[row]), "blocking_sync")
     assert advice is not None
     assert "aten::item (cudaStreamSynchronize, 12 times, 1.1 ms) at train.py(44): step" in advice.sentence
 
 
-def test_profilers_own_synchronisation_is_left_out() -> None:
-    assert [row.name for row in rank_of(RESNET).synchronisations] == ["cudaDeviceSynchronize", "cudaStreamSynchronize"]
-    assert [row.name for row in own_synchronisations(rank_of(RESNET))] == ["cudaStreamSynchronize"]
+def test_profilers_own_synchronization_is_left_out() -> None:
+    assert [row.name for row in rank_of(RESNET).synchronizations] == ["cudaDeviceSynchronize", "cudaStreamSynchronize"]
+    assert [row.name for row in own_synchronizations(rank_of(RESNET))] == ["cudaStreamSynchronize"]
 
 
 # -- redundant_copies -------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def test_ranks_with_the_same_trouble_share_one_advice() -> None:
 def test_rank_that_cannot_be_judged_is_named_when_others_can() -> None:
     first, second = (rank_of(name) for name in DLRM[:2])
     blind = replace(second, signs=Signs())
-    assert why_not([first, blind], "low_gpu_utilisation") == "rank 1: no device work in the trace"
+    assert why_not([first, blind], "low_gpu_utilization") == "rank 1: no device work in the trace"
 
 
 def test_most_severe_advice_is_first() -> None:

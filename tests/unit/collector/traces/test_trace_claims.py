@@ -174,7 +174,7 @@ def test_steps_whose_kernels_are_lost_are_not_judged(tmp_path: Path) -> None:
 def test_idle_time_of_a_trace_without_most_of_its_kernels_is_not_judged(tmp_path: Path) -> None:
     report = analyze(write(tmp_path, [*rank_of(3, lost=(0, 1, 2)), kernel("sgemm", 100, 5, correlation=1)]))
     reasons = {one.key: one.reason for one in report.abstained}
-    assert reasons["low_gpu_utilisation"] == "5 of 6 launches have no work in the trace: its idle time is not known"
+    assert reasons["low_gpu_utilization"] == "5 of 6 launches have no work in the trace: its idle time is not known"
 
 
 def test_one_long_step_does_not_stand_for_the_trace(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_one_long_step_does_not_stand_for_the_trace(tmp_path: Path) -> None:
     report = analyze(write(tmp_path, events))
     (long,) = report.ranks[0].signs.long_steps
     assert (long.step, long.window_ns, long.range_name) == (0, 3_010_000_000, "Torch-Compiled Region: 0/0")
-    assert advice_of(report, "low_gpu_utilisation") is None
+    assert advice_of(report, "low_gpu_utilization") is None
     advice = advice_of(report, "long_step")
     assert advice is not None
     # The others are idle for 2.1 of 10 ms, as the device works from 0.1 to 8 ms.

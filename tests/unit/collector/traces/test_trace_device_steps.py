@@ -47,7 +47,7 @@ def rank_ahead(rank: int, computes_us: int, slowest_us: int, steps: int = 5) -> 
     return {"events": events, "head": {"distributedInfo": info, "host_name": "a", "baseTimeNanoseconds": 10**18}}
 
 
-def analyse_pair(folder: Path, computes_us: tuple[int, int]) -> Any:
+def analyze_pair(folder: Path, computes_us: tuple[int, int]) -> Any:
     for rank, mine_us in enumerate(computes_us):
         made = rank_ahead(rank, mine_us, max(computes_us))
         (folder / f"rank{rank}.json").write_bytes(to_json(*made["events"], **made["head"]))
@@ -56,7 +56,7 @@ def analyse_pair(folder: Path, computes_us: tuple[int, int]) -> Any:
 
 def test_slow_rank_is_found_where_hosts_run_ahead(tmp_path: Path) -> None:
     # By the host each step has 2 ms. On the device rank 1 computes 60 ms, rank 0 30 ms; both transfer for 1 ms.
-    report = analyse_pair(tmp_path, (30_000, 60_000))
+    report = analyze_pair(tmp_path, (30_000, 60_000))
     (found,) = report.cross_rank.findings
     assert (found.rank, found.cause) == (1, "gpu_compute")
     assert found.slowdown_ratio == pytest.approx(61 / 31, abs=0.01)
@@ -64,11 +64,11 @@ def test_slow_rank_is_found_where_hosts_run_ahead(tmp_path: Path) -> None:
 
 
 def test_equal_ranks_whose_hosts_run_ahead_accuse_nobody(tmp_path: Path) -> None:
-    assert analyse_pair(tmp_path, (60_000, 60_000)).cross_rank.findings == []
+    assert analyze_pair(tmp_path, (60_000, 60_000)).cross_rank.findings == []
 
 
 def test_both_views_of_a_step_are_there(tmp_path: Path) -> None:
-    report = analyse_pair(tmp_path, (30_000, 60_000)).ranks[0]
+    report = analyze_pair(tmp_path, (30_000, 60_000)).ranks[0]
     second = report.steps[1]
     assert (second.step, second.start_ns, second.window_ns) == (1, 2 * MS, 2 * MS)
     on_device = second.on_device

@@ -84,7 +84,7 @@ def test_plain_file_is_read_as_it_is(tmp_path: Path, text: bytes) -> None:
     assert read_bytes(tmp_path, text) == text
 
 
-def test_compressed_file_is_recognised_by_its_content(tmp_path: Path, inflater: str) -> None:
+def test_compressed_file_is_recognized_by_its_content(tmp_path: Path, inflater: str) -> None:
     assert read_bytes(tmp_path, gzip.compress(TEXT)) == TEXT, inflater
 
 

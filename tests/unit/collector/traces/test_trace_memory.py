@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.traces.memory import OPERATORS_MAX, summarise_memory
+from rankscope.collector.traces.memory import OPERATORS_MAX, summarize_memory
 from rankscope.collector.traces.memory_timeline import OUTSIDE_OPERATORS
 from rankscope.collector.traces.report import MemoryReport
 from rankscope.measure.rank_view import RankView
@@ -12,7 +12,7 @@ from tests.unit.measure.written_traces import Event, allocation, event, read_eve
 
 
 def reports_of(*events: Event) -> list[MemoryReport]:
-    return summarise_memory(RankView(read_events(*events)))
+    return summarize_memory(RankView(read_events(*events)))
 
 
 def report_of(*events: Event) -> MemoryReport:

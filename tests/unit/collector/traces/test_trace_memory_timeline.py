@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.collector.commands.main import main
 from rankscope.collector.traces import analyze
-from rankscope.collector.traces.memory import summarise_memory
+from rankscope.collector.traces.memory import summarize_memory
 from rankscope.collector.traces.memory_timeline import CURVE_POINTS, read_marks
 from rankscope.collector.traces.report import MemoryReport, MemoryTimeline
 from rankscope.measure.capture_limits import MEMORY_KEY
@@ -25,7 +25,7 @@ def at(time_us: int, address: int, size: int, **args: Any) -> Event:
 
 
 def reports_of(*events: Event, every: int = 0, with_flow: bool = False, **head: Any) -> list[MemoryReport]:
-    return summarise_memory(RankView(read_events(*events, **head)), every, with_flow=with_flow)
+    return summarize_memory(RankView(read_events(*events, **head)), every, with_flow=with_flow)
 
 
 def timeline_of(*events: Event, every: int = 0, **head: Any) -> MemoryTimeline:

@@ -69,24 +69,24 @@ def test_pinning_host_memory_is_no_device_allocation() -> None:
     assert signs_of(FIRST, LATE, call("cudaMallocHost", 20, 15)).idle_allocation_ns == 0
 
 
-def test_idle_time_inside_a_synchronising_call_is_separate() -> None:
+def test_idle_time_inside_a_synchronizing_call_is_separate() -> None:
     # The call runs from 10 to 18: the device works until 15, so 3 us of it are idle and all 8 us block the host.
     signs = signs_of(FIRST, LATE, call("cudaStreamSynchronize", 10, 8))
-    assert (signs.idle_synchronisation_ns, signs.blocked_ns, signs.idle_launch_ns) == (3_000, 8_000, 32_000)
+    assert (signs.idle_synchronization_ns, signs.blocked_ns, signs.idle_launch_ns) == (3_000, 8_000, 32_000)
 
 
 def test_call_that_finds_the_device_idle_does_not_block() -> None:
     assert signs_of(FIRST, LATE, call("cudaStreamSynchronize", 20, 8)).blocked_ns == 0
 
 
-def test_last_device_synchronisation_is_the_profilers() -> None:
+def test_last_device_synchronization_is_the_profilers() -> None:
     signs = signs_of(FIRST, LATE, call("cudaDeviceSynchronize", 55, 6))
-    assert (signs.profiler_synchronisation_ns, signs.blocked_ns) == (6_000, 0)
+    assert (signs.profiler_synchronization_ns, signs.blocked_ns) == (6_000, 0)
 
 
-def test_synchronisation_before_a_launch_is_the_scripts() -> None:
+def test_synchronization_before_a_launch_is_the_scripts() -> None:
     signs = signs_of(FIRST, LATE, call("cudaDeviceSynchronize", 12, 4))
-    assert (signs.profiler_synchronisation_ns, signs.blocked_ns) == (None, 4_000)
+    assert (signs.profiler_synchronization_ns, signs.blocked_ns) == (None, 4_000)
 
 
 def test_copy_whose_call_returns_after_its_end_blocks_the_host() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.collector.reports.trace_list import render_list
 from rankscope.collector.traces.files import find_traces
-from rankscope.collector.traces.recognised import recognise
+from rankscope.collector.traces.recognized import recognize
 from rankscope.collector.traces.spans import Span, read_span
 from tests.unit.measure.written_traces import event
 
@@ -36,7 +36,7 @@ def test_steps_are_the_numbers_of_the_profiler(tmp_path: Path) -> None:
 def test_time_since_the_start_of_a_machine_is_no_wall_clock(tmp_path: Path) -> None:
     span = read_span(write(tmp_path, [event("cpu_op", "a", 5, 20)]))
     assert span == Span(5_000, 25_000, is_wall_clock=False, steps=())
-    found = recognise(find_traces([str(tmp_path)]))
+    found = recognize(find_traces([str(tmp_path)]))
     line = render_list(found, {found[0].file.path: span}).splitlines()[1]
     assert re.split("  +", line)[-4:] == ["-", "20.0 us", "-", f"{tmp_path}/rank0.json"]
 

@@ -23,7 +23,7 @@ def by_step(*ms: float) -> Mapping[int, int]:
 
 
 def standings(*steps_ms: Sequence[float], last: Sequence[int | None], wait_ms: int = 100) -> list[RankStanding]:
-    """Return what is found of ranks with these self times; in each collective all others wait for the last one."""
+    """Return what is found of ranks with these own times; in each collective all others wait for the last one."""
     ranks = range(len(steps_ms))
     made = [collective(late, [0 if rank == late else wait_ms for rank in ranks]) for late in last]
     waited = {rank: sum((one.wait_ns or {})[str(rank)] for one in made) for rank in ranks}

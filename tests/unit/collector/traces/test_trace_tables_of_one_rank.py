@@ -9,7 +9,7 @@ from rankscope.collector.traces import analyze, tables
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import DeviceReport
-from rankscope.collector.traces.windows import break_down_steps, draw_timeline, find_overlaps, summarise_devices
+from rankscope.collector.traces.windows import break_down_steps, draw_timeline, find_overlaps, summarize_devices
 from rankscope.measure.errors import TraceError
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, find_collectives
@@ -43,7 +43,7 @@ def collectives_of(*events: Event, **head: Any) -> list[Collective]:
 
 def devices_of(*events: Event, **head: Any) -> list[DeviceReport]:
     view = view_of(*events, **head)
-    return summarise_devices(view, read_origin(view.trace.head, "trace.json").devices)
+    return summarize_devices(view, read_origin(view.trace.head, "trace.json").devices)
 
 
 def only_collective(*events: Event, **head: Any) -> Collective:
@@ -249,29 +249,29 @@ def test_steps_and_collectives_are_no_ranges_of_the_user(name: str) -> None:
 
 def test_wait_is_attributed_to_the_host_value_operator() -> None:
     events = [operator("aten::item", 0, 10), operator("aten::_local_scalar_dense", 1, 8)]
-    row = tables.sum_synchronisations(view_of(*events, launch(3, 1, "cudaStreamSynchronize")))[0]
+    row = tables.sum_synchronizations(view_of(*events, launch(3, 1, "cudaStreamSynchronize")))[0]
     assert (row.name, row.count, row.total_ns, row.operator) == ("cudaStreamSynchronize", 1, 1_000, "aten::item")
 
 
 def test_wait_outside_of_operators_has_none() -> None:
-    row = tables.sum_synchronisations(view_of(launch(3, 1, "hipDeviceSynchronize"), launch(5, 2)))[0]
+    row = tables.sum_synchronizations(view_of(launch(3, 1, "hipDeviceSynchronize"), launch(5, 2)))[0]
     assert (row.name, row.operator, row.source) == ("hipDeviceSynchronize", None, None)
 
 
 def test_source_of_a_wait_is_the_users_innermost_line() -> None:
     frames = ["train.py(9): main", "train.py(54): step", "/x/torch/_tensor.py(3): item", "<built-in method item>"]
     events = [event("python_function", name, depth, 20 - 2 * depth, tid=9) for depth, name in enumerate(frames)]
-    row = tables.sum_synchronisations(view_of(*events, launch(8, 1, "cudaStreamSynchronize")))[0]
+    row = tables.sum_synchronizations(view_of(*events, launch(8, 1, "cudaStreamSynchronize")))[0]
     assert row.source == "train.py(54): step"
 
 
 def test_without_frames_the_operators_stack_has_the_source() -> None:
     stack = {"Call stack": "/x/torch/_tensor.py(3): item;train.py(54): step;train.py(9): main"}
     events = [operator("aten::item", 0, 10, **stack), launch(3, 1, "cudaStreamSynchronize")]
-    assert tables.sum_synchronisations(view_of(*events))[0].source == "train.py(54): step"
+    assert tables.sum_synchronizations(view_of(*events))[0].source == "train.py(54): step"
 
 
-def test_copy_that_blocks_is_a_synchronisation_point() -> None:
+def test_copy_that_blocks_is_a_synchronization_point() -> None:
     # The first call returns when its copy of 70 us has ended at 75, the second when its copy has not begun.
     events = [
         operator("aten::copy_", 0, 90),
@@ -282,7 +282,7 @@ def test_copy_that_blocks_is_a_synchronisation_point() -> None:
         event("cuda_runtime", "cudaMemcpyAsync", 200, 9, correlation=3),
         copy("Memcpy DtoD (Device -> Device)", 203, 2, correlation=3),
     ]
-    (row,) = tables.sum_synchronisations(view_of(*events))
+    (row,) = tables.sum_synchronizations(view_of(*events))
     assert (row.name, row.count, row.total_ns, row.operator) == ("cudaMemcpyAsync", 1, 77_000, "aten::copy_")
 
 

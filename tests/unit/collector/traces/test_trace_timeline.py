@@ -326,7 +326,7 @@ def test_refused_matching_on_one_host_needs_no_trust_in_clocks(tmp_path: Path) -
     report = merge(paths, tmp_path / "merged.json")
     assert report.how == "one host: one clock"
     assert report.warnings == [
-        "collectives are not linked: the traces have no synchronising collective in common",
+        "collectives are not linked: the traces have no synchronizing collective in common",
     ]
 
 

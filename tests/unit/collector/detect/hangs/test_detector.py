@@ -130,10 +130,10 @@ def test_work_after_the_training_of_the_others_is_no_hang() -> None:
 def test_rank_that_works_on_something_else_is_a_warning(samples: StallSamples) -> None:
     finding = find(view_on({0: waits(), 1: busy(samples), 2: waits()}))
     assert essence(finding) == ("busy_rank", (1,), WORLD, "warning")
-    assert finding.sentence == (
-        "Pause in step 7 for 40.0 s: rank 1 (node-a) busy without training in evaluate at "
-        "train.py:55. 2 ranks waiting for it in all_reduce 8 of default_pg (4096 bytes). Last "
-        "collective of rank 1 there: 7."
+    assert (finding.what, finding.why, finding.also) == (
+        "rank 1 (node-a) busy without training in evaluate at train.py:55",
+        "2 ranks waiting for it in all_reduce 8 of default_pg (4096 bytes)",
+        ("last collective of rank 1 there: 7",),
     )
 
 
@@ -159,10 +159,10 @@ def test_busy_rank_is_not_named_beside_one_that_stands() -> None:
 def test_rank_that_waits_for_data_is_told_at_the_first_limit() -> None:
     finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}, activity="data"), 2: busy()}))
     assert essence(finding) == ("data_wait", (1,), WORLD, "warning")
-    assert finding.sentence == (
-        "Pause in step 7 for 40.0 s: rank 1 (node-a) waiting for data in main at train.py:74. 1 rank "
-        "waiting for it in all_reduce 8 of default_pg (4096 bytes). Last collective of rank 1 there: "
-        "7."
+    assert (finding.what, finding.why, finding.also) == (
+        "rank 1 (node-a) waiting for data in main at train.py:74",
+        "1 rank waiting for it in all_reduce 8 of default_pg (4096 bytes)",
+        ("last collective of rank 1 there: 7",),
     )
 
 
@@ -215,8 +215,10 @@ def test_long_work_of_one_rank_is_a_warning_at_the_first_limit(activity: str) ->
 def test_long_work_of_all_ranks_is_a_warning_about_none() -> None:
     finding = find(view_on({0: saving("compile"), 1: saving("compile")}))
     assert essence(finding) == ("busy_rank", (), None, "warning")
-    assert finding.sentence == (
-        "Pause in step 7 for 40.0 s: ranks 0-1 busy without training. Rank 0 in save_all at train.py:60 (compile)."
+    assert (finding.what, finding.why, finding.also) == (
+        "ranks 0-1 busy without training",
+        "rank 0 in save_all at train.py:60 (compile)",
+        (),
     )
     # Beside ranks that evaluate or wait for data it is the same pause.
     assert essence(find(view_on({0: saving(), 1: busy()}))) == ("busy_rank", (), None, "warning")
@@ -259,9 +261,10 @@ def test_rank_that_stands_beside_busy_ones_is_unattributed() -> None:
 def test_missing_rank_is_named_with_its_line_and_the_collective() -> None:
     finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
-    assert finding.sentence == (
-        "Hang in step 7 for 40.0 s: rank 1 (node-a) stalled at train.py:74 (main). 2 ranks waiting "
-        "for it in all_reduce 8 of default_pg (4096 bytes). Last collective of rank 1 there: 7."
+    assert (finding.what, finding.why, finding.also) == (
+        "rank 1 (node-a) stalled at train.py:74 (main)",
+        "2 ranks waiting for it in all_reduce 8 of default_pg (4096 bytes)",
+        ("last collective of rank 1 there: 7",),
     )
     assert finding.since_step == 7
     assert finding.evidence == {
@@ -282,9 +285,10 @@ def test_counters_alone_are_enough() -> None:
     missing = RankHangState(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)
     finding = find(view_on({0: waiting, 1: missing}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
-    assert finding.sentence == (
-        "Hang in step 7 for 40.0 s: rank 1 (node-a) stalled. 1 rank waiting for it in collective 8 of"
-        " default_pg. Last collective of rank 1 there: 7."
+    assert (finding.what, finding.why, finding.also) == (
+        "rank 1 (node-a) stalled",
+        "1 rank waiting for it in collective 8 of default_pg",
+        ("last collective of rank 1 there: 7",),
     )
     assert finding.details == {}
 
@@ -350,7 +354,11 @@ def test_a_rank_that_died_inside_the_collective_is_named_too() -> None:
 def test_dead_rank_is_named_without_any_waiting_rank() -> None:
     finding = find(view_on({0: still({WORLD: (8, 8)}), 1: dead()}))
     assert essence(finding) == ("dead_rank", (1,), None, "critical")
-    assert finding.sentence == ("Hang in step 7 for 40.0 s: rank 1 (node-a) ended: killed (SIGKILL). 1 rank stalled.")
+    assert (finding.what, finding.why, finding.also) == (
+        "rank 1 (node-a) ended: killed (SIGKILL)",
+        "1 rank stalled",
+        (),
+    )
 
 
 @pytest.mark.parametrize("how", ["finished", "terminated", "interrupted", "failed"])
@@ -396,7 +404,7 @@ def test_aligned_clock_dates_the_stall() -> None:
 @pytest.mark.parametrize(
     ("failed", "first"),
     [
-        # The killed one counts as 5 s earlier than its neighbour's exception.
+        # The killed one counts as 5 s earlier than its neighbor's exception.
         ({0: dead("failed", 100 * S), 1: dead("killed", 97 * S)}, [1]),
         ({0: dead("killed", 95 * S), 1: dead("crashed", 99 * S)}, [0, 1]),
         ({0: dead("killed", 95 * S), 1: dead("crashed", 101 * S)}, [0]),
@@ -483,9 +491,10 @@ def test_ranks_waiting_for_each_other_are_in_a_deadlock() -> None:
     }
     finding = find(view_on(hang_states, {first: (0, 1), second: (0, 1)}))
     assert essence(finding) == ("deadlock", (0, 1), None, "critical")
-    assert finding.sentence == (
-        "Hang in step 7 for 40.0 s: ranks 0-1 waiting for each other. Rank 0 in all_reduce 3 of "
-        "mesh_a for rank 1, rank 1 in all_gather 6 of mesh_b for rank 0."
+    assert (finding.what, finding.why, finding.also) == (
+        "ranks 0-1 waiting for each other",
+        "rank 0 in all_reduce 3 of mesh_a for rank 1, rank 1 in all_gather 6 of mesh_b for rank 0",
+        (),
     )
 
 
@@ -494,9 +503,10 @@ def test_receiver_of_what_nobody_sends_is_not_blamed_alone() -> None:
     receives = still({WORLD: (7, 7)}, call(WORLD, 0, "recv 1<-0"), activity="collective")
     finding = find(view_on({0: waits(), 1: receives, 2: waits()}))
     assert essence(finding) == ("deadlock", (0, 1), None, "critical")
-    assert finding.sentence == (
-        "Hang in step 7 for 40.0 s: ranks 0-1 waiting for each other. Rank 0 in all_reduce 8 of "
-        "default_pg for rank 1, rank 1 in recv 1<-0 of default_pg for rank 0."
+    assert (finding.what, finding.why, finding.also) == (
+        "ranks 0-1 waiting for each other",
+        "rank 0 in all_reduce 8 of default_pg for rank 1, rank 1 in recv 1<-0 of default_pg for rank 0",
+        (),
     )
 
 
@@ -506,9 +516,10 @@ def test_transfer_without_its_other_end_names_both_ranks() -> None:
     receives = still({WORLD: (8, 7), pipe: (4, 3)}, call(pipe, 4, "recv 1<-0"), call())
     finding = find(view_on({0: waits(), 1: receives}, groups))
     assert essence(finding) == ("unmatched_transfer", (0, 1), pipe, "critical")
-    assert finding.sentence == (
-        "Hang in step 7 for 40.0 s: rank 1 waiting in recv 1<-0 4 of pp/0-1. Rank 0 waiting in "
-        "all_reduce 8 of default_pg, without having called the matching send or receive."
+    assert (finding.what, finding.why, finding.also) == (
+        "rank 1 waiting in recv 1<-0 4 of pp/0-1",
+        "rank 0 waiting in all_reduce 8 of default_pg, without having called the matching send or receive",
+        (),
     )
 
 
@@ -640,9 +651,10 @@ def test_member_without_counters_is_not_blamed() -> None:
     quiet = still({}, stall=stall_of("other", absent={"pending": "this torch has no flight recorder"}))
     finding = find(view_on({0: waits(), 1: quiet}))
     assert essence(finding) == ("unattributed", (), WORLD, "critical")
-    assert finding.sentence == (
-        "Hang in step 7 for 40.0 s: 1 rank waiting in all_reduce 8 of default_pg (4096 bytes). Which "
-        "rank they wait for is not known, nor is the progress of rank 1 in the group."
+    assert (finding.what, finding.why, finding.also) == (
+        "1 rank waiting in all_reduce 8 of default_pg (4096 bytes)",
+        "which rank they wait for is not known, nor is the progress of rank 1 in the group",
+        (),
     )
 
 
@@ -665,8 +677,10 @@ def test_reports_of_other_ranks_are_used_beside_a_missing_one() -> None:
 def test_single_stalled_rank_is_unattributed() -> None:
     finding = find(view_on({0: still({}, last_step=None)}))
     assert essence(finding) == ("unattributed", (), None, "warning")
-    assert finding.sentence == (
-        "Hang for 40.0 s: 1 rank stalled, in no known collective. Rank 0 stalled at train.py:74 (main)."
+    assert (finding.what, finding.why, finding.also) == (
+        "1 rank stalled, in no known collective",
+        "rank 0 stalled at train.py:74 (main)",
+        (),
     )
     assert (finding.since_step, list(finding.details)) == (None, ["stack of rank 0"])
 

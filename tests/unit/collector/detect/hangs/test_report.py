@@ -107,9 +107,10 @@ def find(hang_states: dict[int, RankHangState]) -> list[Candidate]:
 def test_what_is_not_known_is_left_out_of_sentence_and_numbers() -> None:
     bare = RankHangState(is_stalled=True, progress=waits().progress)
     (candidate,) = find({0: bare, 1: RankHangState(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)})
-    assert candidate.finding.sentence == (
-        "Hang: rank 1 (node-a) stalled. 1 rank waiting for it in collective 8 of default_pg. Last "
-        "collective of rank 1 there: 7."
+    assert (candidate.finding.what, candidate.finding.why, candidate.finding.also) == (
+        "rank 1 (node-a) stalled",
+        "1 rank waiting for it in collective 8 of default_pg",
+        ("last collective of rank 1 there: 7",),
     )
     assert set(candidate.finding.evidence) == {
         "stalled_ranks", "waiting_ranks", "sequence", "group_max_sequence", "missing_sequence",

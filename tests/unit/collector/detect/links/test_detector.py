@@ -329,28 +329,28 @@ def test_rank_that_is_slower_by_its_transfers_is_held_up_by_links(rank: int, exc
     # Ten ms in the pair 4-5 and ten in the group of the odd ranks: rank 5 is in both, rank 2 in neither.
     view = view_of(PAIR, ODD, flawless=True)
     others = tuple(other for other in range(8) if other != rank)
-    slow = slow_of(rank, others, self_ms=100.0 + excess_ms, peers_ms=100.0)
+    slow = slow_of(rank, others, own_ms=100.0 + excess_ms, peers_ms=100.0)
     assert is_explained_by_links(slow, view, [only(view)]) is explained
 
 
 def test_link_explains_no_rank_whose_peers_use_it_too() -> None:
     view = view_of(ODD, flawless=True)
-    slow = slow_of(5, (1, 3, 7, 0), self_ms=110.0, peers_ms=100.0)
+    slow = slow_of(5, (1, 3, 7, 0), own_ms=110.0, peers_ms=100.0)
     assert not is_explained_by_links(slow, view, [only(view)])
 
 
-@pytest.mark.parametrize("self_is_measured", [True, False])
-def test_link_explains_no_self_time_without_transfers(self_is_measured: bool) -> None:
+@pytest.mark.parametrize("own_is_measured", [True, False])
+def test_link_explains_no_own_time_without_transfers(own_is_measured: bool) -> None:
     # Phases, which stand in where no window is known, hold the transfers.
     view = view_of(PAIR, flawless=True)
-    series = dataclasses.replace(view.series, self_has_transfers=False, self_is_measured=self_is_measured)
-    slow = slow_of(4, (0, 1, 2, 3), self_ms=110.0, peers_ms=100.0)
-    assert is_explained_by_links(slow, dataclasses.replace(view, series=series), [only(view)]) is not self_is_measured
+    series = dataclasses.replace(view.series, own_has_transfers=False, own_is_measured=own_is_measured)
+    slow = slow_of(4, (0, 1, 2, 3), own_ms=110.0, peers_ms=100.0)
+    assert is_explained_by_links(slow, dataclasses.replace(view, series=series), [only(view)]) is not own_is_measured
 
 
 def test_other_findings_explain_no_rank_by_links() -> None:
     other = Finding(kind="imbalance", cause="more_work", sentence="", evidence={f"transfer_excess_ns/{PAIR}": 1e9})
-    slow = slow_of(4, (0, 1, 2, 3), self_ms=110.0, peers_ms=100.0)
+    slow = slow_of(4, (0, 1, 2, 3), own_ms=110.0, peers_ms=100.0)
     assert not is_explained_by_links(slow, view_of(PAIR), [other])
 
 

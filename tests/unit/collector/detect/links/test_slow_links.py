@@ -93,7 +93,7 @@ def test_group_without_siblings_is_compared_with_its_own_past() -> None:
     (link,) = found_alone(transfer_ms)
     assert (link.group, link.siblings) == ("mesh_dp", ())
     assert abs(link.slow.since_step - 60) <= 2
-    assert link.slow.peers_self_ns == pytest.approx(10 * MS, rel=0.02)
+    assert link.slow.peers_own_ns == pytest.approx(10 * MS, rel=0.02)
     assert float(np.median(link.excess_ns[60:])) == pytest.approx(5 * MS, rel=0.1)
 
 

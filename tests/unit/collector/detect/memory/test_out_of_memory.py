@@ -26,7 +26,7 @@ GIB = 2**30
 STEPS = 20
 DETECTOR = OutOfMemoryErrors()
 _NOTHING = np.empty((0, 4))
-NO_STEPS = StepSeries(np.arange(0), (0, 1, 2, 3), _NOTHING, _NOTHING, _NOTHING, {}, self_is_measured=True)
+NO_STEPS = StepSeries(np.arange(0), (0, 1, 2, 3), _NOTHING, _NOTHING, _NOTHING, {}, own_is_measured=True)
 
 FULL = OutOfMemory(
     number=1, host_ns=0, asked_bytes=4 * GIB, free_bytes=2 * GIB, limit_bytes=80 * GIB, allocated_bytes=74 * GIB,

@@ -25,10 +25,10 @@ def draw(steps: int = 150, ranks: int = 8, spread: float = 0.15, seed: int = 1) 
 
 
 def view(
-    self_ms: Floats, *, forward_ms: Floats | None = None, tokens: Floats | None = None, signatures: object = None
+    own_ms: Floats, *, forward_ms: Floats | None = None, tokens: Floats | None = None, signatures: object = None
 ) -> RunView:
     series = series_of(
-        self_ms.tolist(),
+        own_ms.tolist(),
         phases_ms=None if forward_ms is None else {"forward": forward_ms.tolist()},
         tokens=None if tokens is None else tokens.tolist(),
     )
@@ -94,8 +94,8 @@ def test_each_step_loses_the_gap_of_its_slowest_rank() -> None:
 
 def test_stages_are_compared_each_within_itself() -> None:
     # The last stage has twice the work, always: that is no work that differs from step to step.
-    self_ms = 100 * np.concatenate([draw(spread=0.01, ranks=4), 2 * draw(spread=0.01, ranks=4, seed=2)], axis=1)
-    assert candidates(view(self_ms, signatures={rank: rank // 4 for rank in range(8)})) == []
+    own_ms = 100 * np.concatenate([draw(spread=0.01, ranks=4), 2 * draw(spread=0.01, ranks=4, seed=2)], axis=1)
+    assert candidates(view(own_ms, signatures={rank: rank // 4 for rank in range(8)})) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -105,15 +105,15 @@ def test_jitter_of_two_per_cent_is_not_worth_saying(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_rare_stalls_are_no_uneven_work(seed: int) -> None:
-    self_ms = 100 * draw(spread=0.02, seed=seed)
-    self_ms[np.random.default_rng(seed).random(self_ms.shape) < 0.03] *= 5
-    assert candidates(view(self_ms)) == []
+    own_ms = 100 * draw(spread=0.02, seed=seed)
+    own_ms[np.random.default_rng(seed).random(own_ms.shape) < 0.03] *= 5
+    assert candidates(view(own_ms)) == []
 
 
 def test_rank_slowest_more_often_than_by_chance_is_slow_itself() -> None:
-    self_ms = 100 * draw()
-    self_ms[:, 3] *= 1.3
-    assert candidates(view(self_ms)) == []
+    own_ms = 100 * draw()
+    own_ms[:, 3] *= 1.3
+    assert candidates(view(own_ms)) == []
 
 
 @pytest.mark.parametrize(("steps", "count"), [(127, 0), (128, 1)])
@@ -122,8 +122,8 @@ def test_finding_without_a_cause_needs_many_steps(steps: int, count: int) -> Non
 
 
 def test_without_a_cause_the_time_before_counts_too() -> None:
-    self_ms = np.concatenate([np.full((70, 4), 100.0), two_and_two(80)])
-    assert candidates(view(self_ms)) == []
+    own_ms = np.concatenate([np.full((70, 4), 100.0), two_and_two(80)])
+    assert candidates(view(own_ms)) == []
 
 
 def test_finding_with_a_cause_opens_soon() -> None:
@@ -133,9 +133,9 @@ def test_finding_with_a_cause_opens_soon() -> None:
 
 @pytest.mark.parametrize("slow", [(3, 4), (4, 5, 6, 7)])
 def test_several_alternating_slow_ranks_are_not_chance(slow: tuple[int, ...]) -> None:
-    self_ms = 100 * draw(spread=0.05)
-    self_ms[:, list(slow)] *= 1.3
-    assert candidates(view(self_ms)) == []
+    own_ms = 100 * draw(spread=0.05)
+    own_ms[:, list(slow)] *= 1.3
+    assert candidates(view(own_ms)) == []
 
 
 # -- why --------------------------------------------------------------------------------------------------------------
@@ -276,9 +276,9 @@ def test_finding_passes_when_half_of_the_least_cost_is_gone(spread: float, passe
 
 
 def test_finding_has_passed_when_one_rank_is_slow_instead() -> None:
-    self_ms = 100 * draw()
-    self_ms[:, 3] *= 2
-    assert DETECTOR.has_passed(view(self_ms), only(view(100 * draw())), ())
+    own_ms = 100 * draw()
+    own_ms[:, 3] *= 2
+    assert DETECTOR.has_passed(view(own_ms), only(view(100 * draw())), ())
 
 
 def test_too_few_steps_have_not_passed() -> None:

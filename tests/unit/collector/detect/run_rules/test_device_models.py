@@ -16,13 +16,13 @@ DETECTOR = DeviceModels(Thresholds())
 
 
 def times(ratio: float, *, spread: float = 0.02, steps: int = 60) -> Floats:
-    """Self times in ms: 100 on the first four ranks, `ratio` times that on the others."""
+    """Own times in ms: 100 on the first four ranks, `ratio` times that on the others."""
     usual = np.repeat([100.0, 100.0 * ratio], 4)
     return usual * np.exp(np.random.default_rng(1).normal(0.0, spread, (steps, 8)))
 
 
-def view(self_ms: Floats, models: dict[int, str | None] | None = None, stages: dict[int, int] | None = None) -> RunView:
-    return view_of(series_of(self_ms.tolist()), models=MODELS if models is None else models, signatures=stages)
+def view(own_ms: Floats, models: dict[int, str | None] | None = None, stages: dict[int, int] | None = None) -> RunView:
+    return view_of(series_of(own_ms.tolist()), models=MODELS if models is None else models, signatures=stages)
 
 
 def candidates(look: RunView, *known: Finding) -> list[Candidate]:
@@ -48,9 +48,9 @@ def test_no_rank_of_the_slower_model_is_a_straggler() -> None:
 
 
 def test_slow_rank_of_the_slower_model_is_named_beside_its_peers() -> None:
-    self_ms = times(1.1)
-    self_ms[:, 6] *= 1.2
-    found = Stragglers(Thresholds()).find(view(self_ms), ())
+    own_ms = times(1.1)
+    own_ms[:, 6] *= 1.2
+    found = Stragglers(Thresholds()).find(view(own_ms), ())
     assert not isinstance(found, Abstain)
     assert [one.finding.ranks for one in found] == [(6,)]
     assert found[0].finding.slowdown_ratio == pytest.approx(1.2, rel=0.02)
@@ -61,10 +61,10 @@ def test_equal_models_are_no_finding() -> None:
 
 
 def test_only_the_slowest_model_is_told() -> None:
-    self_ms = times(1.1, spread=0.0)
-    self_ms[:, 2:4] *= 1.3
+    own_ms = times(1.1, spread=0.0)
+    own_ms[:, 2:4] *= 1.3
     models = {**MODELS, 2: "A100", 3: "A100"}
-    (one,) = candidates(view(self_ms, models))
+    (one,) = candidates(view(own_ms, models))
     assert (one.finding.details["model"], one.finding.details["ranks"]) == ("A100", "2-3")
 
 
@@ -93,9 +93,9 @@ def test_nothing_is_said_while_too_few_steps_are_known() -> None:
 
 
 def test_steps_not_known_of_all_ranks_have_no_cost() -> None:
-    self_ms = times(1.1, spread=0.0)
-    self_ms[3, 5] = UNKNOWN
-    ((_, lost_ns),) = candidates(view(self_ms))
+    own_ms = times(1.1, spread=0.0)
+    own_ms[3, 5] = UNKNOWN
+    ((_, lost_ns),) = candidates(view(own_ms))
     assert lost_ns is not None
     assert np.flatnonzero(np.isnan(lost_ns)).tolist() == [3]
 

@@ -40,7 +40,7 @@ def test_two_slow_ranks_explain_the_sum_of_their_excess() -> None:
 
 def test_slow_rank_of_unknown_steps_explains_its_usual_excess() -> None:
     unknown = [UNKNOWN] * 4
-    numbers = {"self_ns": 130.0 * MS, "peers_self_ns": 100.0 * MS}
+    numbers = {"own_ns": 130.0 * MS, "peers_own_ns": 100.0 * MS}
     assert find_explained_ns(view(ROWS[0], unknown), [straggler(1, evidence=numbers)])[1] == pytest.approx(30 * MS)
     intermittent = straggler(1, pattern="intermittent", evidence=numbers)
     assert find_explained_ns(view(ROWS[0], unknown), [intermittent])[1] == 0.0
@@ -49,15 +49,15 @@ def test_slow_rank_of_unknown_steps_explains_its_usual_excess() -> None:
 def test_stall_at_the_end_of_a_step_explains_the_next_one_too() -> None:
     # Rank 1 takes 150 of 100 ms in step 1, 20 of them behind the last collective: the others wait for it for 30 ms in
     # step 1, and for 20 ms in step 2, which rank 1 begins 20 ms later than they, so that its own is 20 ms shorter.
-    self_ms = [[100.0] * 4, [100.0, 150.0, 100.0, 100.0], [100.0] * 4]
+    own_ms = [[100.0] * 4, [100.0, 150.0, 100.0, 100.0], [100.0] * 4]
     step_ms = [[100.0] * 4, [130.0, 150.0, 130.0, 130.0], [120.0, 100.0, 120.0, 120.0]]
-    look = view_of(series_of(self_ms, step_ms=step_ms))
-    numbers = {"self_ns": 150.0 * MS, "peers_self_ns": 100.0 * MS}
+    look = view_of(series_of(own_ms, step_ms=step_ms))
+    numbers = {"own_ns": 150.0 * MS, "peers_own_ns": 100.0 * MS}
     intermittent = straggler(1, pattern="intermittent", evidence=numbers)
     assert find_explained_ns(look, [intermittent]) == pytest.approx([0.0, 50 * MS, 20 * MS])
     assert find_explained_ns(look, [straggler(1)]) == pytest.approx([0.0, 50 * MS, 0.0])
     # A step after one that is not known, or no longer kept, may have been held up by it.
-    unknown = view_of(series_of([[UNKNOWN] * 4, self_ms[2]], step_ms=step_ms[1:], first_step=1))
+    unknown = view_of(series_of([[UNKNOWN] * 4, own_ms[2]], step_ms=step_ms[1:], first_step=1))
     assert find_explained_ns(unknown, [intermittent])[1] == pytest.approx(20 * MS)
     nothing = view_of(series_of([[100.0] * 4], first_step=1))
     assert find_explained_ns(nothing, [intermittent]).tolist() == [0.0]

@@ -86,11 +86,11 @@ def test_run_both_data_and_host_bound_has_both_findings() -> None:
     assert kinds_in(job_of(idle, idle, data_ms=20, moved_ms=1)) == ["data_bound", "host_bound"]
 
 
-def test_idle_gpus_without_another_rule_are_low_utilisation() -> None:
+def test_idle_gpus_without_another_rule_are_low_utilization() -> None:
     # 34 % idle, 8 % of it for data: 26 % is left for the host, which is too little to blame it.
     idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=8))
-    assert finding.kind == "low_gpu_utilisation"
+    assert finding.kind == "low_gpu_utilization"
     assert finding.what == "GPUs busy only 66 % of the time"
     assert finding.evidence == pytest.approx({"busy_ratio": 0.66, "busy_ratio_max": 0.7})
 
@@ -99,12 +99,12 @@ HALF_IDLE: Shares = {"compute": 45, "exposed": 5, "overlap": 10}
 """The device is idle 50 % of the time, of which 2 % are for data in these tests."""
 
 
-@pytest.mark.parametrize(("process_ms", "kind"), [(24.0, "host_bound"), (23.9, "low_gpu_utilisation")])
+@pytest.mark.parametrize(("process_ms", "kind"), [(24.0, "host_bound"), (23.9, "low_gpu_utilization")])
 def test_idle_gpus_without_busy_hosts_wait_for_what_is_not_seen(process_ms: float, kind: str) -> None:
     # Half of 48 % is 24: with less CPU time no host is busy for half of the idle time.
     (finding,) = findings_in(job_of(HALF_IDLE, HALF_IDLE, data_ms=2, process_ms=(process_ms, process_ms)))
     assert finding.kind == kind
-    if kind == "low_gpu_utilisation":
+    if kind == "low_gpu_utilization":
         assert finding.what == "GPUs idle 50 % of the time"
         assert finding.why == (
             "training threads waiting for something not measured: on most ranks the CPU is used at most 24 % of the "
@@ -188,7 +188,7 @@ def test_wait_for_cores_without_windows_of_gpus_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize("kind", ["data_bound", "host_bound"])
-def test_low_utilisation_is_silent_beside_an_explaining_finding(kind: str) -> None:
+def test_low_utilization_is_silent_beside_an_explaining_finding(kind: str) -> None:
     idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
     assert kinds_in(job_of(idle, idle, data_ms=8), finding_of(kind)) == []
 
@@ -251,11 +251,11 @@ def test_transfer_of_groups_that_a_rank_is_not_in_is_not_its_own() -> None:
     assert signs.moving == pytest.approx(0.04)
 
 
-def test_serialised_communication_could_run_beside_the_computing() -> None:
+def test_serialized_communication_could_run_beside_the_computing() -> None:
     # The case in which a gradient is reduced only when all of them are there.
     turns: Shares = {"compute": 85, "exposed": 12, "overlap": 1}
     (finding,) = findings_in(job_of(turns, turns, moved_ms=13))
-    assert finding.kind == "serialised_communication"
+    assert finding.kind == "serialized_communication"
     assert finding.what == "only 8 % of communication overlapped with compute"
     assert finding.why == "up to 12 % of the time to save by full overlap"
     assert "bucket_cap_mb" in finding.suggestion
@@ -270,8 +270,8 @@ def test_serialised_communication_could_run_beside_the_computing() -> None:
         ("there is no communication", {"compute": 95}, 13),
     ],
 )
-def test_communication_without_compute_is_not_serialised(why: str, shares: Shares, moved_ms: float) -> None:
-    assert "serialised_communication" not in kinds_in(job_of(shares, shares, moved_ms=moved_ms)), why
+def test_communication_without_compute_is_not_serialized(why: str, shares: Shares, moved_ms: float) -> None:
+    assert "serialized_communication" not in kinds_in(job_of(shares, shares, moved_ms=moved_ms)), why
 
 
 # -- what is explained already, and what lasts ------------------------------------------------------------------------
@@ -280,9 +280,9 @@ def test_communication_without_compute_is_not_serialised(why: str, shares: Share
 STRAGGLERS = {
     "data_bound": ({"compute": 70, "exposed": 5}, 20.0, 3.0, "data_loading"),
     "host_bound": ({"compute": 40, "exposed": 5}, 1.0, 3.0, "garbage_collection"),
-    "low_gpu_utilisation": ({"compute": 61, "exposed": 5}, 8.0, 3.0, "gpu_compute"),
+    "low_gpu_utilization": ({"compute": 61, "exposed": 5}, 8.0, 3.0, "gpu_compute"),
     "communication_bound": ({"compute": 70, "exposed": 25, "overlap": 40}, 1.0, 65.0, "gpu_compute"),
-    "serialised_communication": ({"compute": 85, "exposed": 12, "overlap": 1}, 1.0, 13.0, "gpu_compute"),
+    "serialized_communication": ({"compute": 85, "exposed": 12, "overlap": 1}, 1.0, 13.0, "gpu_compute"),
 }
 """By kind a run that has it (shares, data and transfer in ms), and the cause of a straggler that explains it."""
 
@@ -308,7 +308,7 @@ def test_host_bound_is_silent_beside_a_run_whose_data_loaders_are_slower() -> No
     assert kinds_in(run_with("host_bound"), finding_of("run_slowdown", "data_loading")) == []
 
 
-@pytest.mark.parametrize("kind", ["communication_bound", "serialised_communication"])
+@pytest.mark.parametrize("kind", ["communication_bound", "serialized_communication"])
 def test_rule_explained_by_a_slow_link_is_silent(kind: str) -> None:
     assert kinds_in(run_with(kind), finding_of("slow_link")) == []
 

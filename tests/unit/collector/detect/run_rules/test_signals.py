@@ -87,7 +87,7 @@ def test_first_steps_give_no_verdict_on_the_run(made: int, reason: str) -> None:
 
 def test_run_without_steps_is_not_judged() -> None:
     nothing = np.empty((0, 2))
-    series = StepSeries(np.empty(0, dtype=np.int64), (0, 1), nothing, nothing, nothing, {}, self_is_measured=True)
+    series = StepSeries(np.empty(0, dtype=np.int64), (0, 1), nothing, nothing, nothing, {}, own_is_measured=True)
     found = RULE.find(view_of(series), ())
     assert found == Abstain("0 steps are known, 64 are needed to judge the run as a whole")
 

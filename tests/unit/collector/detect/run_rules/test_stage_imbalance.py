@@ -16,24 +16,24 @@ DETECTOR = StageImbalance(Thresholds(slowdown_ratio_min=1.15, slowdown_close_rat
 
 
 def work(*stages_ms: float, steps: int = 100, spread: float = 0.02, seed: int = 1) -> Floats:
-    """Self times in ms of stages of four ranks."""
+    """Own times in ms of stages of four ranks."""
     usual = np.repeat(np.array(stages_ms), 4)
     return usual * np.exp(np.random.default_rng(seed).normal(0.0, spread, (steps, len(usual))))
 
 
-def view(self_ms: Floats, signatures: dict[int, str] | None = None, *, first_step: int = 0) -> RunView:
-    series = series_of(self_ms.tolist(), first_step=first_step)
+def view(own_ms: Floats, signatures: dict[int, str] | None = None, *, first_step: int = 0) -> RunView:
+    series = series_of(own_ms.tolist(), first_step=first_step)
     return view_of(series, signatures=STAGES if signatures is None else signatures)
 
 
-def candidates(self_ms: Floats, *known: Finding, signatures: dict[int, str] | None = None) -> list[Candidate]:
-    found = DETECTOR.find(view(self_ms, signatures), known)
+def candidates(own_ms: Floats, *known: Finding, signatures: dict[int, str] | None = None) -> list[Candidate]:
+    found = DETECTOR.find(view(own_ms, signatures), known)
     assert not isinstance(found, Abstain)
     return list(found)
 
 
-def findings(self_ms: Floats, *known: Finding, signatures: dict[int, str] | None = None) -> list[Finding]:
-    return [candidate.finding for candidate in candidates(self_ms, *known, signatures=signatures)]
+def findings(own_ms: Floats, *known: Finding, signatures: dict[int, str] | None = None) -> list[Finding]:
+    return [candidate.finding for candidate in candidates(own_ms, *known, signatures=signatures)]
 
 
 def straggler(*ranks: int) -> Finding:
@@ -79,9 +79,9 @@ def test_step_is_charged_to_the_heaviest_group_only() -> None:
 
 
 def test_steps_that_are_not_known_of_all_ranks_are_not_charged() -> None:
-    self_ms = work(100, 140)
-    self_ms[7, 0] = np.nan
-    (candidate,) = candidates(self_ms)
+    own_ms = work(100, 140)
+    own_ms[7, 0] = np.nan
+    (candidate,) = candidates(own_ms)
     assert candidate.lost_ns is not None
     assert np.flatnonzero(np.isnan(candidate.lost_ns)).tolist() == [7]
 
@@ -89,8 +89,8 @@ def test_steps_that_are_not_known_of_all_ranks_are_not_charged() -> None:
 def test_ranks_without_peers_count_for_the_mean() -> None:
     # (8 * 100 + 4 * 150 + 2 * 60) / 14 = 108.6
     groups = dict.fromkeys(range(8), "a") | dict.fromkeys(range(8, 12), "b") | {12: "c", 13: "d"}
-    self_ms = np.concatenate([work(100, 100, 150), work(60)[:, :2]], axis=1)
-    (finding,) = findings(self_ms, signatures=groups)
+    own_ms = np.concatenate([work(100, 100, 150), work(60)[:, :2]], axis=1)
+    (finding,) = findings(own_ms, signatures=groups)
     assert finding.slowdown_ratio == pytest.approx(150 / 108.6, rel=0.01)
 
 
@@ -104,15 +104,15 @@ def test_equal_stages_are_balanced(spread: float, seed: int) -> None:
 
 
 def test_stage_that_became_slower_is_not_called_imbalanced() -> None:
-    self_ms = work(100, 100)
-    self_ms[50:, 4:] *= 1.5
-    assert findings(self_ms) == []
+    own_ms = work(100, 100)
+    own_ms[50:, 4:] *= 1.5
+    assert findings(own_ms) == []
 
 
 def test_one_slow_rank_makes_no_imbalance() -> None:
-    self_ms = work(100, 100)
-    self_ms[:, 4] *= 3
-    assert findings(self_ms) == []
+    own_ms = work(100, 100)
+    own_ms[:, 4] *= 3
+    assert findings(own_ms) == []
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(LAST, 0), ((4, 5), 1)])
@@ -125,17 +125,17 @@ PAIRS = {rank: f"stage {rank // 2}" for rank in range(8)}
 
 def test_stage_of_two_ranks_is_named() -> None:
     # pp 4 x dp 2: 160 ms beside three stages of 80 ms, whose mean is 100 ms.
-    self_ms = work(80, 80)
-    self_ms[:, 6:] *= 2
-    (finding,) = findings(self_ms, signatures=PAIRS)
+    own_ms = work(80, 80)
+    own_ms[:, 6:] *= 2
+    (finding,) = findings(own_ms, signatures=PAIRS)
     assert finding.ranks == (6, 7)
     assert finding.slowdown_ratio == pytest.approx(1.6, rel=0.01)
 
 
 def test_one_slow_rank_of_two_is_no_heavy_stage() -> None:
-    self_ms = work(100, 100)
-    self_ms[:, 6] *= 1.6
-    assert findings(self_ms, signatures=PAIRS) == []
+    own_ms = work(100, 100)
+    own_ms[:, 6] *= 1.6
+    assert findings(own_ms, signatures=PAIRS) == []
 
 
 @pytest.mark.parametrize("signatures", [{}, dict.fromkeys(range(8), "one")])

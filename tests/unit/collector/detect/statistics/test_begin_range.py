@@ -10,7 +10,7 @@ BEGIN, COUNT = 100, 200
 
 
 def rise(height: float, length: int, seed: int, deviation: float, correlation: float = 0.0) -> Floats:
-    """Return a rise from BEGIN on, in noise of this deviation whose neighbours are correlated (first order)."""
+    """Return a rise from BEGIN on, in noise of this deviation whose neighbors are correlated (first order)."""
     drawn = np.random.default_rng(seed).normal(0.0, deviation, COUNT)
     for index in range(1, COUNT):
         drawn[index] = correlation * drawn[index - 1] + np.sqrt(1 - correlation**2) * drawn[index]

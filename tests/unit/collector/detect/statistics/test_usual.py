@@ -22,12 +22,12 @@ def times(steps: int = 160, seed: int = 1) -> Floats:
     return WORK * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, 8)))
 
 
-def view(self_ms: Floats, known: dict[int, float] | None = None) -> RunView:
-    return view_of(series_of(self_ms.tolist()), signatures=STAGES, known_usual=known)
+def view(own_ms: Floats, known: dict[int, float] | None = None) -> RunView:
+    return view_of(series_of(own_ms.tolist()), signatures=STAGES, known_usual=known)
 
 
-def findings(self_ms: Floats, known: dict[int, float] | None = None) -> list[Finding]:
-    found = DETECTOR.find(view(self_ms, known), ())
+def findings(own_ms: Floats, known: dict[int, float] | None = None) -> list[Finding]:
+    found = DETECTOR.find(view(own_ms, known), ())
     assert not isinstance(found, Abstain)
     return [candidate.finding for candidate in found]
 
@@ -39,9 +39,9 @@ def test_other_work_is_no_slowness(seed: int) -> None:
 
 @pytest.mark.parametrize("rank", [0, 3, 7])
 def test_rank_slower_than_usual_is_named_with_the_usual_ratio(rank: int) -> None:
-    self_ms = times()
-    self_ms[100:, rank] *= 1.3
-    (finding,) = findings(self_ms)
+    own_ms = times()
+    own_ms[100:, rank] *= 1.3
+    (finding,) = findings(own_ms)
     assert (finding.ranks, finding.since_step) == ((rank,), 100)
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
     assert finding.what == "than usual, compared with the other 7 ranks (none known to do the same work)"
@@ -49,18 +49,18 @@ def test_rank_slower_than_usual_is_named_with_the_usual_ratio(rank: int) -> None
 
 
 def test_what_was_usual_is_kept_when_it_has_left_the_window() -> None:
-    self_ms = times()
-    self_ms[:, 7] *= 1.3
-    assert findings(self_ms) == []
-    (finding,) = findings(self_ms, known={7: float(np.log(1.4))})
+    own_ms = times()
+    own_ms[:, 7] *= 1.3
+    assert findings(own_ms) == []
+    (finding,) = findings(own_ms, known={7: float(np.log(1.4))})
     assert finding.ranks == (7,)
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
 
 
 def test_intermittent_rank_without_peers_is_found() -> None:
-    self_ms = times(steps=200)
-    self_ms[60::5, 7] *= 1.6
-    assert [(finding.ranks, finding.pattern) for finding in findings(self_ms)] == [((7,), "intermittent")]
+    own_ms = times(steps=200)
+    own_ms[60::5, 7] *= 1.6
+    assert [(finding.ranks, finding.pattern) for finding in findings(own_ms)] == [((7,), "intermittent")]
 
 
 def test_usual_is_the_level_before_the_last_change() -> None:
@@ -73,9 +73,9 @@ def test_usual_is_the_level_before_the_last_change() -> None:
 
 def test_first_few_steps_do_not_say_what_is_usual() -> None:
     # A training that warms up: 8 steps with another ratio are fewer than a verdict takes.
-    self_ms = times(steps=60)
-    self_ms[:8, 7] /= 1.1
-    assert findings(self_ms) == []
-    self_ms[:12, 7] = times(steps=60)[:12, 7] / 1.1
-    (finding,) = findings(self_ms)
+    own_ms = times(steps=60)
+    own_ms[:8, 7] /= 1.1
+    assert findings(own_ms) == []
+    own_ms[:12, 7] = times(steps=60)[:12, 7] / 1.1
+    (finding,) = findings(own_ms)
     assert (finding.ranks, finding.since_step) == ((7,), 12)

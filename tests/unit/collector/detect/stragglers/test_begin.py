@@ -13,14 +13,14 @@ from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
 
 
 def view(longer_from: int, *, gap: tuple[int, int] = (40, 80), longer: float = 1.4) -> RunView:
-    """Rank 1 is slow from step 60 on; self times are not known in the gap, step times are."""
+    """Rank 1 is slow from step 60 on; own times are not known in the gap, step times are."""
     random = np.random.default_rng(1)
     step_ms = 100 * np.exp(random.normal(0.0, 0.01, (120, 4)))
-    self_ms = step_ms.copy()
-    self_ms[60:, 1] *= 1.4
+    own_ms = step_ms.copy()
+    own_ms[60:, 1] *= 1.4
     step_ms[longer_from:] *= longer
-    self_ms[gap[0] : gap[1]] = UNKNOWN
-    return view_of(series_of(self_ms.tolist(), step_ms=step_ms.tolist()))
+    own_ms[gap[0] : gap[1]] = UNKNOWN
+    return view_of(series_of(own_ms.tolist(), step_ms=step_ms.tolist()))
 
 
 def slow_rank(look: RunView) -> SlowRank:
@@ -95,9 +95,9 @@ def test_range_ends_no_later_than_when_it_was_found() -> None:
 
 def test_range_ends_where_a_slow_rank_becomes_slower() -> None:
     look = view(60, gap=(0, 0))
-    slower = look.series.self_ns.copy()
+    slower = look.series.own_ns.copy()
     slower[90:, 1] *= 2
-    look = dataclasses.replace(look, series=dataclasses.replace(look.series, self_ns=slower))
+    look = dataclasses.replace(look, series=dataclasses.replace(look.series, own_ns=slower))
     slow = slow_rank(look)
     assert slow.since_step == 60 < slow.level_from_step
     earliest, latest = range_of(slow, look) or (0, 120)

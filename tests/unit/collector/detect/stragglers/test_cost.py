@@ -18,7 +18,7 @@ NO_COST = Cost(1.0, 0.0, 0.0)
 
 
 def cost(
-    self_ms: Rows,
+    own_ms: Rows,
     rank: int,
     *,
     step_ms: Rows | None = None,
@@ -27,14 +27,14 @@ def cost(
     also_slow: tuple[int, ...] = (),
 ) -> Cost:
     """Of a rank whose peers are all the others, of which some are slow as well."""
-    peers = tuple(other for other in range(len(self_ms[0])) if other != rank)
-    slow = slow_of(rank, peers, self_ms=150.0, peers_ms=100.0, since_step=since_step)
-    view = view_of(series_of(self_ms, step_ms=step_ms))
+    peers = tuple(other for other in range(len(own_ms[0])) if other != rank)
+    slow = slow_of(rank, peers, own_ms=150.0, peers_ms=100.0, since_step=since_step)
+    view = view_of(series_of(own_ms, step_ms=step_ms))
     return price(lost_to(slow, view, Healthy(view, {rank, *also_slow})), view, max(from_step, since_step))
 
 
 def test_step_loses_what_the_straggler_is_longer_than_the_slowest_healthy_rank() -> None:
-    # Self time 150 against at most 110, in steps of 160: the ideal step takes 120. Ten steps lose 40 ms on 4 ranks.
+    # Own time 150 against at most 110, in steps of 160: the ideal step takes 120. Ten steps lose 40 ms on 4 ranks.
     found = cost([[90.0, 100.0, 110.0, 150.0]] * 10, 3, step_ms=[[160.0] * 4] * 10)
     assert found.run_slowdown_ratio == pytest.approx(160 / 120)
     assert found.lost_rank_seconds == pytest.approx(10 * 0.040 * 4)
@@ -66,60 +66,60 @@ def test_cost_over_a_level_of_the_past_is_by_medians() -> None:
 
 def test_rank_of_other_work_does_not_bound_what_is_lost() -> None:
     # Rank 2 is a stage by itself: that it takes 130 ms may be waiting for the slow rank where no report shows it.
-    slow = slow_of(3, (0, 1), self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(3, (0, 1), own_ms=150.0, peers_ms=100.0)
     view = view_of(series_of([[100.0, 100.0, 130.0, 150.0]]), signatures={0: "a", 1: "a", 2: "b", 3: "a"})
     assert lost_to(slow, view, Healthy(view, {3})) / MS == pytest.approx(50)
 
 
 def test_healthy_rank_on_a_slower_gpu_bounds_what_is_lost() -> None:
     # Its peers are on the same model, and the step would last for those with the same work on the other.
-    slow = slow_of(3, (0, 1), self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(3, (0, 1), own_ms=150.0, peers_ms=100.0)
     models = {0: "new", 1: "new", 2: "old", 3: "new", 4: "old"}
     view = view_of(series_of([[100.0, 100.0, 107.0, 150.0, 110.0]]), models=models)
     assert lost_to(slow, view, Healthy(view, {3})) / MS == pytest.approx(150 - 110)
 
 
 def test_only_slow_steps_from_the_given_step_are_charged() -> None:
-    self_ms = [[100.0, 100.0, 150.0]] * 10
-    assert cost(self_ms, 2, since_step=4).lost_rank_seconds == pytest.approx(6 * 0.050 * 3)
-    assert cost(self_ms, 2, since_step=4, from_step=7).lost_rank_seconds == pytest.approx(3 * 0.050 * 3)
-    assert cost(self_ms, 2, from_step=10) == NO_COST
+    own_ms = [[100.0, 100.0, 150.0]] * 10
+    assert cost(own_ms, 2, since_step=4).lost_rank_seconds == pytest.approx(6 * 0.050 * 3)
+    assert cost(own_ms, 2, since_step=4, from_step=7).lost_rank_seconds == pytest.approx(3 * 0.050 * 3)
+    assert cost(own_ms, 2, from_step=10) == NO_COST
 
 
 def test_two_stragglers_do_not_pay_for_the_same_step_twice() -> None:
-    self_ms = [[100.0, 100.0, 100.0, 150.0, 130.0]] * 6 + [[100.0, 100.0, 100.0, 120.0, 130.0]] * 4
+    own_ms = [[100.0, 100.0, 100.0, 150.0, 130.0]] * 6 + [[100.0, 100.0, 100.0, 120.0, 130.0]] * 4
     # Rank 3 is the longest in six steps and rank 4 in four; the median of the others is 100 for both.
-    assert cost(self_ms, 3, also_slow=(4,)).lost_rank_seconds == pytest.approx(6 * 0.050 * 5)
-    assert cost(self_ms, 4, also_slow=(3,)).lost_rank_seconds == pytest.approx(4 * 0.030 * 5)
+    assert cost(own_ms, 3, also_slow=(4,)).lost_rank_seconds == pytest.approx(6 * 0.050 * 5)
+    assert cost(own_ms, 4, also_slow=(3,)).lost_rank_seconds == pytest.approx(4 * 0.030 * 5)
 
 
 def test_of_two_equally_slow_stragglers_one_pays() -> None:
-    self_ms = [[100.0, 100.0, 100.0, 150.0, 150.0]] * 10
-    assert cost(self_ms, 3, also_slow=(4,)).lost_rank_seconds == pytest.approx(10 * 0.050 * 5)
-    assert cost(self_ms, 4, also_slow=(3,)).lost_rank_seconds == 0.0
+    own_ms = [[100.0, 100.0, 100.0, 150.0, 150.0]] * 10
+    assert cost(own_ms, 3, also_slow=(4,)).lost_rank_seconds == pytest.approx(10 * 0.050 * 5)
+    assert cost(own_ms, 4, also_slow=(3,)).lost_rank_seconds == 0.0
 
 
 def test_fast_step_of_a_straggler_costs_and_gains_nothing() -> None:
     assert cost([[100.0, 100.0, 60.0]] * 10, 2) == NO_COST
 
 
-def test_ideal_step_is_not_shorter_than_the_peers_self_time() -> None:
-    # Clocked from outside, the step seems shorter than the rank's self time: no more than 120 - 100 can be lost.
+def test_ideal_step_is_not_shorter_than_the_peers_own_time() -> None:
+    # Clocked from outside, the step seems shorter than the rank's own time: no more than 120 - 100 can be lost.
     found = cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=[[120.0] * 3] * 10)
     assert found.lost_rank_seconds == pytest.approx(10 * 0.020 * 3)
 
 
-def test_step_shorter_than_the_peers_self_time_loses_nothing() -> None:
+def test_step_shorter_than_the_peers_own_time_loses_nothing() -> None:
     assert cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=[[90.0] * 3] * 10) == NO_COST
 
 
-def test_steps_with_unknown_self_times_are_not_charged() -> None:
-    self_ms = [[100.0, 100.0, 150.0]] * 4 + [[UNKNOWN, UNKNOWN, 150.0], [100.0, 100.0, UNKNOWN]] * 3
-    assert cost(self_ms, 2, step_ms=[[150.0] * 3] * 10).lost_rank_seconds == pytest.approx(4 * 0.050 * 3)
+def test_steps_with_unknown_own_times_are_not_charged() -> None:
+    own_ms = [[100.0, 100.0, 150.0]] * 4 + [[UNKNOWN, UNKNOWN, 150.0], [100.0, 100.0, UNKNOWN]] * 3
+    assert cost(own_ms, 2, step_ms=[[150.0] * 3] * 10).lost_rank_seconds == pytest.approx(4 * 0.050 * 3)
 
 
 def test_step_lasts_as_long_as_on_the_ranks_that_know_it() -> None:
-    # Where the phases stand in for self times, a self time may be known and a duration not.
+    # Where the phases stand in for own times, an own time may be known and a duration not.
     step_ms = [[150.0, UNKNOWN, UNKNOWN]] * 6 + [[UNKNOWN] * 3] * 4
     found = cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=step_ms)
     assert tuple(found) == pytest.approx((1.5, 6 * 0.050 * 3, 1.0))
@@ -136,7 +136,7 @@ def lost_in_a_pipeline(
     """What one step of 160 ms loses to rank 3, of 150 ms against 100, with these times in point-to-point operations."""
     series = series_of([[*peers_ms, 150.0]], step_ms=[[160.0] * 4])
     view = view_of(dataclasses.replace(series, handover_ns=to_ns([handover_ms])))
-    slow = slow_of(3, (0, 1, 2), self_ms=150.0, peers_ms=100.0, do_same_work=do_same_work)
+    slow = slow_of(3, (0, 1, 2), own_ms=150.0, peers_ms=100.0, do_same_work=do_same_work)
     found: list[float] = (lost_to(slow, view, Healthy(view, {3})) / MS).tolist()
     return found
 
@@ -164,11 +164,11 @@ def test_longest_peer_in_the_pipeline_bounds_what_is_lost() -> None:
 
 
 def together(first_ms: float, second_ms: float, step_ms: float) -> float:
-    """What a step loses to ranks 2 and 3 since step 12, before which steps of 110 ms had self times of 100 ms."""
-    self_ms = [[100.0] * 4] * 12 + [[100.0, 100.0, first_ms, second_ms]] * 4
-    view = view_of(series_of(self_ms, step_ms=[[110.0] * 4] * 12 + [[step_ms] * 4] * 4))
+    """What a step loses to ranks 2 and 3 since step 12, before which steps of 110 ms had own times of 100 ms."""
+    own_ms = [[100.0] * 4] * 12 + [[100.0, 100.0, first_ms, second_ms]] * 4
+    view = view_of(series_of(own_ms, step_ms=[[110.0] * 4] * 12 + [[step_ms] * 4] * 4))
     slow = [
-        slow_of(rank, (0, 1, 5 - rank), self_ms=ms, peers_ms=100.0, since_step=12)
+        slow_of(rank, (0, 1, 5 - rank), own_ms=ms, peers_ms=100.0, since_step=12)
         for rank, ms in ((2, first_ms), (3, second_ms))
     ]
     return float(lost_together(slow, view, Healthy(view, {2, 3}), 12)[-1] / MS)
@@ -179,21 +179,21 @@ def test_ranks_that_are_slow_at_different_places_of_a_step_add_up() -> None:
 
 
 def test_ranks_that_are_slow_at_once_hide_each_other() -> None:
-    # The step is 50 ms longer than it was: 160 - 100 less the 10 ms by which it was longer than a self time before.
+    # The step is 50 ms longer than it was: 160 - 100 less the 10 ms by which it was longer than an own time before.
     assert together(150.0, 130.0, step_ms=160.0) == pytest.approx(50)
 
 
-def spared(lost_ms: float, self_ms: list[float], others: list[int]) -> float:
+def spared(lost_ms: float, own_ms: list[float], others: list[int]) -> float:
     """How much shorter a step of 160 ms would be without a slowness alone."""
-    view = view_of(series_of([self_ms], step_ms=[[160.0] * len(self_ms)]))
+    view = view_of(series_of([own_ms], step_ms=[[160.0] * len(own_ms)]))
     return float(spared_by(to_ns([[lost_ms]])[0], view, others)[0] / MS)
 
 
-def test_step_is_no_shorter_than_the_self_time_of_another_slow_rank() -> None:
-    self_ms = [100.0, 100.0, 150.0, 130.0]
-    assert spared(50.0, self_ms, [3]) == pytest.approx(160 - 130)
-    assert spared(30.0, self_ms, [2]) == pytest.approx(160 - 150)
-    assert spared(50.0, self_ms, []) == pytest.approx(50.0)
+def test_step_is_no_shorter_than_the_own_time_of_another_slow_rank() -> None:
+    own_ms = [100.0, 100.0, 150.0, 130.0]
+    assert spared(50.0, own_ms, [3]) == pytest.approx(160 - 130)
+    assert spared(30.0, own_ms, [2]) == pytest.approx(160 - 150)
+    assert spared(50.0, own_ms, []) == pytest.approx(50.0)
 
 
 def test_what_a_step_is_usually_longer_than_its_ranks_is_not_spared() -> None:
@@ -205,6 +205,6 @@ def test_nothing_is_spared_where_another_rank_is_longer_than_the_step() -> None:
     assert spared(50.0, [100.0, 170.0, 180.0], [1]) == 0.0
 
 
-def test_unknown_self_times_of_others_bound_no_step() -> None:
+def test_unknown_own_times_of_others_bound_no_step() -> None:
     assert spared(50.0, [UNKNOWN, 130.0, 150.0], [0, 1]) == pytest.approx(160 - 130)
     assert spared(50.0, [UNKNOWN] * 3, [0]) == pytest.approx(50.0)

@@ -1,6 +1,6 @@
 """Short CPUs as the cause of slow hosts, by hand-made cases.
 
-Ranks 0 and 1 are on machine a, 2 and 3 on b, 4 and 5 on c. Rank 0 has a self time of 150 ms, its peers 100 ms; the
+Ranks 0 and 1 are on machine a, 2 and 3 on b, 4 and 5 on c. Rank 0 has an own time of 150 ms, its peers 100 ms; the
 machines are sampled at steps 0, 10 and 20. The excess is 50 ms, so 25 ms of it a step, 500 ms in 20 steps, must be
 explained.
 """
@@ -23,17 +23,17 @@ GROUP, MACHINE, STEAL = "group_cpu_pressure_ns", "cpu_pressure_ns", "cpu_steal_n
 def cause_of(
     machines: Mapping[int, Sequence[NodeCounts]],
     *,
-    neighbour_ms: float = 150.0,
+    neighbor_ms: float = 150.0,
     cpu_ms: float = 90.0,
     level_from_step: int = 0,
     pattern: str = "steady",
 ) -> Cause:
-    row = [150.0, neighbour_ms, 100.0, 100.0, 100.0, 100.0]
+    row = [150.0, neighbor_ms, 100.0, 100.0, 100.0, 100.0]
     series = series_of([row] * 25, cpu_ms=[[cpu_ms] + [90.0] * 5] * 25)
-    slow = slow_of(0, (1, 2, 3, 4, 5), self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
+    slow = slow_of(0, (1, 2, 3, 4, 5), own_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
     if pattern == "intermittent":
         slow = slow._replace(pattern=pattern, persistence=0.5, slow_steps=np.arange(0, 25, 2))
-    excess_ns = series.self_ns - 100 * MS
+    excess_ns = series.own_ns - 100 * MS
     return find_cause(slow, series, Samples({}, {}, {}), find_machines(NODES, machines), excess_ns)
 
 
@@ -80,66 +80,66 @@ def test_peers_under_the_same_pressure_make_it_no_cause() -> None:
     assert cause_of(pressed(800, 800, 800)).name == "unseen_wait"
 
 
-def test_healthy_neighbours_on_the_machine_make_it_no_cause() -> None:
-    assert cause_of(pressed(800, 200, 200), neighbour_ms=100.0).name == "unseen_wait"
-    assert cause_of(pressed(800, 200, 200), neighbour_ms=124.0).name == "unseen_wait"
-    assert cause_of(pressed(800, 200, 200), neighbour_ms=125.0).name == "cpu_pressure"
+def test_healthy_neighbors_on_the_machine_make_it_no_cause() -> None:
+    assert cause_of(pressed(800, 200, 200), neighbor_ms=100.0).name == "unseen_wait"
+    assert cause_of(pressed(800, 200, 200), neighbor_ms=124.0).name == "unseen_wait"
+    assert cause_of(pressed(800, 200, 200), neighbor_ms=125.0).name == "cpu_pressure"
 
 
-def test_neighbours_whose_self_time_is_not_known_make_it_no_cause() -> None:
-    assert cause_of(pressed(800, 200, 200), neighbour_ms=UNKNOWN).name == "unseen_wait"
+def test_neighbors_whose_own_time_is_not_known_make_it_no_cause() -> None:
+    assert cause_of(pressed(800, 200, 200), neighbor_ms=UNKNOWN).name == "unseen_wait"
 
 
-def test_rank_alone_on_its_machine_needs_no_neighbours() -> None:
+def test_rank_alone_on_its_machine_needs_no_neighbors() -> None:
     series = series_of([[150.0, 100.0, 100.0, 100.0]] * 25, cpu_ms=[[90.0] * 4] * 25)
-    slow = slow_of(0, (1, 2, 3), self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(0, (1, 2, 3), own_ms=150.0, peers_ms=100.0)
     machines = {rank: growing(ms * MS, MACHINE) for rank, ms in enumerate((800, 200, 200, 200))}
     nodes = {rank: f"n{rank}" for rank in range(4)}
-    found = find_cause(slow, series, Samples({}, {}, {}), find_machines(nodes, machines), series.self_ns - 100 * MS)
+    found = find_cause(slow, series, Samples({}, {}, {}), find_machines(nodes, machines), series.own_ns - 100 * MS)
     assert found.name == "cpu_pressure"
 
 
-@pytest.mark.parametrize(("neighbours_ms", "name"), [(150.0, "cpu_pressure"), (100.0, "unseen_wait")])
-def test_neighbours_are_all_ranks_of_the_node_in_a_large_run(neighbours_ms: float, name: str) -> None:
-    """2,048 ranks on 256 nodes of eight: the peers are sampled, one in sixteen, so none of rank 16's neighbours is."""
+@pytest.mark.parametrize(("neighbors_ms", "name"), [(150.0, "cpu_pressure"), (100.0, "unseen_wait")])
+def test_neighbors_are_all_ranks_of_the_node_in_a_large_run(neighbors_ms: float, name: str) -> None:
+    """2,048 ranks on 256 nodes of eight: the peers are sampled, one in sixteen, so none of rank 16's neighbors is."""
     ranks = 2048
     nodes = {rank: f"n{rank // 8:03}" for rank in range(ranks)}
     row = [100.0] * ranks
-    row[16:24] = [150.0] + [neighbours_ms] * 7
+    row[16:24] = [150.0] + [neighbors_ms] * 7
     view = view_of(series_of([row] * 25, cpu_ms=[[90.0] * ranks] * 25), nodes=nodes)
     peers = view.peer_groups.of(16).peers_of(16)
     assert [peer for peer in peers.ranks if nodes[peer] == "n002"] == []
-    slow = slow_of(16, peers.ranks, self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(16, peers.ranks, own_ms=150.0, peers_ms=100.0)
     read = {rank: growing((800 if rank == 16 else 200) * MS, MACHINE) for rank in range(0, ranks, 8)}
     found = find_cause(slow, view.series, Samples({}, {}, {}), find_machines(nodes, read), view.excess_ns)
     assert found.name == name
 
 
-def test_neighbours_of_other_work_are_judged_by_their_own_peers() -> None:
+def test_neighbors_of_other_work_are_judged_by_their_own_peers() -> None:
     # Ranks 1, 3 and 5 always take 300 ms; rank 1, beside the slow one, is as usual.
     series = series_of([[150.0, 300.0, 100.0, 300.0, 100.0, 300.0]] * 25, cpu_ms=[[90.0] * 6] * 25)
-    slow = slow_of(0, (2, 4), self_ms=150.0, peers_ms=100.0)
-    excess_ns = series.self_ns - np.array([100.0, 300.0] * 3) * MS
+    slow = slow_of(0, (2, 4), own_ms=150.0, peers_ms=100.0)
+    excess_ns = series.own_ns - np.array([100.0, 300.0] * 3) * MS
     machines = find_machines(NODES, pressed(800, 200, 200))
     assert find_cause(slow, series, Samples({}, {}, {}), machines, excess_ns).name == "unseen_wait"
 
 
-def test_neighbour_that_is_not_in_the_series_makes_it_no_cause() -> None:
+def test_neighbor_that_is_not_in_the_series_makes_it_no_cause() -> None:
     series = series_of([[150.0, 100.0]] * 25, cpu_ms=[[90.0] * 2] * 25)
     machines = find_machines({0: "a", 1: "b", 7: "a"}, {0: growing(800 * MS, MACHINE), 1: growing(0, MACHINE)})
-    slow = slow_of(0, (1,), self_ms=150.0, peers_ms=100.0)
-    found = find_cause(slow, series, Samples({}, {}, {}), machines, series.self_ns - 100 * MS)
+    slow = slow_of(0, (1,), own_ms=150.0, peers_ms=100.0)
+    found = find_cause(slow, series, Samples({}, {}, {}), machines, series.own_ns - 100 * MS)
     assert found.name == "unseen_wait"
 
 
-def test_neighbours_of_an_intermittent_slowness_are_judged_in_its_slow_steps() -> None:
-    # Every other step; in the others the neighbour is as fast as all.
+def test_neighbors_of_an_intermittent_slowness_are_judged_in_its_slow_steps() -> None:
+    # Every other step; in the others the neighbor is as fast as all.
     rows = [[150.0, 150.0 if step % 2 == 0 else 100.0, 100.0, 100.0, 100.0, 100.0] for step in range(25)]
     series = series_of(rows, cpu_ms=[[90.0] * 6] * 25)
-    slow = slow_of(0, (1, 2, 3, 4, 5), self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(0, (1, 2, 3, 4, 5), own_ms=150.0, peers_ms=100.0)
     slow = slow._replace(pattern="intermittent", persistence=0.5, slow_steps=np.arange(0, 25, 2))
     machines = find_machines(NODES, pressed(500, 200, 200))
-    found = find_cause(slow, series, Samples({}, {}, {}), machines, series.self_ns - 100 * MS)
+    found = find_cause(slow, series, Samples({}, {}, {}), machines, series.own_ns - 100 * MS)
     assert found.name == "cpu_pressure"
 
 

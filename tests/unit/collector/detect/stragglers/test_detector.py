@@ -21,12 +21,12 @@ def times(steps: int = 120, ranks: int = 12, seed: int = 1) -> Floats:
     return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
 
 
-def view(self_ms: Floats) -> RunView:
-    return view_of(series_of(self_ms.tolist()), nodes=NODES)
+def view(own_ms: Floats) -> RunView:
+    return view_of(series_of(own_ms.tolist()), nodes=NODES)
 
 
-def find(self_ms: Floats, *explained: Finding) -> list[Candidate]:
-    found = DETECTOR.find(view(self_ms), explained)
+def find(own_ms: Floats, *explained: Finding) -> list[Candidate]:
+    found = DETECTOR.find(view(own_ms), explained)
     assert not isinstance(found, Abstain)
     return list(found)
 
@@ -36,9 +36,9 @@ def known(*ranks: int, since_step: int | None = 7) -> Finding:
 
 
 def test_slow_node_is_one_finding_and_its_steps_are_charged_once() -> None:
-    self_ms = times()
-    self_ms[60:, 4:8] *= 1.5
-    ((finding, lost_ns),) = find(self_ms)
+    own_ms = times()
+    own_ms[60:, 4:8] *= 1.5
+    ((finding, lost_ns),) = find(own_ms)
     assert (finding.ranks, finding.nodes, finding.since_step) == ((4, 5, 6, 7), ("node1",), 60)
     assert finding.headline.startswith("Node node1 (ranks 4-7): up to 1.5")
     assert isinstance(lost_ns, np.ndarray)
@@ -47,9 +47,9 @@ def test_slow_node_is_one_finding_and_its_steps_are_charged_once() -> None:
 
 
 def test_slowness_that_grows_is_called_drifting() -> None:
-    self_ms = times()
-    self_ms[40:, 2] *= np.linspace(1.0, 1.6, 80)
-    ((finding, _),) = find(self_ms)
+    own_ms = times()
+    own_ms[40:, 2] *= np.linspace(1.0, 1.6, 80)
+    ((finding, _),) = find(own_ms)
     assert (finding.ranks, finding.pattern) == ((2,), "drifting")
     assert finding.since_step is not None
     assert abs(finding.since_step - 40) <= 15
@@ -57,23 +57,23 @@ def test_slowness_that_grows_is_called_drifting() -> None:
 
 
 def test_rank_that_is_slow_now_and_then_is_found_and_passes() -> None:
-    self_ms = times(steps=200)
-    self_ms[60:120:5, 2] *= 1.6
-    ((finding, lost_ns),) = find(self_ms[:120])
+    own_ms = times(steps=200)
+    own_ms[60:120:5, 2] *= 1.6
+    ((finding, lost_ns),) = find(own_ms[:120])
     assert (finding.ranks, finding.pattern, finding.evidence["gap_steps"]) == ((2,), "intermittent", 5.0)
     assert lost_ns is not None
     assert np.flatnonzero(lost_ns).tolist() == list(range(60, 120, 5))
-    assert not DETECTOR.has_passed(view(self_ms[:120]), finding, ())
-    assert DETECTOR.has_passed(view(self_ms[:160]), finding, ())
+    assert not DETECTOR.has_passed(view(own_ms[:120]), finding, ())
+    assert DETECTOR.has_passed(view(own_ms[:160]), finding, ())
 
 
 def test_sparse_known_steps_need_as_many_to_pass() -> None:
-    self_ms = times(steps=100)
-    self_ms[10:60:2, 2] *= 1.6
+    own_ms = times(steps=100)
+    own_ms[10:60:2, 2] *= 1.6
 
     def sparse(steps: int) -> RunView:
         """Every tenth step is known."""
-        series = series_of(self_ms[:steps].tolist())
+        series = series_of(own_ms[:steps].tolist())
         return view_of(dataclasses.replace(series, steps=10 * series.steps), nodes=NODES)
 
     found = DETECTOR.find(sparse(60), ())
@@ -88,20 +88,20 @@ def test_sparse_known_steps_need_as_many_to_pass() -> None:
 
 @pytest.mark.parametrize(("since_step", "expected"), [(-5, -5), (2, 2), (7, 0), (None, 0)])
 def test_begin_that_has_left_the_window_is_kept(since_step: int | None, expected: int) -> None:
-    self_ms = times()
-    self_ms[:, 2] *= 1.5
+    own_ms = times()
+    own_ms[:, 2] *= 1.5
     # Two slow steps before an open finding are no evidence of an earlier begin, seven are.
-    ((finding, _),) = find(self_ms, known(2, since_step=since_step))
+    ((finding, _),) = find(own_ms, known(2, since_step=since_step))
     assert finding.since_step == expected
 
 
 @pytest.mark.parametrize(("since_step", "expected"), [(99, 99), (101, 101), (400, 400), (410, 400)])
 def test_begin_is_moved_back_and_never_forward(since_step: int, expected: int) -> None:
     """Steps up to 100 are known, and from 400 on, of which it is slow."""
-    self_ms = times()
-    self_ms[60:, 2] *= 1.5
+    own_ms = times()
+    own_ms[60:, 2] *= 1.5
     steps = np.concatenate([np.arange(41, 101), np.arange(400, 460)])
-    series = dataclasses.replace(series_of(self_ms.tolist()), steps=steps)
+    series = dataclasses.replace(series_of(own_ms.tolist()), steps=steps)
     found = DETECTOR.find(view_of(series, nodes=NODES), (known(2, since_step=since_step),))
     assert not isinstance(found, Abstain)
     assert [candidate.finding.since_step for candidate in found] == [expected]
@@ -121,26 +121,26 @@ def test_begin_is_moved_back_and_never_forward(since_step: int, expected: int) -
 def test_kept_begin_has_the_range_that_is_known_now_or_was_before(
     since_step: int, since_range: tuple[int, int] | None, expected: tuple[int, int | None, int | None]
 ) -> None:
-    self_ms = times()
-    self_ms[60:, 2] *= 1.5
+    own_ms = times()
+    own_ms[60:, 2] *= 1.5
     earliest, latest = since_range or (None, None)
     open_one = msgspec.structs.replace(known(2, since_step=since_step), since_step_min=earliest, since_step_max=latest)
-    ((finding, _),) = find(self_ms, open_one)
+    ((finding, _),) = find(own_ms, open_one)
     assert (finding.since_step, finding.since_step_min, finding.since_step_max) == expected
 
 
 def test_node_has_passed_when_all_of_its_ranks_have() -> None:
-    self_ms = times()
-    self_ms[:90, 4:8] *= 1.5
-    assert DETECTOR.has_passed(view(self_ms), known(4, 5, 6, 7), ())
-    self_ms[90:, 6] *= 1.5
-    assert not DETECTOR.has_passed(view(self_ms), known(4, 5, 6, 7), ())
+    own_ms = times()
+    own_ms[:90, 4:8] *= 1.5
+    assert DETECTOR.has_passed(view(own_ms), known(4, 5, 6, 7), ())
+    own_ms[90:, 6] *= 1.5
+    assert not DETECTOR.has_passed(view(own_ms), known(4, 5, 6, 7), ())
 
 
 def test_slowest_of_several_states_what_all_cost_together() -> None:
-    self_ms = np.full((60, 12), 100.0)
-    self_ms[:, 1], self_ms[:, 6] = 150.0, 120.0
-    slowest, other = (one.finding for one in find(self_ms))
+    own_ms = np.full((60, 12), 100.0)
+    own_ms[:, 1], own_ms[:, 6] = 150.0, 120.0
+    slowest, other = (one.finding for one in find(own_ms))
     assert (slowest.ranks, other.ranks) == ((1,), (6,))
     assert slowest.run_slowdown_ratio == pytest.approx(150 / 100)
     assert (slowest.cost_of, other.cost_of) == ("rank 6", "")
@@ -150,17 +150,17 @@ def test_slowest_of_several_states_what_all_cost_together() -> None:
 
 
 def test_several_others_are_named_as_ranks() -> None:
-    self_ms = np.full((60, 12), 100.0)
-    self_ms[:, 1], self_ms[:, 6], self_ms[:, 8] = 150.0, 120.0, 120.0
-    slowest = find(self_ms)[0].finding
+    own_ms = np.full((60, 12), 100.0)
+    own_ms[:, 1], own_ms[:, 6], own_ms[:, 8] = 150.0, 120.0, 120.0
+    slowest = find(own_ms)[0].finding
     assert slowest.cost_of == "ranks 6, 8"
 
 
 def reason_with(*lags: Lag, unknown_from: int = 60) -> str | None:
-    """Of 120 steps of 12 ranks whose self times are unknown from a step on."""
-    self_ms = times()
-    self_ms[unknown_from:] = np.nan
-    series = dataclasses.replace(series_of(self_ms.tolist()), lags=lags)
+    """Of 120 steps of 12 ranks whose own times are unknown from a step on."""
+    own_ms = times()
+    own_ms[unknown_from:] = np.nan
+    series = dataclasses.replace(series_of(own_ms.tolist()), lags=lags)
     found = DETECTOR.find(view_of(series, nodes=NODES), ())
     return found.reason if isinstance(found, Abstain) else None
 
@@ -184,35 +184,35 @@ def test_without_a_lag_or_with_known_ranks_there_is_a_verdict() -> None:
 
 
 def test_open_finding_stays_steady_and_says_its_present_size() -> None:
-    self_ms = times(steps=240)
-    self_ms[60:, 2] *= 1.15
-    ((finding, _),) = find(self_ms[:110])
-    self_ms[120:, 2] *= 1.1
-    self_ms[200:, 2] *= 1.05 / 1.15 / 1.1
-    ((later, _),) = find(self_ms[:180], finding)
+    own_ms = times(steps=240)
+    own_ms[60:, 2] *= 1.15
+    ((finding, _),) = find(own_ms[:110])
+    own_ms[120:, 2] *= 1.1
+    own_ms[200:, 2] *= 1.05 / 1.15 / 1.1
+    ((later, _),) = find(own_ms[:180], finding)
     assert (later.pattern, later.since_step) == ("steady", 60)
     level_from = round(later.evidence["level_from_step"])
     assert abs(level_from - 120) <= 5
     assert later.slowdown_ratio == pytest.approx(1.15 * 1.1, rel=0.02)
     assert later.run_slowdown_ratio == pytest.approx(1.15 * 1.1, rel=0.05)
     # The change has left the table; the finding keeps it.
-    series = dataclasses.replace(series_of(self_ms[130:200].tolist()), steps=np.arange(130, 200))
+    series = dataclasses.replace(series_of(own_ms[130:200].tolist()), steps=np.arange(130, 200))
     found = DETECTOR.find(view_of(series, nodes=NODES), (later,))
     assert not isinstance(found, Abstain)
     ((last, _),) = found
     assert (last.since_step, last.also) == (60, (f"by this much since step {level_from} only",))
     # 1.05 times is less than a rank is called slow for anew, and it is not over.
-    ((least, _),) = find(self_ms, later)
+    ((least, _),) = find(own_ms, later)
     assert least.slowdown_ratio == pytest.approx(1.05, rel=0.01)
 
 
-def words_over_time(self_ms: Floats, kept: int = 256) -> list[tuple[int | None, tuple[str, ...]]]:
+def words_over_time(own_ms: Floats, kept: int = 256) -> list[tuple[int | None, tuple[str, ...]]]:
     """What is said of the begin and the level of rank 2, pass by pass, of the last steps each."""
     open_ones: tuple[Finding, ...] = ()
     said = []
-    for end in range(100, len(self_ms), 16):
+    for end in range(100, len(own_ms), 16):
         first = max(0, end - kept)
-        series = dataclasses.replace(series_of(self_ms[first:end].tolist()), steps=np.arange(first, end))
+        series = dataclasses.replace(series_of(own_ms[first:end].tolist()), steps=np.arange(first, end))
         found = DETECTOR.find(view_of(series, nodes=NODES), open_ones)
         assert not isinstance(found, Abstain)
         open_ones = tuple(candidate.finding for candidate in found if candidate.finding.ranks == (2,))
@@ -223,54 +223,54 @@ def words_over_time(self_ms: Floats, kept: int = 256) -> list[tuple[int | None, 
 @pytest.mark.parametrize("seed", range(3))
 def test_constant_fault_in_wandering_noise_has_one_begin_and_no_other_level(seed: int) -> None:
     random = np.random.default_rng(seed)
-    self_ms = np.full((1_500, 4), 50.0) * np.exp(random.normal(0.0, 0.02, (1_500, 4)))
-    self_ms[60:, 2] *= 3.0 * np.exp(0.04 * np.sin(np.arange(1_440) / 40) + random.normal(0.0, 0.02, 1_440))
-    assert set(words_over_time(self_ms)) == {(60, ())}
+    own_ms = np.full((1_500, 4), 50.0) * np.exp(random.normal(0.0, 0.02, (1_500, 4)))
+    own_ms[60:, 2] *= 3.0 * np.exp(0.04 * np.sin(np.arange(1_440) / 40) + random.normal(0.0, 0.02, 1_440))
+    assert set(words_over_time(own_ms)) == {(60, ())}
 
 
 def test_level_that_is_told_of_does_not_move_and_ends_with_a_later_one() -> None:
-    self_ms = np.full((1_200, 4), 50.0) * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (1_200, 4)))
-    self_ms[60:, 2] *= 2.0
-    self_ms[300:, 2] *= 2.0
-    assert list(dict.fromkeys(words_over_time(self_ms))) == [
+    own_ms = np.full((1_200, 4), 50.0) * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (1_200, 4)))
+    own_ms[60:, 2] *= 2.0
+    own_ms[300:, 2] *= 2.0
+    assert list(dict.fromkeys(words_over_time(own_ms))) == [
         (60, ()),
         (60, ("by this much since step 300 only",)),
     ]
-    self_ms[900:, 2] *= 2.0
-    assert words_over_time(self_ms)[-1] == (60, ())
+    own_ms[900:, 2] *= 2.0
+    assert words_over_time(own_ms)[-1] == (60, ())
 
 
 def test_rank_that_grows_slower_beyond_the_table_is_drifting_still() -> None:
-    self_ms = times(steps=200)
-    self_ms[:, 2] *= np.linspace(1.2, 1.6, 200)
-    ((finding, _),) = find(self_ms, known(2))
+    own_ms = times(steps=200)
+    own_ms[:, 2] *= np.linspace(1.2, 1.6, 200)
+    ((finding, _),) = find(own_ms, known(2))
     assert finding.pattern == "drifting"
     assert (finding.since_step or 0) <= 7
 
 
 def test_as_many_healthy_steps_close_as_had_opened() -> None:
-    self_ms = times(steps=200)
-    self_ms[60:120, 2] *= 1.5
-    ((finding, _),) = find(self_ms[:90])
+    own_ms = times(steps=200)
+    own_ms[60:120, 2] *= 1.5
+    ((finding, _),) = find(own_ms[:90])
     assert finding.evidence["steps_to_close"] == 30
-    assert not DETECTOR.has_passed(view(self_ms[:149]), finding, ())
-    assert DETECTOR.has_passed(view(self_ms[:150]), finding, ())
+    assert not DETECTOR.has_passed(view(own_ms[:149]), finding, ())
+    assert DETECTOR.has_passed(view(own_ms[:150]), finding, ())
 
 
 def test_healthy_steps_by_chance_close_nothing() -> None:
     """Since its begin the rank is 1.05 times as slow, in its last twelve steps it is not."""
-    self_ms = times(steps=120)
-    self_ms[60:, 2] *= 1.06
-    self_ms[110:, 2] *= 0.96
+    own_ms = times(steps=120)
+    own_ms[60:, 2] *= 1.06
+    own_ms[110:, 2] *= 0.96
     finding = known(2, since_step=60)
-    assert not DETECTOR.has_passed(view(self_ms), finding, ())
+    assert not DETECTOR.has_passed(view(own_ms), finding, ())
 
 
 def held_up(wait_ms: float, peers_wait_ms: float) -> RunView:
     """Rank 2 takes 130 ms from step 60 on, the others 100; CPU times are equal, and waits for a core as given."""
-    self_ms = times()
-    self_ms[60:, 2] *= 1.3
-    series = series_of(self_ms.tolist(), cpu_ms=[[90.0] * 12] * 120)
+    own_ms = times()
+    own_ms[60:, 2] *= 1.3
+    series = series_of(own_ms.tolist(), cpu_ms=[[90.0] * 12] * 120)
     waits = {
         rank: [TimeCount(steps, round(steps * (wait_ms if rank == 2 else peers_wait_ms) * MS)) for steps in (60, 119)]
         for rank in range(12)

@@ -22,7 +22,7 @@ from rankscope.collector.detect.view import Candidate
 from rankscope.collector.steps.step_series import EnqueueSeries, StepSeries
 from tests.unit.collector.steps.step_series import MS, series_of, slow_of, view_of
 
-SLOW = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, level_from_step=5)
+SLOW = slow_of(2, (0, 1, 3), own_ms=75.0, peers_ms=35.0, level_from_step=5)
 """Slower by 40 ms."""
 NAN = float("nan")
 Row = tuple[float, float, float, float]
@@ -43,7 +43,7 @@ def enqueues_of(
 
 
 def series_with(enqueues: EnqueueSeries | None, *, is_by_device: bool = True) -> StepSeries:
-    series = series_of([[35.0, 35.0, 75.0, 35.0]] * 20, self_is_measured=False)
+    series = series_of([[35.0, 35.0, 75.0, 35.0]] * 20, own_is_measured=False)
     return dataclasses.replace(series, is_by_device=is_by_device, enqueues=enqueues)
 
 
@@ -166,10 +166,10 @@ def test_lateness_and_error_are_stated(late_ms: float, error_ms: float, said: st
 
 def find(late_ms: float, *, is_by_device: bool) -> list[Candidate]:
     """Return what is found where rank 2 is slower by 50 ms from step 60 on, and enqueues by so much later."""
-    self_ms = 100.0 * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (120, 4)))
-    self_ms[60:, 2] *= 1.5
+    own_ms = 100.0 * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (120, 4)))
+    own_ms[60:, 2] *= 1.5
     enqueues = enqueues_of(*[(0, 0, late_ms, 0)] * 50, first_step=65, error_ms=(0.1,) * 4)
-    series = series_of(self_ms.tolist(), self_is_measured=False)
+    series = series_of(own_ms.tolist(), own_is_measured=False)
     view = view_of(dataclasses.replace(series, is_by_device=is_by_device, enqueues=enqueues))
     found = Stragglers(Thresholds()).find(view, ())
     assert not isinstance(found, Abstain)
@@ -197,6 +197,6 @@ def test_slow_device_of_a_host_that_is_on_time_is_named() -> None:
 
 def test_enqueues_accuse_nobody() -> None:
     enqueues = enqueues_of(*[(0, 0, 50, 0)] * 50, first_step=65)
-    self_ms = 100.0 * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (120, 4)))
-    series = series_of(self_ms.tolist(), self_is_measured=False)
+    own_ms = 100.0 * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (120, 4)))
+    series = series_of(own_ms.tolist(), own_is_measured=False)
     assert Stragglers(Thresholds()).find(view_of(dataclasses.replace(series, enqueues=enqueues)), ()) == []

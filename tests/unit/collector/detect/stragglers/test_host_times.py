@@ -44,7 +44,7 @@ def cause_of(
     """
     cpu = None if cpu_ms is None else [[cpu_ms[1]] * 3 + [cpu_ms[0]]] * 10
     series = series_of([[100.0] * 3 + [150.0]] * 10, cpu_ms=cpu)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)._replace(pattern=pattern, slow_steps=np.arange(10))
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)._replace(pattern=pattern, slow_steps=np.arange(10))
     if pattern == "intermittent":
         slow = slow._replace(persistence=0.5)
     devices = {} if idle_ms is None else {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in (SLOW, *PEERS)}
@@ -208,7 +208,7 @@ def test_idle_gpu_whose_host_waits_for_a_core_is_cpu_pressure() -> None:
 
 def test_wait_for_a_core_counts_on_a_gpu_that_no_window_has_seen() -> None:
     series = series_of([[100.0] * 3 + [150.0]] * 10, cpu_ms=[[90.0] * 4] * 10)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
     gpus = {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in (SLOW, *PEERS)}
     waits = counts_of(45.0, 10.0)
     assert find_cause(slow, series, Samples({}, {}, gpus, core_waits=waits)).name == "cpu_pressure"
@@ -257,5 +257,5 @@ def test_waits_for_a_core_come_before_other_threads() -> None:
 
 def test_work_is_not_compared_where_cpu_times_are_not_known() -> None:
     assert (
-        find_longer_work(slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0), 25 * MS, {}, Samples({}, {}, {})) is None
+        find_longer_work(slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0), 25 * MS, {}, Samples({}, {}, {})) is None
     )

@@ -1,4 +1,4 @@
-"""Memory pressure, by hand-made cases: rank 3 has a self time of 150 ms, its three peers 100 ms."""
+"""Memory pressure, by hand-made cases: rank 3 has an own time of 150 ms, its three peers 100 ms."""
 
 from collections.abc import Mapping, Sequence
 
@@ -41,7 +41,7 @@ def cause_of(
     breakdowns: Mapping[int, Sequence[WindowBreakdown]] | None = None,
     gc_steps: int | None = 20,
 ) -> Cause:
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
     pauses = {} if gc_steps is None else {rank: (TimeCount(gc_steps, 0),) for rank in (*PEERS, SLOW)}
     devices = {SLOW: (DeviceSample(host_ns=0, uuid=""),)}
     samples = Samples(breakdowns or {}, pauses, devices, allocators or {}, hosts or {})

@@ -25,7 +25,7 @@ def cause_of(device: DeviceSample, signs: dict[str, int], **more: Any) -> tuple[
 
 
 def slow_from(step: int, before_step: int | None = BEGIN - 1) -> SlowRank:
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, since_step=step, level_from_step=0)
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0, since_step=step, level_from_step=0)
     return slow._replace(before_step=before_step)
 
 

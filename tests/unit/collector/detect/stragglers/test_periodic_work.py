@@ -8,7 +8,7 @@ from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.periodic_work import find_periods
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView, Samples
-from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import DeviceSample, Synchronization, WindowBreakdown, WindowSynchronizations
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 DETECTOR = Stragglers(Thresholds())
@@ -82,28 +82,28 @@ def test_other_slowness_in_some_steps_is_a_straggler(longer_ms: dict[int, float]
 
 
 def test_without_phases_it_is_a_straggler() -> None:
-    (found,) = findings(view_of(series_of((view(every((10, 50.0))).series.self_ns / MS).tolist())))
+    (found,) = findings(view_of(series_of((view(every((10, 50.0))).series.own_ns / MS).tolist())))
     assert found.kind == "straggler"
 
 
 def test_slow_loader_every_tenth_step_is_a_straggler() -> None:
     look = view(every((10, 50.0)))
-    self_ms = look.series.self_ns / MS
-    longer = (self_ms - 95.0).tolist()
-    (found,) = findings(view_of(series_of(self_ms.tolist(), phases_ms={"data": longer, "other": longer})))
+    own_ms = look.series.own_ns / MS
+    longer = (own_ms - 95.0).tolist()
+    (found,) = findings(view_of(series_of(own_ms.tolist(), phases_ms={"data": longer, "other": longer})))
     assert (found.kind, found.cause) == ("straggler", "data_loading")
 
 
 def test_line_that_waits_for_the_gpu_is_named() -> None:
     steps = range(0, STEPS, 10)
 
-    def waits(rank: int) -> list[WindowSynchronisations]:
-        kind = Synchronisation(
+    def waits(rank: int) -> list[WindowSynchronizations]:
+        kind = Synchronization(
             call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (log)", count=1,
             waits_ns=round(50 * MS), idle_ns=round(50 * MS),
         )  # fmt: skip
         return [
-            WindowSynchronisations(
+            WindowSynchronizations(
                 first_step=step, step_count=1, call_ns={"cudaStreamSynchronize": (1 - rank) * 50 * MS},
                 idle_ns=(1 - rank) * 50 * MS, kinds=(kind,) * (1 - rank),
             )
@@ -123,7 +123,7 @@ def test_line_that_waits_for_the_gpu_is_named() -> None:
         breakdowns={rank: windows(min(rank, 1)) for rank in range(RANKS)},
         gc_pauses={},
         devices={rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in range(RANKS)},
-        synchronisations={rank: waits(min(rank, 1)) for rank in range(RANKS)},
+        synchronizations={rank: waits(min(rank, 1)) for rank in range(RANKS)},
     )
     (found,) = findings(view(every((10, 50.0)), samples=samples))
     where = "train.py:24 (log) (aten::item, cudaStreamSynchronize)"

@@ -1,4 +1,4 @@
-"""Persistent stragglers: synthetic self times with a known truth, from a seeded generator."""
+"""Persistent stragglers: synthetic own times with a known truth, from a seeded generator."""
 
 import dataclasses
 import math
@@ -21,56 +21,56 @@ def noise(steps: int, ranks: int, spread: float = 0.05, seed: int = 7) -> Floats
     return STEP_NS * np.exp(np.random.default_rng(seed).normal(0.0, spread, (steps, ranks)))
 
 
-def series(self_ns: Floats, first_step: int = 0) -> StepSeries:
-    steps, ranks = self_ns.shape
-    step_ns = np.repeat(self_ns.max(axis=1, keepdims=True), ranks, axis=1)
+def series(own_ns: Floats, first_step: int = 0) -> StepSeries:
+    steps, ranks = own_ns.shape
+    step_ns = np.repeat(own_ns.max(axis=1, keepdims=True), ranks, axis=1)
     return StepSeries(
         steps=np.arange(first_step, first_step + steps),
         ranks=tuple(range(ranks)),
         step_ns=step_ns,
-        self_ns=self_ns,
-        cpu_ns=np.full_like(self_ns, np.nan),
+        own_ns=own_ns,
+        cpu_ns=np.full_like(own_ns, np.nan),
         phases_ns={},
-        self_is_measured=True,
+        own_is_measured=True,
     )
 
 
-def excess_of(self_ns: Floats) -> Floats:
-    return find_excess(series(self_ns), find_peer_groups(range(self_ns.shape[1]), {}))
+def excess_of(own_ns: Floats) -> Floats:
+    return find_excess(series(own_ns), find_peer_groups(range(own_ns.shape[1]), {}))
 
 
-def judge(self_ns: Floats, first_step: int = 0) -> tuple[SlowRank, ...] | Abstain:
-    return find_stragglers(view_of(series(self_ns, first_step)), Thresholds())
+def judge(own_ns: Floats, first_step: int = 0) -> tuple[SlowRank, ...] | Abstain:
+    return find_stragglers(view_of(series(own_ns, first_step)), Thresholds())
 
 
-def found(self_ns: Floats, first_step: int = 0) -> tuple[SlowRank, ...]:
-    verdict = judge(self_ns, first_step)
+def found(own_ns: Floats, first_step: int = 0) -> tuple[SlowRank, ...]:
+    verdict = judge(own_ns, first_step)
     assert not isinstance(verdict, Abstain)
     return verdict
 
 
 def test_rank_that_becomes_slow_is_named_with_step_and_ratio() -> None:
-    self_ns = noise(100, 4)
-    self_ns[60:, 2] *= 1.5
-    (slow,) = found(self_ns, first_step=1_000)
+    own_ns = noise(100, 4)
+    own_ns[60:, 2] *= 1.5
+    (slow,) = found(own_ns, first_step=1_000)
     assert slow.rank == 2
     assert abs(slow.since_step - 1_060) <= 2
     assert slow.slowdown_ratio == pytest.approx(1.5, rel=0.05)
-    assert slow.peers_self_ns == pytest.approx(STEP_NS, rel=0.05)
+    assert slow.peers_own_ns == pytest.approx(STEP_NS, rel=0.05)
 
 
 def test_rank_slow_in_all_but_the_first_of_few_known_steps_is_not_slow_since_the_first() -> None:
-    self_ns = noise(63, 4, spread=0.01)
-    self_ns[50:, 2] *= 1.5
-    self_ns[3:54] = np.nan  # no profiler window: three steps without slowness are known, and nine with it
-    (slow,) = found(self_ns)
+    own_ns = noise(63, 4, spread=0.01)
+    own_ns[50:, 2] *= 1.5
+    own_ns[3:54] = np.nan  # no profiler window: three steps without slowness are known, and nine with it
+    (slow,) = found(own_ns)
     assert (slow.rank, slow.since_step, slow.before_step, slow.level_from_step) == (2, 54, 2, 54)
 
 
 def test_rank_always_slow_is_slow_since_the_first_known_step() -> None:
-    self_ns = noise(64, 8)
-    self_ns[:, 5] *= 1.3
-    assert [(slow.rank, slow.since_step) for slow in found(self_ns)] == [(5, 0)]
+    own_ns = noise(64, 8)
+    own_ns[:, 5] *= 1.3
+    assert [(slow.rank, slow.since_step) for slow in found(own_ns)] == [(5, 0)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -81,22 +81,22 @@ def test_healthy_ranks_are_not_called_slow(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_healthy_ranks_with_rare_long_stalls_are_not_called_slow(seed: int) -> None:
     random = np.random.default_rng(seed)
-    self_ns = noise(200, 8, seed=seed)
-    self_ns[random.random(self_ns.shape) < 0.03] *= 10
-    assert found(self_ns) == ()
+    own_ns = noise(200, 8, seed=seed)
+    own_ns[random.random(own_ns.shape) < 0.03] *= 10
+    assert found(own_ns) == ()
 
 
 def test_ten_per_cent_is_found_where_the_noise_allows_it() -> None:
-    self_ns = noise(120, 8, spread=0.02)
-    self_ns[60:, 1] *= 1.12
-    assert [slow.rank for slow in found(self_ns)] == [1]
+    own_ns = noise(120, 8, spread=0.02)
+    own_ns[60:, 1] *= 1.12
+    assert [slow.rank for slow in found(own_ns)] == [1]
 
 
 @pytest.mark.parametrize(("until", "slow"), [(69, ()), (71, (2,)), (72, (2,))])
 def test_stretch_that_has_ended_is_no_steady_slowness(until: int, slow: tuple[int, ...]) -> None:
-    self_ns = noise(72, 8, spread=0.02)
-    self_ns[60:until, 2] *= 1.2  # in 9 of the last 12 steps, in 11, or in all
-    assert tuple(one.rank for one in found(self_ns)) == slow
+    own_ns = noise(72, 8, spread=0.02)
+    own_ns[60:until, 2] *= 1.2  # in 9 of the last 12 steps, in 11, or in all
+    assert tuple(one.rank for one in found(own_ns)) == slow
 
 
 @pytest.mark.parametrize(
@@ -111,46 +111,46 @@ def test_stretch_that_has_ended_is_no_steady_slowness(until: int, slow: tuple[in
 def test_one_of_four_ranks_is_named_where_it_is_farther_away_than_unequal_peers_are_apart(
     ratio: float, peers: tuple[float, ...], slow: tuple[int, ...]
 ) -> None:
-    self_ns = noise(84, 4, spread=0.02) * np.array([1.0, *peers])
-    self_ns[40:, 0] *= ratio
-    assert tuple(one.rank for one in found(self_ns)) == slow
+    own_ns = noise(84, 4, spread=0.02) * np.array([1.0, *peers])
+    own_ns[40:, 0] *= ratio
+    assert tuple(one.rank for one in found(own_ns)) == slow
 
 
 def test_effect_below_the_minimum_is_not_worth_a_verdict() -> None:
-    self_ns = noise(120, 8, spread=0.005)
-    self_ns[60:, 1] *= 1.05
-    assert found(self_ns) == ()
+    own_ns = noise(120, 8, spread=0.005)
+    own_ns[60:, 1] *= 1.05
+    assert found(own_ns) == ()
 
 
 def test_rank_slow_every_other_step_is_not_persistent() -> None:
-    self_ns = noise(120, 8, spread=0.02)
-    self_ns[::2, 1] *= 1.5
-    assert found(self_ns) == ()
+    own_ns = noise(120, 8, spread=0.02)
+    own_ns[::2, 1] *= 1.5
+    assert found(own_ns) == ()
 
 
 def test_too_recent_a_change_is_left_for_later() -> None:
-    self_ns = noise(100, 4)
-    self_ns[-5:, 2] *= 3
-    assert found(self_ns) == ()
+    own_ns = noise(100, 4)
+    own_ns[-5:, 2] *= 3
+    assert found(own_ns) == ()
 
 
 def test_rank_that_recovered_is_not_slow_any_more() -> None:
-    self_ns = noise(120, 4)
-    self_ns[20:80, 2] *= 2
-    assert found(self_ns) == ()
+    own_ns = noise(120, 4)
+    own_ns[20:80, 2] *= 2
+    assert found(own_ns) == ()
 
 
 def test_two_stragglers_are_both_found_the_slower_first() -> None:
-    self_ns = noise(100, 8)
-    self_ns[40:, 2] *= 1.5
-    self_ns[40:, 6] *= 2.5
-    assert [slow.rank for slow in found(self_ns)] == [6, 2]
+    own_ns = noise(100, 8)
+    own_ns[40:, 2] *= 1.5
+    own_ns[40:, 6] *= 2.5
+    assert [slow.rank for slow in found(own_ns)] == [6, 2]
 
 
 def test_two_ranks_are_enough_to_name_one() -> None:
-    self_ns = noise(100, 2)
-    self_ns[40:, 1] *= 2
-    assert [slow.rank for slow in found(self_ns)] == [1]
+    own_ns = noise(100, 2)
+    own_ns[40:, 1] *= 2
+    assert [slow.rank for slow in found(own_ns)] == [1]
 
 
 def test_single_rank_is_not_compared() -> None:
@@ -158,35 +158,35 @@ def test_single_rank_is_not_compared() -> None:
 
 
 def test_too_few_steps_give_no_verdict() -> None:
-    assert judge(noise(11, 4)) == Abstain("the self times of all 4 ranks are known in 11 steps, 12 are needed")
+    assert judge(noise(11, 4)) == Abstain("11 of 12 comparable steps: those with the own times of all 4 ranks")
 
 
 def test_timed_devices_without_known_times_abstain_with_the_reason() -> None:
-    unknown = dataclasses.replace(series(np.full((20, 4), np.nan)), self_is_measured=False, is_by_device=True)
+    unknown = dataclasses.replace(series(np.full((20, 4), np.nan)), own_is_measured=False, is_by_device=True)
     assert find_stragglers(view_of(unknown), Thresholds()) == Abstain(
-        "the self times of all 4 ranks are known in 0 steps, 12 are needed (without profiler windows they are not "
+        "0 of 12 comparable steps: those with the own times of all 4 ranks (without profiler windows they are not "
         "known while a process group has several, but not all ranks)"
     )
 
 
 def test_steps_that_one_rank_did_not_report_are_left_out() -> None:
-    self_ns = noise(100, 4)
-    self_ns[60:, 2] *= 2
-    self_ns[::3, 0] = np.nan
-    assert [slow.rank for slow in found(self_ns)] == [2]
+    own_ns = noise(100, 4)
+    own_ns[60:, 2] *= 2
+    own_ns[::3, 0] = np.nan
+    assert [slow.rank for slow in found(own_ns)] == [2]
 
 
 def test_first_stage_is_not_compared_with_the_last() -> None:
-    self_ns = noise(100, 8)
-    self_ns[:, 4:] *= 3
+    own_ns = noise(100, 8)
+    own_ns[:, 4:] *= 3
     signatures = dict.fromkeys(range(4), "first") | dict.fromkeys(range(4, 8), "last")
-    assert find_stragglers(view_of(series(self_ns), signatures=signatures), Thresholds()) == ()
+    assert find_stragglers(view_of(series(own_ns), signatures=signatures), Thresholds()) == ()
 
 
 def test_slowdown_and_recovery_are_read_from_the_last_steps() -> None:
-    self_ns = noise(100, 4, spread=0.01)
-    self_ns[:60, 2] *= 2
-    excess = excess_of(self_ns)[:, 2]
+    own_ns = noise(100, 4, spread=0.01)
+    own_ns[:60, 2] *= 2
+    excess = excess_of(own_ns)[:, 2]
     assert slowdown_ratios(excess[:, np.newaxis], 32)[0] == pytest.approx(1.0, abs=0.02)
     assert has_recovered(excess, Thresholds())
     assert not has_recovered(excess[:60], Thresholds())
@@ -199,8 +199,8 @@ def test_change_point_needs_three_values_on_each_side() -> None:
 
 
 def test_log_excess_of_a_rank_twice_as_slow_is_log_two() -> None:
-    self_ns = np.array([[1.0, 1.0, 2.0], [3.0, 3.0, 6.0]])
-    assert excess_of(self_ns)[:, 2].tolist() == pytest.approx([math.log(2)] * 2)
+    own_ns = np.array([[1.0, 1.0, 2.0], [3.0, 3.0, 6.0]])
+    assert excess_of(own_ns)[:, 2].tolist() == pytest.approx([math.log(2)] * 2)
 
 
 def test_slowdown_ratios_are_those_of_every_column() -> None:
@@ -215,18 +215,18 @@ def test_slowdown_ratios_are_those_of_every_column() -> None:
 
 
 def test_rank_is_compared_with_known_peers_if_half_are_known() -> None:
-    self_ns = np.array([[1.0, 1.0, 4.0, np.nan, 3.0], [1.0, np.nan, 4.0, np.nan, np.nan]])
-    found_excess = excess_of(self_ns)
+    own_ns = np.array([[1.0, 1.0, 4.0, np.nan, 3.0], [1.0, np.nan, 4.0, np.nan, np.nan]])
+    found_excess = excess_of(own_ns)
     assert found_excess[0, 2] == pytest.approx(math.log(4.0))  # the median of 1, 1 and 3
     assert np.isnan(found_excess[0, 3])
     assert np.isnan(found_excess[1]).all()
 
 
 def test_steps_of_a_rank_that_stopped_reporting_are_not_needed() -> None:
-    self_ns = noise(100, 8)
-    self_ns[60:, 2] *= 2
-    self_ns[20:, 0] = np.nan
-    assert [slow.rank for slow in found(self_ns)] == [2]
+    own_ns = noise(100, 8)
+    own_ns[60:, 2] *= 2
+    own_ns[20:, 0] = np.nan
+    assert [slow.rank for slow in found(own_ns)] == [2]
 
 
 # -- one or two peers -------------------------------------------------------------------------------------------------
@@ -235,27 +235,27 @@ PAIRS = {rank: rank // 2 for rank in range(8)}
 """A pipeline of four stages with two ranks each."""
 
 
-def found_in_pairs(self_ns: Floats, pairs: dict[int, int]) -> list[int]:
-    verdict = find_stragglers(view_of(series(self_ns), signatures=pairs), Thresholds())
+def found_in_pairs(own_ns: Floats, pairs: dict[int, int]) -> list[int]:
+    verdict = find_stragglers(view_of(series(own_ns), signatures=pairs), Thresholds())
     assert not isinstance(verdict, Abstain)
     return [slow.rank for slow in verdict]
 
 
 def test_rank_slower_than_its_only_peer_from_the_first_step_is_named() -> None:
-    self_ns = noise(100, 8, spread=0.02)
-    self_ns[:, 4:6] *= 2
-    self_ns[:, 5] *= 1.2
-    assert found_in_pairs(self_ns, PAIRS) == [5]
+    own_ns = noise(100, 8, spread=0.02)
+    own_ns[:, 4:6] *= 2
+    own_ns[:, 5] *= 1.2
+    assert found_in_pairs(own_ns, PAIRS) == [5]
 
 
 def test_pair_no_further_apart_than_other_pairs_is_not_judged() -> None:
     # The ranks of every pair are 10 % apart: 1.4826 x log(1.1) is the spread, and rank 5 is no further off.
-    self_ns = noise(100, 8, spread=0.02)
-    self_ns[:, 1::2] *= 1.1
-    assert found_in_pairs(self_ns, PAIRS) == []
+    own_ns = noise(100, 8, spread=0.02)
+    own_ns[:, 1::2] *= 1.1
+    assert found_in_pairs(own_ns, PAIRS) == []
 
 
 def test_pair_beside_too_few_others_has_its_own_noise() -> None:
-    self_ns = noise(100, 3, spread=0.02)
-    self_ns[:, 1] *= 1.3
-    assert found_in_pairs(self_ns, {0: 0, 1: 0, 2: 1}) == [1]
+    own_ns = noise(100, 3, spread=0.02)
+    own_ns[:, 1] *= 1.3
+    assert found_in_pairs(own_ns, {0: 0, 1: 0, 2: 1}) == [1]

@@ -30,11 +30,11 @@ def cause(
     samples: Samples | None = None,
     ranks: Sequence[int] = MINE,
     cpu_ms: Rows | None = None,
-    self_is_measured: bool = True,
+    own_is_measured: bool = True,
     compared: Compared = Compared(SINCE),  # noqa: B008 - immutable
 ) -> Cause:
     view = view_of(
-        series_of(steps_of(100.0, 130.0), phases_ms=phases_ms, cpu_ms=cpu_ms, self_is_measured=self_is_measured),
+        series_of(steps_of(100.0, 130.0), phases_ms=phases_ms, cpu_ms=cpu_ms, own_is_measured=own_is_measured),
         samples=samples,
         groups={"dp": (0, 2), "other": (2, 3)},
         transfers=transfers_of(transfer_ms),
@@ -234,8 +234,8 @@ def test_time_off_the_cpu_in_data_is_no_unseen_wait() -> None:
     assert (found.name, found.evidence["off_cpu_added_ns"]) == ("unattributed", 14.0 * MS)
 
 
-def test_unseen_waits_need_measured_self_times_and_cpu_times() -> None:
-    assert cause(cpu_ms=steps_of(90.0, 90.0), self_is_measured=False).name == "unattributed"
+def test_unseen_waits_need_measured_own_times_and_cpu_times() -> None:
+    assert cause(cpu_ms=steps_of(90.0, 90.0), own_is_measured=False).name == "unattributed"
     assert cause(cpu_ms=steps_of(UNKNOWN, 90.0)).name == "unattributed"
 
 

@@ -1,4 +1,4 @@
-"""The cause of a straggler, by hand-made cases: rank 3 has a self time of 150 ms, its three peers 100 ms.
+"""The cause of a straggler, by hand-made cases: rank 3 has an own time of 150 ms, its three peers 100 ms.
 
 The excess is 50 ms, so a part must hold 25 ms of it to be the cause.
 """
@@ -17,9 +17,9 @@ from rankscope.measure.records import (
     AllocatorSample,
     CompiledFrame,
     DeviceSample,
-    Synchronisation,
+    Synchronization,
     WindowBreakdown,
-    WindowSynchronisations,
+    WindowSynchronizations,
 )
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, slow_of
 
@@ -44,15 +44,15 @@ def cause_of(
     breakdowns: Mapping[int, Sequence[WindowBreakdown]] | None = None,
     gc_pauses: Mapping[int, Sequence[TimeCount]] | None = None,
     devices: Devices | None = None,
-    synchronisations: Mapping[int, Sequence[WindowSynchronisations]] | None = None,
+    synchronizations: Mapping[int, Sequence[WindowSynchronizations]] | None = None,
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
     compiled: Mapping[int, Sequence[CompiledFrame] | None] | None = None,
     level_from_step: int = 0,
-    self_ms: float = 150.0,
+    own_ms: float = 150.0,
 ) -> Cause:
-    series = series_of(alike(self_ms, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
-    slow = slow_of(SLOW, PEERS, self_ms=self_ms, peers_ms=100.0, level_from_step=level_from_step)
-    samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronisations=synchronisations or {})
+    series = series_of(alike(own_ms, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
+    slow = slow_of(SLOW, PEERS, own_ms=own_ms, peers_ms=100.0, level_from_step=level_from_step)
+    samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronizations=synchronizations or {})
     return find_cause(slow, series, samples._replace(allocators=allocators or {}, compiled=compiled or {}))
 
 
@@ -92,14 +92,14 @@ def test_phase_that_no_step_knows_of_all_ranks_is_no_evidence() -> None:
 def test_steps_without_known_waits_count_for_steady_slowness(pattern: str, expected: dict[str, int]) -> None:
     unknown = [UNKNOWN] * 4
     series = series_of(alike(150.0, 100.0), cpu_ms=[unknown] * 7 + [[90.0] * 3 + [140.0]] + [unknown] * 2)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
     slow = slow._replace(slow_steps=np.arange(3), pattern=pattern)
     assert find_cause(slow, series, Samples({}, {}, {})).evidence == expected
 
 
 def test_slow_host_is_not_named_where_only_the_devices_own_times_are_known() -> None:
-    by_host = series_of(alike(150.0, 100.0), cpu_ms=alike(140.0, 90.0), self_is_measured=False)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    by_host = series_of(alike(150.0, 100.0), cpu_ms=alike(140.0, 90.0), own_is_measured=False)
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
     assert find_cause(slow, by_host, Samples({}, {}, {})).name == "host_cpu"
     by_device = dataclasses.replace(by_host, is_by_device=True)
     assert find_cause(slow, by_device, Samples({}, {}, {}))[:2] == NO_CAUSE
@@ -230,7 +230,7 @@ def test_clock_is_the_cause_if_it_can_explain_half_the_excess(clock_ghz: float, 
 
 
 def test_clock_within_five_per_cent_of_the_peers_is_not_slow() -> None:
-    slow = slow_of(SLOW, PEERS, self_ms=110.0, peers_ms=105.0)
+    slow = slow_of(SLOW, PEERS, own_ms=110.0, peers_ms=105.0)
     samples = Samples({}, {}, gpus(gpu(1.9), gpu(2.0)))
     assert find_cause(slow, series_of(alike(110.0, 105.0)), samples).name == "unattributed"
 
@@ -508,7 +508,7 @@ def test_without_cpu_time_and_windows_there_is_no_cause() -> None:
 
 def test_vanished_excess_is_not_explained_by_missing_data() -> None:
     # Medians of mixed steps: the ratio is slow, the times do not differ.
-    slow = slow_of(SLOW, PEERS, self_ms=100.0, peers_ms=100.0)
+    slow = slow_of(SLOW, PEERS, own_ms=100.0, peers_ms=100.0)
     assert find_cause(slow, series_of(alike(100.0, 100.0)), Samples({}, {}, {})).name == "unattributed"
 
 
@@ -529,13 +529,13 @@ def test_the_more_specific_cause_is_asked_first() -> None:
 
 # -- a host that waits for its GPU ------------------------------------------------------------------------------------
 
-ITEM = Synchronisation(call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)")
+ITEM = Synchronization(call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)")
 
 
 def waits(
-    waits_ms: float, idle_ms: float, *kinds: Synchronisation, first_step: int = 0, step_count: int = 1
-) -> WindowSynchronisations:
-    return WindowSynchronisations(
+    waits_ms: float, idle_ms: float, *kinds: Synchronization, first_step: int = 0, step_count: int = 1
+) -> WindowSynchronizations:
+    return WindowSynchronizations(
         first_step=first_step,
         step_count=step_count,
         call_ns={ITEM.call: round(waits_ms * MS)},
@@ -545,12 +545,12 @@ def waits(
 
 
 def all_wait(
-    slow: WindowSynchronisations, peer: WindowSynchronisations
-) -> Mapping[int, Sequence[WindowSynchronisations]]:
+    slow: WindowSynchronizations, peer: WindowSynchronizations
+) -> Mapping[int, Sequence[WindowSynchronizations]]:
     return {SLOW: (slow,)} | dict.fromkeys(PEERS, (peer,))
 
 
-def idle_of(kind: Synchronisation, idle_ms: float, **changed: str | None) -> Synchronisation:
+def idle_of(kind: Synchronization, idle_ms: float, **changed: str | None) -> Synchronization:
     return msgspec.structs.replace(kind, count=1, waits_ns=40 * MS, idle_ns=round(idle_ms * MS), **changed)
 
 
@@ -560,7 +560,7 @@ LONGER_IDLE = windows(window(80.0, None, idle_ms=70.0), window(80.0, None, idle_
 
 def test_longer_waits_with_a_gpu_idle_around_their_end_are_host_device_sync() -> None:
     mine = waits(45.0, 40.0, idle_of(ITEM, 30.0), idle_of(ITEM, 10.0, line="train.py:30 (log)"))
-    cause = cause_of(synchronisations=all_wait(mine, waits(5.0, 2.0)), breakdowns=LONGER_IDLE)
+    cause = cause_of(synchronizations=all_wait(mine, waits(5.0, 2.0)), breakdowns=LONGER_IDLE)
     assert cause.name == "host_device_sync"
     assert cause.because == (
         "its host waiting at least 38.0 ms more per step for the GPU, its GPU idle as much longer, "
@@ -580,18 +580,18 @@ def test_longer_waits_with_a_gpu_idle_around_their_end_are_host_device_sync() ->
         ("two steps, too short", waits(48.0, 48.0, step_count=2), "unattributed"),
     ],
 )
-def test_both_the_wait_and_the_idle_time_must_be_longer(why: str, mine: WindowSynchronisations, name: str) -> None:
-    assert cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE).name == name, why
+def test_both_the_wait_and_the_idle_time_must_be_longer(why: str, mine: WindowSynchronizations, name: str) -> None:
+    assert cause_of(synchronizations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE).name == name, why
 
 
 @pytest.mark.parametrize(("idle_ms", "name"), [(45.0, "host_device_sync"), (44.9, "unattributed")])
 def test_idle_time_of_the_step_must_be_longer_too(idle_ms: float, name: str) -> None:
     of_device = windows(window(80.0, None, idle_ms=idle_ms), window(80.0, None, idle_ms=20.0))
-    assert cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=of_device).name == name
+    assert cause_of(synchronizations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=of_device).name == name
 
 
 def test_without_breakdowns_waits_are_no_cause() -> None:
-    assert cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0))) == Cause(*NO_CAUSE, {})
+    assert cause_of(synchronizations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0))) == Cause(*NO_CAUSE, {})
 
 
 @pytest.mark.parametrize(("operators", "name"), [(100, "gpu_compute"), (140, "more_work")])
@@ -599,10 +599,10 @@ def test_gpu_that_computes_longer_is_no_wait_of_the_host(operators: int, name: s
     # All hosts work 30 ms after a wait, and all GPUs are idle 30 ms a step. The peers wait 2 ms, so that idle time of
     # their calls is cut at 2; the slow rank's GPU computes 140 instead of 100 ms, so its host waits 42: min(30, 42).
     cause = cause_of(
-        synchronisations=all_wait(waits(42.0, 30.0, idle_of(ITEM, 30.0)), waits(2.0, 2.0, idle_of(ITEM, 2.0))),
+        synchronizations=all_wait(waits(42.0, 30.0, idle_of(ITEM, 30.0)), waits(2.0, 2.0, idle_of(ITEM, 2.0))),
         breakdowns=windows(window(140.0, operators, idle_ms=30.0), window(100.0, 100, idle_ms=30.0)),
         devices=gpus(gpu(2.0), gpu(2.0)),
-        self_ms=140.0,
+        own_ms=140.0,
     )
     assert cause.name == name
     assert "sync_excess_ns" not in cause.evidence
@@ -611,9 +611,9 @@ def test_gpu_that_computes_longer_is_no_wait_of_the_host(operators: int, name: s
 def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
     usual, debug = idle_of(ITEM, 30.0, line="train.py:50 (main)"), idle_of(ITEM, 20.0, line="debug.py:80 (dump)")
     cause = cause_of(
-        synchronisations=all_wait(waits(60.0, 50.0, usual, debug), waits(32.0, 30.0, usual)),
+        synchronizations=all_wait(waits(60.0, 50.0, usual, debug), waits(32.0, 30.0, usual)),
         breakdowns=windows(window(60.0, None, idle_ms=52.0), window(60.0, None, idle_ms=32.0)),
-        self_ms=120.0,
+        own_ms=120.0,
     )
     assert cause.because == (
         "its host waiting at least 20.0 ms more per step for the GPU, its GPU idle as much longer, "
@@ -623,40 +623,40 @@ def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
 
 def test_no_line_is_named_that_has_less_than_half_of_the_excess() -> None:
     kinds = [idle_of(ITEM, 13.0, line=f"train.py:{number} (main)", operator=f"aten::op{number}") for number in range(3)]
-    cause = cause_of(synchronisations=all_wait(waits(45.0, 39.0, *kinds), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    cause = cause_of(synchronizations=all_wait(waits(45.0, 39.0, *kinds), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     assert cause.because.endswith("its GPU idle as much longer")
 
 
 def test_without_a_line_the_operator_and_the_call_are_named() -> None:
     mine = waits(45.0, 40.0, idle_of(ITEM, 40.0, line=None))
-    cause = cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    cause = cause_of(synchronizations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     assert cause.because.endswith(", 100 % of it in aten::item, cudaStreamSynchronize")
 
 
 def test_without_kinds_nothing_is_named() -> None:
-    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    cause = cause_of(synchronizations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     assert cause.because.endswith("its GPU idle as much longer")
 
 
 def test_share_of_a_kind_with_more_idle_time_than_its_window_is_all() -> None:
     mine = waits(45.0, 40.0, idle_of(ITEM, 900.0))
-    cause = cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    cause = cause_of(synchronizations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     assert ", 100 % of it in" in cause.because
 
 
 def test_windows_before_the_present_level_are_no_evidence_of_waits() -> None:
     old = all_wait(waits(45.0, 40.0, first_step=3), waits(0.0, 0.0, first_step=3))
-    assert cause_of(synchronisations=old, breakdowns=LONGER_IDLE, level_from_step=4).evidence == {}
+    assert cause_of(synchronizations=old, breakdowns=LONGER_IDLE, level_from_step=4).evidence == {}
 
 
 def test_waits_are_not_compared_with_peers_of_whom_none_are_known() -> None:
-    cause = cause_of(synchronisations={SLOW: (waits(45.0, 40.0),)}, breakdowns=LONGER_IDLE)
+    cause = cause_of(synchronizations={SLOW: (waits(45.0, 40.0),)}, breakdowns=LONGER_IDLE)
     assert "sync_excess_ns" not in cause.evidence
 
 
 def test_texts_of_the_job_are_one_line_of_bounded_length() -> None:
     kind = idle_of(ITEM, 40.0, line="a.py:1 (\x1b[2J" + "m" * 300, operator="x\ny")
-    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0, kind), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    cause = cause_of(synchronizations=all_wait(waits(45.0, 40.0, kind), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     where = cause.because.partition(" of it in ")[2]
     assert where.startswith("a.py:1 (\\x1b[2Jm")
     assert where.endswith("m... (x\\ny, cudaStreamSynchronize)")

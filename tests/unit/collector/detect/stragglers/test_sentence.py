@@ -17,7 +17,7 @@ from rankscope.collector.detect.stragglers.sentence import (
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.steps.step_series import series_of, slow_of
 
-SLOW = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, since_step=1_040)
+SLOW = slow_of(2, (0, 1, 3), own_ms=75.0, peers_ms=35.0, since_step=1_040)
 SERIES = series_of([[35.0, 35.0, 75.0, 35.0]])
 
 
@@ -35,16 +35,16 @@ def say(*slow: SlowRank, series: StepSeries = SERIES) -> str:
     ],
 )
 def test_comparison_is_named(peers: tuple[int, ...], do_same_work: bool, whom: str) -> None:
-    assert say(slow_of(2, peers, self_ms=75.0, peers_ms=35.0, do_same_work=do_same_work)) == whom
+    assert say(slow_of(2, peers, own_ms=75.0, peers_ms=35.0, do_same_work=do_same_work)) == whom
 
 
 def test_only_other_rank_of_a_run_is_named_so() -> None:
-    slow = slow_of(1, (0,), self_ms=75.0, peers_ms=35.0)
+    slow = slow_of(1, (0,), own_ms=75.0, peers_ms=35.0)
     assert say(slow, series=series_of([[35.0, 75.0]])) == "than the other rank"
 
 
 def test_own_time_is_explained_where_it_is_another_one() -> None:
-    stood_in = series_of([[35.0, 35.0, 75.0, 35.0]], self_is_measured=False)
+    stood_in = series_of([[35.0, 35.0, 75.0, 35.0]], own_is_measured=False)
     by_device = dataclasses.replace(stood_in, is_by_device=True)
     assert describe_self(SERIES) == {}
     assert describe_self(stood_in) == {OWN_TIME: "in data, forward and optimizer"}
@@ -52,7 +52,7 @@ def test_own_time_is_explained_where_it_is_another_one() -> None:
 
 
 def test_node_is_named_with_its_ranks() -> None:
-    slow = [slow_of(rank, (4, 5, 6, 7), self_ms=75.0, peers_ms=35.0) for rank in (1, 0, 3)]
+    slow = [slow_of(rank, (4, 5, 6, 7), own_ms=75.0, peers_ms=35.0) for rank in (1, 0, 3)]
     assert write_who(slow, ("node-a",)) == "node node-a (ranks 0-1, 3)"
     assert write_who(slow, ("node-a", "node-b")) == "nodes node-a, node-b (ranks 0-1, 3)"
     assert say(*slow) == "than their 4 peers"

@@ -8,7 +8,7 @@ NODES = {rank: f"node{rank // 4}" for rank in range(12)}
 
 
 def joined(*ranks: int, nodes: dict[int, str] | None = None) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-    slow = [slow_of(rank, (), self_ms=2.0, peers_ms=1.0) for rank in ranks]
+    slow = [slow_of(rank, (), own_ms=2.0, peers_ms=1.0) for rank in ranks]
     return [(found, tuple(one.rank for one in ranks)) for found, ranks in join_nodes(slow, nodes or NODES)]
 
 
@@ -34,7 +34,7 @@ def test_node_of_one_rank_and_the_only_node_are_named_by_rank() -> None:
 
 
 def set_of(*ranks: int, node: str = "", since: int = 40, more_ms: float = 1.0, pattern: str = "steady") -> SlowSet:
-    slow = [slow_of(rank, (), self_ms=1.0 + more_ms, peers_ms=1.0) for rank in ranks]
+    slow = [slow_of(rank, (), own_ms=1.0 + more_ms, peers_ms=1.0) for rank in ranks]
     return SlowSet((node,) if node else (), tuple(one._replace(since_step=since, pattern=pattern) for one in slow))
 
 

@@ -53,11 +53,11 @@ def test_ranks_without_collectives_have_no_caused_waits() -> None:
 def test_intermittent_slowness_has_its_mean_caused_wait() -> None:
     steps = 160
     random = np.random.default_rng(5)
-    self_ms = random.normal(100.0, 1.0, (steps, 4))
-    self_ms[::4, SLOW] += 60.0
+    own_ms = random.normal(100.0, 1.0, (steps, 4))
+    own_ms[::4, SLOW] += 60.0
     caused = np.zeros((steps, 4))
     caused[::4, SLOW] = 180.0 * MS
-    view = view_of(replace(series_of(self_ms.tolist()), wait_caused_ns=caused))
+    view = view_of(replace(series_of(own_ms.tolist()), wait_caused_ns=caused))
     found = Stragglers(Thresholds()).find(view, ())
     assert not isinstance(found, Abstain)
     ((finding, _),) = found

@@ -12,13 +12,13 @@ from rankscope.collector.detect.view import Candidate
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.steps.step_series import MS, series_of, slow_of, view_of
 
-SLOW = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, level_from_step=5)
+SLOW = slow_of(2, (0, 1, 3), own_ms=75.0, peers_ms=35.0, level_from_step=5)
 
 
 def series_with(*waits_ms: tuple[float, float, float, float], first_row: int = 5) -> StepSeries:
     """Ten steps, in which the waits of the four ranks are known from `first_row` on."""
     waits_ns = {first_row + row: np.array(one) * MS for row, one in enumerate(waits_ms)}
-    series = series_of([[35.0, 35.0, 75.0, 35.0]] * 10, self_is_measured=False)
+    series = series_of([[35.0, 35.0, 75.0, 35.0]] * 10, own_is_measured=False)
     return dataclasses.replace(series, is_by_device=True, timed_waits_ns=waits_ns)
 
 
@@ -46,9 +46,9 @@ def test_rank_that_waits_as_long_as_its_peers_is_not_what_they_wait_for() -> Non
 
 
 def find(*waits_ms: tuple[float, float, float, float]) -> list[Candidate]:
-    self_ms = 100.0 * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (120, 4)))
-    self_ms[60:, 2] *= 1.5
-    series = series_of(self_ms.tolist(), self_is_measured=False)
+    own_ms = 100.0 * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (120, 4)))
+    own_ms[60:, 2] *= 1.5
+    series = series_of(own_ms.tolist(), own_is_measured=False)
     waits_ns = {60 + row: np.array(one) * MS for row, one in enumerate(waits_ms)}
     view = view_of(dataclasses.replace(series, is_by_device=True, timed_waits_ns=waits_ns))
     found = Stragglers(Thresholds()).find(view, ())

@@ -1,4 +1,4 @@
-"""Ranks that are slow in turns: self times of 20 ms, of 80 in a rank's turn."""
+"""Ranks that are slow in turns: own times of 20 ms, of 80 in a rank's turn."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,12 +14,12 @@ from tests.unit.collector.steps.step_series import series_of, view_of
 
 def view_with(owners: Sequence[int | None], ranks: int = 2, **more: object) -> RunView:
     """Return the view of a run after 40 usual steps and these: in each one rank is slow, or none."""
-    self_ms = np.full((40 + len(owners), ranks), 20.0)
-    self_ms += np.random.default_rng(1).normal(0, 0.2, self_ms.shape)
+    own_ms = np.full((40 + len(owners), ranks), 20.0)
+    own_ms += np.random.default_rng(1).normal(0, 0.2, own_ms.shape)
     for step, owner in enumerate(owners, 40):
         if owner is not None:
-            self_ms[step, owner] += 60.0
-    return view_of(series_of(self_ms.tolist()), **more)  # type: ignore[arg-type]
+            own_ms[step, owner] += 60.0
+    return view_of(series_of(own_ms.tolist()), **more)  # type: ignore[arg-type]
 
 
 def in_turns(owners: Sequence[int | None], ranks: int = 2) -> set[int]:
@@ -68,9 +68,9 @@ def test_slowness_that_one_rank_hands_on_to_another_is_a_turn() -> None:
 
 def test_rank_that_becomes_slower_than_a_slow_one_takes_no_turn() -> None:
     view = view_with([0] * 40, ranks=8)
-    self_ns = view.series.self_ns.copy()
-    self_ns[-13:, 1] += 100e6
-    both = replace(view, series=replace(view.series, self_ns=self_ns, step_ns=self_ns))
+    own_ns = view.series.own_ns.copy()
+    own_ns[-13:, 1] += 100e6
+    both = replace(view, series=replace(view.series, own_ns=own_ns, step_ns=own_ns))
     assert find_in_turns(both, Thresholds()) == {}
 
 

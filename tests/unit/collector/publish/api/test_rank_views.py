@@ -8,7 +8,7 @@ from rankscope.collector.runs.blocked_lines import BlockingCalls
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.top.snapshot_fetch import Gpu, RankLine
-from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import DeviceSample, Synchronization, WindowBreakdown, WindowSynchronizations
 from tests.unit.collector.runs.run_snapshots import rank_of
 from tests.unit.collector.runs.run_stories import MS, Story
 
@@ -65,7 +65,7 @@ def test_rank_is_compared_with_the_medians_of_those_that_do_the_same_work() -> N
     answer = answer_of(story, 2)
     assert answer.peers is not None
     assert (answer.peers.do_same_work, answer.peers.count, answer.peers.ranks) == (True, 3, (0, 1, 3))
-    assert (answer.rank.self_ns_median, answer.peers.self_ns_median) == (65 * MS, 35 * MS)
+    assert (answer.rank.own_ns_median, answer.peers.own_ns_median) == (65 * MS, 35 * MS)
     assert (answer.rank.phases_ns_median["data"], answer.peers.phases_ns_median["data"]) == (32 * MS, 2 * MS)
 
 
@@ -74,9 +74,9 @@ def test_rank_steps_come_with_the_range_of_its_peers() -> None:
     recent = answer_of(story, 2).recent
     assert recent is not None
     assert recent.steps == tuple(range(3, 20))
-    assert set(recent.self_ns) == {65.0 * MS}
-    assert set(recent.peers_self_ns_median) == set(recent.peers_self_ns_min) == {35.0 * MS}
-    assert set(recent.peers_self_ns_max) == {45.0 * MS}
+    assert set(recent.own_ns) == {65.0 * MS}
+    assert set(recent.peers_own_ns_median) == set(recent.peers_own_ns_min) == {35.0 * MS}
+    assert set(recent.peers_own_ns_max) == {45.0 * MS}
     assert recent.slowdown_ratio[0] == pytest.approx(65 / 35)
 
 
@@ -101,11 +101,11 @@ def test_rank_says_where_it_runs_and_on_what() -> None:
 
 def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> None:
     kinds = (
-        Synchronisation(call="cudaMemcpy", line="a.py:1 (f\n)", count=6, waits_ns=40, longest_ns=30, idle_ns=10),
-        Synchronisation(call="cudaStreamSynchronize", operator="aten::item", count=1, waits_ns=4),
+        Synchronization(call="cudaMemcpy", line="a.py:1 (f\n)", count=6, waits_ns=40, longest_ns=30, idle_ns=10),
+        Synchronization(call="cudaStreamSynchronize", operator="aten::item", count=1, waits_ns=4),
     )
-    waits = WindowSynchronisations(first_step=3, step_count=4, kinds=kinds)
-    answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=PRESENT)), 0, None)
+    waits = WindowSynchronizations(first_step=3, step_count=4, kinds=kinds)
+    answer = show_rank(run_of(rank_of(0, synchronizations=waits, ratio_basis=PRESENT)), 0, None)
     assert answer is not None
     assert answer.blocking_calls == (
         BlockingCalls(line="a.py:1 (f\\n)", operator=None, call="cudaMemcpy", count=1.5, wait_ns=10.0, idle_ns=2.5),
@@ -117,16 +117,16 @@ def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> N
 
 @pytest.mark.parametrize("step_count", [None, 0, -1])
 def test_blocking_calls_of_no_step_are_not_known(step_count: int | None) -> None:
-    waits = None if step_count is None else WindowSynchronisations(first_step=3, step_count=step_count)
-    answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=PRESENT)), 0, None)
+    waits = None if step_count is None else WindowSynchronizations(first_step=3, step_count=step_count)
+    answer = show_rank(run_of(rank_of(0, synchronizations=waits, ratio_basis=PRESENT)), 0, None)
     assert answer is not None
     assert answer.blocking_calls is None
 
 
 def test_blocking_calls_are_absent_where_the_ratios_are() -> None:
-    waits = WindowSynchronisations(first_step=3, step_count=4)
+    waits = WindowSynchronizations(first_step=3, step_count=4)
     for basis, found in ((PRESENT, ()), (RatioBasis(absent="windows have ended"), None)):
-        answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=basis)), 0, None)
+        answer = show_rank(run_of(rank_of(0, synchronizations=waits, ratio_basis=basis)), 0, None)
         assert answer is not None
         assert answer.blocking_calls == found
 
@@ -140,10 +140,10 @@ def test_rank_before_the_first_detection_pass_has_no_peers() -> None:
 def test_lone_rank_has_peer_medians_without_values() -> None:
     answer = answer_of(Story(1).join().train(8), 0)
     assert answer.peers is not None
-    assert (answer.peers.count, answer.peers.self_ns_median) == (0, None)
+    assert (answer.peers.count, answer.peers.own_ns_median) == (0, None)
     assert answer.recent is not None
-    assert set(answer.recent.peers_self_ns_median) == set(answer.recent.slowdown_ratio) == {None}
-    assert set(answer.recent.self_ns) == {35.0 * MS}
+    assert set(answer.recent.peers_own_ns_median) == set(answer.recent.slowdown_ratio) == {None}
+    assert set(answer.recent.own_ns) == {35.0 * MS}
 
 
 def test_rank_that_is_not_there_is_not_found() -> None:

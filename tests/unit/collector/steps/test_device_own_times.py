@@ -1,4 +1,4 @@
-"""The devices' own times in the step table: device step less tail, in place of self times where no window comes.
+"""The devices' own times in the step table: device step less tail, in place of own times where no window comes.
 
 Two ranks; times in ns, small enough to add up in one's head.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.device_self_times import read_own_ns
+from rankscope.collector.steps.device_own_times import read_own_ns
 from rankscope.collector.steps.measured_steps import STAND_IN_NS, STAND_IN_STEPS
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.collector.steps.step_table import StepTable
@@ -76,17 +76,17 @@ def read(table: StepTable) -> StepSeries:
 
 
 def known_steps(series: StepSeries) -> list[int]:
-    return [int(step) for step in series.steps[~np.isnan(series.self_ns).any(axis=1)]]
+    return [int(step) for step in series.steps[~np.isnan(series.own_ns).any(axis=1)]]
 
 
-def test_device_step_without_its_tail_is_the_self_time() -> None:
+def test_device_step_without_its_tail_is_the_own_time() -> None:
     table = table_of()
     make(table, FIRST, timed=RANKS)
     make(table, FIRST + 1)
     series = read(table)
-    assert (series.is_by_device, series.self_is_measured) == (True, False)
-    assert series.self_ns[-2].tolist() == OWN_NS
-    assert np.isnan(series.self_ns[-1]).all()
+    assert (series.is_by_device, series.own_is_measured) == (True, False)
+    assert series.own_ns[-2].tolist() == OWN_NS
+    assert np.isnan(series.own_ns[-1]).all()
 
 
 def test_step_that_one_rank_did_not_time_is_not_compared() -> None:
@@ -109,8 +109,8 @@ def test_measured_waits_count_before_the_devices_own_times() -> None:
         mark_complete(table, rank, FIRST, FIRST)
     table.match_collectives()
     series = read(table)
-    assert (series.is_by_device, series.self_is_measured) == (False, True)
-    assert series.self_ns[-1].tolist() == [STEP_NS, STEP_NS]
+    assert (series.is_by_device, series.own_is_measured) == (False, True)
+    assert series.own_ns[-1].tolist() == [STEP_NS, STEP_NS]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_nothing_is_known_where_a_group_of_several_ranks_lacks_some() -> None:
         )
     series = table.series((0, 1, 2, 3), skip_steps=0)
     assert series.is_by_device
-    assert np.isnan(series.self_ns).all()
+    assert np.isnan(series.own_ns).all()
 
 
 def test_own_times_no_longer_count_a_minute_after_the_last() -> None:
@@ -161,7 +161,7 @@ def test_as_many_timed_steps_are_kept_as_a_verdict_needs() -> None:
         make(table, step, timed=RANKS if step % 10 == 0 else ())
     series = read(table)
     assert known_steps(series) == [80, 90, 100]
-    assert series.self_ns[~np.isnan(series.self_ns).any(axis=1)].tolist() == [OWN_NS] * 3
+    assert series.own_ns[~np.isnan(series.own_ns).any(axis=1)].tolist() == [OWN_NS] * 3
     table.validate()
 
 
@@ -174,7 +174,7 @@ def test_timed_steps_tell_what_windows_have_not_measured() -> None:
                 mark_complete(table, rank, step, step)
             table.match_collectives()
     series = table.series(RANKS, skip_steps=0)
-    assert series.self_is_measured  # 38 steps take no minute
+    assert series.own_is_measured  # 38 steps take no minute
     kept = [step for step in range(FIRST + 32, FIRST + 40) if step % 2 == 0]
     assert known_steps(series) == [FIRST, FIRST + 2, *kept]
     # Timed steps are in the ring in number, so that no other ones are kept for them.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.host_self_times import KNOWN_MIN, fill_from_cpu
+from rankscope.collector.steps.host_own_times import KNOWN_MIN, fill_from_cpu
 from rankscope.collector.steps.predicted_steps import MEASURED_MIN
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS
@@ -12,8 +12,8 @@ APART_MS, CPU_MS, REST_MS = 8.0, 12.0, 1.0
 UNKNOWN = np.nan
 
 
-def fill_ms(self_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, *, all_meet: bool = True) -> Floats:
-    return fill_from_cpu(MS * self_ms, MS * step_ms, MS * off_cpu_ms, all_meet=all_meet) / MS
+def fill_ms(measured_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, *, all_meet: bool = True) -> Floats:
+    return fill_from_cpu(MS * measured_ms, MS * step_ms, MS * off_cpu_ms, all_meet=all_meet) / MS
 
 
 def train(own_ms: Floats, unseen_ms: Floats | float = 0.0) -> tuple[Floats, Floats]:
@@ -62,10 +62,10 @@ def test_windows_that_differ_from_it_stand_alone() -> None:
     own_ms, unseen_ms = as_usual(steps=12), np.zeros((12, 2))
     own_ms[:, 1] += 3.0
     unseen_ms[:, 1] = 3.0
-    self_ms = own_ms.copy()
-    self_ms[MEASURED_MIN:] = UNKNOWN
-    filled = fill_ms(self_ms, *train(own_ms, unseen_ms))
-    assert filled[:MEASURED_MIN].tolist() == self_ms[:MEASURED_MIN].tolist()
+    measured_ms = own_ms.copy()
+    measured_ms[MEASURED_MIN:] = UNKNOWN
+    filled = fill_ms(measured_ms, *train(own_ms, unseen_ms))
+    assert filled[:MEASURED_MIN].tolist() == measured_ms[:MEASURED_MIN].tolist()
     assert np.isnan(filled[MEASURED_MIN:]).all()
 
 
@@ -73,11 +73,11 @@ def test_windows_that_agree_allow_a_long_rest_and_groups_of_some_ranks() -> None
     own_ms = as_usual(steps=12)
     step_ms, off_cpu_ms = train(own_ms)
     step_ms, off_cpu_ms = step_ms + 20.0, off_cpu_ms + 20.0
-    self_ms = own_ms.copy()
-    self_ms[MEASURED_MIN:] = UNKNOWN
-    assert fill_ms(self_ms, step_ms, off_cpu_ms, all_meet=False).tolist() == own_ms.tolist()
-    self_ms[MEASURED_MIN - 1 :] = UNKNOWN
-    assert np.isnan(fill_ms(self_ms, step_ms, off_cpu_ms)[MEASURED_MIN - 1 :]).all()
+    measured_ms = own_ms.copy()
+    measured_ms[MEASURED_MIN:] = UNKNOWN
+    assert fill_ms(measured_ms, step_ms, off_cpu_ms, all_meet=False).tolist() == own_ms.tolist()
+    measured_ms[MEASURED_MIN - 1 :] = UNKNOWN
+    assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms)[MEASURED_MIN - 1 :]).all()
 
 
 def test_without_windows_all_ranks_must_meet_in_every_group() -> None:
@@ -95,9 +95,9 @@ def test_step_that_a_rank_has_not_reported_is_not_known() -> None:
 
 def test_windows_take_precedence_where_they_measured() -> None:
     own_ms = as_usual()
-    self_ms = np.full_like(own_ms, UNKNOWN)
-    self_ms[4] = [20.5, 19.5]
-    assert fill_ms(self_ms, *train(own_ms))[4].tolist() == [20.5, 19.5]
+    measured_ms = np.full_like(own_ms, UNKNOWN)
+    measured_ms[4] = [20.5, 19.5]
+    assert fill_ms(measured_ms, *train(own_ms))[4].tolist() == [20.5, 19.5]
 
 
 def test_own_time_is_within_the_step() -> None:

@@ -8,23 +8,23 @@ import pytest
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
 from rankscope.collector.detect.view import RunView
-from rankscope.measure.records import Synchronisation, WindowSynchronisations
+from rankscope.measure.records import Synchronization, WindowSynchronizations
 from tests.unit.collector.detect.run_views import STEPS, Shares, findings_in, job_of, window_of, with_samples
 from tests.unit.collector.steps.step_series import MS
 
 IDLE: Shares = {"compute": 55, "exposed": 5}
-ITEM = Synchronisation(call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)", count=1)
+ITEM = Synchronization(call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)", count=1)
 
 
-def window(idle_ms: float, *, first_step: int = 40, step_count: int = 1) -> WindowSynchronisations:
+def window(idle_ms: float, *, first_step: int = 40, step_count: int = 1) -> WindowSynchronizations:
     idle_ns = round(idle_ms * MS)
-    kind = Synchronisation(call=ITEM.call, operator=ITEM.operator, line=ITEM.line, count=1, idle_ns=idle_ns)
-    return WindowSynchronisations(first_step=first_step, step_count=step_count, idle_ns=idle_ns, kinds=(kind,))
+    kind = Synchronization(call=ITEM.call, operator=ITEM.operator, line=ITEM.line, count=1, idle_ns=idle_ns)
+    return WindowSynchronizations(first_step=first_step, step_count=step_count, idle_ns=idle_ns, kinds=(kind,))
 
 
-def run_of(*windows: Sequence[WindowSynchronisations]) -> RunView:
+def run_of(*windows: Sequence[WindowSynchronizations]) -> RunView:
     view = job_of(*[IDLE] * len(windows), data_ms=0.0)
-    return with_samples(view, view.samples._replace(synchronisations=dict(enumerate(windows))))
+    return with_samples(view, view.samples._replace(synchronizations=dict(enumerate(windows))))
 
 
 def host_bound(view: RunView) -> Finding:
@@ -39,7 +39,7 @@ def test_idle_time_after_waits_of_the_hosts_names_the_line() -> None:
     where = "100 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
     assert finding.what == "GPUs idle 40 % of the time, waiting for their hosts,"
     assert finding.why == f"waiting for data 0.0 % of the time, up to 30 % of the time {waits}, {where}"
-    assert finding.evidence["synchronising_ratio"] == 0.3
+    assert finding.evidence["synchronizing_ratio"] == 0.3
     assert ".item()" in finding.suggestion
 
 
@@ -58,16 +58,16 @@ def test_without_kinds_no_line_is_named() -> None:
         ("longer windows, with less in each step", [window(30.0, step_count=2)] * 3),
     ],
 )
-def test_otherwise_it_is_as_without(why: str, windows: Sequence[WindowSynchronisations]) -> None:
+def test_otherwise_it_is_as_without(why: str, windows: Sequence[WindowSynchronizations]) -> None:
     finding = host_bound(run_of(windows, windows))
     assert finding.why == "waiting for data 0.0 % of the time", why
-    assert "synchronising_ratio" not in finding.evidence
+    assert "synchronizing_ratio" not in finding.evidence
     assert "fused optimizers" in finding.suggestion
 
 
 def test_one_rank_s_waits_are_none_of_the_run() -> None:
     finding = host_bound(run_of([window(30.0)] * 3, [window(0.0)] * 3))
-    assert "synchronising_ratio" not in finding.evidence
+    assert "synchronizing_ratio" not in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_share_is_on_the_basis_of_the_idle_share(why: str, idle_ms: float, step_
     }
     finding = host_bound(with_samples(view, view.samples._replace(breakdowns=breakdowns)))
     assert finding.evidence["idle_ratio"] == pytest.approx(0.4), why
-    found = finding.evidence.get("synchronising_ratio")
+    found = finding.evidence.get("synchronizing_ratio")
     assert found == (None if share is None else pytest.approx(share)), why
 
 
@@ -98,4 +98,4 @@ def test_windows_of_a_gpu_that_count_no_longer_are_none_of_blocking_calls() -> N
     samples = view.samples._replace(absent_ratios=dict.fromkeys((0, 1), "windows have ended"))
     signals = read_signals(with_samples(view, samples), STEPS)
     assert isinstance(signals, RunSignals)
-    assert (signals.synchronising, signals.synchronises_in) == (None, "")
+    assert (signals.synchronizing, signals.synchronizes_in) == (None, "")

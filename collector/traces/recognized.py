@@ -1,4 +1,4 @@
-"""Recognise trace files before they are read whole: which rank, from where that is known, which cycle of a schedule.
+"""Recognize trace files before they are read whole: which rank, from where that is known, which cycle of a schedule.
 
 A profiler with a schedule writes one file a cycle and process, named `WORKER.TIME.pt.trace.json`: files of one rank
 that differ in the time alone are its cycles. Containers may all have the same worker name, so the rank in the head of
@@ -27,7 +27,7 @@ HEAD_BLOCK_BYTES = 1 << 30
 _CYCLE = re.compile(r"^(?P<worker>.+)[._](?P<time>\d{10,20})(?P<ending>(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?)$")
 
 
-class Recognised(NamedTuple):
+class Recognized(NamedTuple):
     """One file. `rank_from` says where its rank is from; `cycle` is its place, from 1, among the `cycles` files of its
     rank; `refusal` is the reason why its head cannot be read, `is_no_trace` that it is another file of a folder;
     `same_as` another file with the same content.
@@ -69,10 +69,10 @@ def compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
         ) from None
 
 
-def recognise(files: Sequence[TraceFile], rank_from: re.Pattern[str] | None = None) -> list[Recognised]:
+def recognize(files: Sequence[TraceFile], rank_from: re.Pattern[str] | None = None) -> list[Recognized]:
     """Return the files with what their heads and names tell, in their order."""
     with ThreadPoolExecutor(READERS_MAX) as pool:  # a bucket answers each within 0.1 s
-        found = list(pool.map(lambda file: _recognise_one(file, rank_from), files))
+        found = list(pool.map(lambda file: _recognize_one(file, rank_from), files))
     if rank_from is not None and found and not any(one.rank_from == FROM_PATTERN for one in found):
         raise SettingError(
             f"--rank-from is {rank_from.pattern!r}; its groups match no number in any path, for example "
@@ -81,7 +81,7 @@ def recognise(files: Sequence[TraceFile], rank_from: re.Pattern[str] | None = No
     return _number_cycles(_find_copies(found))
 
 
-def _recognise_one(file: TraceFile, rank_from: re.Pattern[str] | None) -> Recognised:
+def _recognize_one(file: TraceFile, rank_from: re.Pattern[str] | None) -> Recognized:
     origin = refusal = None
     is_no_trace = False
     try:
@@ -95,7 +95,7 @@ def _recognise_one(file: TraceFile, rank_from: re.Pattern[str] | None) -> Recogn
         rank, where = origin.rank, FROM_HEAD
     if rank is None:
         rank, where = rank_in_name(file.path), FROM_NAME
-    return Recognised(file, rank, where if rank is not None else None, origin, refusal, is_no_trace)
+    return Recognized(file, rank, where if rank is not None else None, origin, refusal, is_no_trace)
 
 
 def find_rank(path: str, rank_from: re.Pattern[str] | None) -> int | None:
@@ -142,7 +142,7 @@ def _is_trace(path: Path) -> bool:
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
-def _find_copies(found: Sequence[Recognised]) -> list[Recognised]:
+def _find_copies(found: Sequence[Recognized]) -> list[Recognized]:
     """Mark local files with the same content as an earlier one: only those of one size are compared."""
     sizes: dict[int, list[str]] = defaultdict(list)
     for one in found:
@@ -181,7 +181,7 @@ def _digest(path: str) -> str:
 # -- cycles -----------------------------------------------------------------------------------------------------------
 
 
-def _number_cycles(found: Sequence[Recognised]) -> list[Recognised]:
+def _number_cycles(found: Sequence[Recognized]) -> list[Recognized]:
     groups: dict[tuple[int | None, str], list[tuple[int, str]]] = defaultdict(list)
     for one in found:
         named = _CYCLE.match(one.file.path)
@@ -197,7 +197,7 @@ def _number_cycles(found: Sequence[Recognised]) -> list[Recognised]:
     return numbered
 
 
-def choose_cycle(found: Sequence[Recognised], cycle: int | None) -> tuple[list[Recognised], dict[str, str]]:
+def choose_cycle(found: Sequence[Recognized], cycle: int | None) -> tuple[list[Recognized], dict[str, str]]:
     """Return the files of one cycle of each rank, None the last one, without copies; and by file a note for the user.
 
     Raises UnavailableError if no rank has this cycle.
@@ -221,7 +221,7 @@ def choose_cycle(found: Sequence[Recognised], cycle: int | None) -> tuple[list[R
     return kept, notes
 
 
-def _drop_guesses(kept: Sequence[Recognised]) -> list[Recognised]:
+def _drop_guesses(kept: Sequence[Recognized]) -> list[Recognized]:
     """Return the files without the ranks that were guessed from the names of several, or that another file says of
     itself: such a number is that of a host or a job.
     """
@@ -236,7 +236,7 @@ def _drop_guesses(kept: Sequence[Recognised]) -> list[Recognised]:
 
 def find_cycles(files: Sequence[TraceFile], rank: int | None, rank_from: str | None) -> list[int]:
     """Return the numbers of the cycles of a rank, or of all. Raises UnavailableError where each has only one."""
-    found = recognise(files, compile_rank_from(rank_from))
+    found = recognize(files, compile_rank_from(rank_from))
     kept = [one for one in found if one.refusal is None and (rank is None or one.rank in {rank, None})]
     numbers = sorted({one.cycle for one in kept if one.same_as is None})
     if len(numbers) < 2:  # noqa: PLR2004 - nothing to set side by side
@@ -254,7 +254,7 @@ def choose_files(
     pattern = compile_rank_from(rank_from)
     if len(files) == 1 and pattern is None and cycle is None:
         return list(files), {}
-    kept, notes = choose_cycle(recognise(files, pattern), cycle)
+    kept, notes = choose_cycle(recognize(files, pattern), cycle)
     kept = _drop_guesses(kept)
     if rank is not None:
         kept = [one for one in kept if one.rank in {rank, None}] or kept

@@ -21,12 +21,12 @@ from rankscope.measure.blocking_calls import (
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.records import SYNCHRONISATIONS_MAX, Synchronisation, WindowSynchronisations, add_waits
+from rankscope.measure.records import SYNCHRONIZATIONS_MAX, Synchronization, WindowSynchronizations, add_waits
 
 
-def sum_synchronisations(
+def sum_synchronizations(
     view: RankView, steps: Sequence[tuple[int, int, int]], samples: LineSamples
-) -> WindowSynchronisations:
+) -> WindowSynchronizations:
     """Return the blocking calls that began within these steps: number, start and end by the host clock, at least one.
     The view, of the same clock, has a device.
     """
@@ -46,12 +46,12 @@ def sum_synchronisations(
         add_waits(call_ns, name, waited_ns)
     found = [_sum_kind(*kind, waits) for kind, waits in kinds.items()]
     found.sort(key=lambda one: (-one.waits_ns, one.call, one.operator or "", one.line or ""))
-    return WindowSynchronisations(
+    return WindowSynchronizations(
         first_step=steps[0][0],
         step_count=len(steps),
         call_ns=call_ns,
         idle_ns=int(idle_ns.sum()),
-        kinds=tuple(found[:SYNCHRONISATIONS_MAX]),
+        kinds=tuple(found[:SYNCHRONIZATIONS_MAX]),
     )
 
 
@@ -93,9 +93,9 @@ def _find_codes(view: RankView, threads: Sequence[int]) -> list[int]:
     return [code for code, (first, second) in enumerate(view.trace.threads) if (second or first) in wanted]
 
 
-def _sum_kind(call: str, operator: str | None, line: str | None, times: Sequence[tuple[int, int]]) -> Synchronisation:
+def _sum_kind(call: str, operator: str | None, line: str | None, times: Sequence[tuple[int, int]]) -> Synchronization:
     waits_ns = [waited for waited, _ in times]
-    return Synchronisation(
+    return Synchronization(
         call=call,
         operator=operator,
         line=line,

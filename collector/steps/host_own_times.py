@@ -41,30 +41,30 @@ TOLERANCE_RATIO: Final = 0.1
 """Share of a step by which it may differ from the prediction."""
 
 
-def fill_from_cpu(self_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, *, all_meet: bool) -> Floats:
-    """Return the self times with those that the CPU time in backward shows; NaN where neither is known.
+def fill_from_cpu(measured_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, *, all_meet: bool) -> Floats:
+    """Return the own times with those that the CPU time in backward shows; NaN where neither is known.
 
-    All have the shape (n, ranks) and are in ns. `self_ns`: of windows, NaN elsewhere; `off_cpu_ns`: the time in
+    All have the shape (n, ranks) and are in ns. `measured_ns`: of windows, NaN elsewhere; `off_cpu_ns`: the time in
     backward without CPU time. `all_meet`: whether each process group with peers has all ranks.
     """
     own_ns = np.clip(step_ns - off_cpu_ns, 0.0, step_ns)
     is_reported: Flags = np.asarray(~np.isnan(own_ns).any(axis=1))
-    is_measured = is_reported & ~np.isnan(self_ns).any(axis=1)
+    is_measured = is_reported & ~np.isnan(measured_ns).any(axis=1)
     if np.count_nonzero(is_reported) < KNOWN_MIN:
-        return self_ns
+        return measured_ns
     longest_ns = step_ns[is_reported].max(axis=1)
     rests_ns = longest_ns - own_ns[is_reported].max(axis=1)
     rest_ns = float(np.median(rests_ns))
     noise_ns = float(np.median(np.abs(rests_ns - rest_ns)))
     measured = np.flatnonzero(is_measured)[-MEASURED_LAST:]
     if len(measured) >= MEASURED_MIN:
-        if _are_unlike(self_ns[measured] - own_ns[measured], step_ns[measured]):
-            return self_ns
+        if _are_unlike(measured_ns[measured] - own_ns[measured], step_ns[measured]):
+            return measured_ns
     elif not all_meet or rest_ns > REST_RATIO_MAX * float(np.median(longest_ns)):
-        return self_ns
+        return measured_ns
     open_ = np.flatnonzero(is_reported & ~is_measured)
     return fill_as_predicted(
-        self_ns, step_ns, open_, own_ns.__getitem__,
+        measured_ns, step_ns, open_, own_ns.__getitem__,
         rest_ns=rest_ns, noise_ns=noise_ns, tolerance_ratio=TOLERANCE_RATIO,
     )  # fmt: skip
 

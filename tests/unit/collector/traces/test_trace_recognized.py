@@ -1,4 +1,4 @@
-"""What trace files are recognised as by their heads and names, before they are read whole."""
+"""What trace files are recognized as by their heads and names, before they are read whole."""
 
 import json
 import re
@@ -8,13 +8,13 @@ import pytest
 
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.files import find_traces
-from rankscope.collector.traces.recognised import (
+from rankscope.collector.traces.recognized import (
     check_output,
     choose_cycle,
     choose_files,
     compile_kernels,
     read_head,
-    recognise,
+    recognize,
 )
 from rankscope.collector.traces.spans import read_span
 from rankscope.collector.traces.timeline import merge
@@ -38,26 +38,26 @@ def cycles(tmp_path: Path) -> Path:
 
 
 def test_files_that_differ_in_the_time_are_cycles_of_their_rank(cycles: Path) -> None:
-    found = recognise(find_traces([str(cycles)]))
+    found = recognize(find_traces([str(cycles)]))
     assert [(one.rank, one.cycle, one.cycles) for one in found] == [
         (0, 1, 3), (1, 1, 2), (0, 2, 3), (1, 2, 2), (0, 3, 3),
     ]  # fmt: skip
 
 
 def test_last_cycle_of_each_rank_is_used_with_a_note(cycles: Path) -> None:
-    kept, notes = choose_cycle(recognise(find_traces([str(cycles)])), None)
+    kept, notes = choose_cycle(recognize(find_traces([str(cycles)])), None)
     assert [(one.rank, one.cycle) for one in kept] == [(1, 2), (0, 3)]
     assert notes[kept[1].file.path] == "the last of 3 cycles of this rank is used; --cycle N chooses another (1 to 3)"
 
 
 def test_cycle_that_the_user_names_is_used_without_a_note(cycles: Path) -> None:
-    kept, notes = choose_cycle(recognise(find_traces([str(cycles)])), 1)
+    kept, notes = choose_cycle(recognize(find_traces([str(cycles)])), 1)
     assert ([(one.rank, one.cycle) for one in kept], notes) == ([(0, 1), (1, 1)], {})
 
 
 def test_cycle_that_no_rank_has_is_an_error(cycles: Path) -> None:
     with pytest.raises(UnavailableError, match=r"--cycle is 4; the cycles here are 1 to 3"):
-        choose_cycle(recognise(find_traces([str(cycles)])), 4)
+        choose_cycle(recognize(find_traces([str(cycles)])), 4)
 
 
 def test_report_of_a_cycle_says_which_it_is(cycles: Path) -> None:
@@ -89,7 +89,7 @@ def test_merged_timeline_beside_its_traces_is_no_rank(tmp_path: Path) -> None:
     merge(str(tmp_path), tmp_path / "merged.json")
     report = analyze(str(tmp_path))
     assert ([one.rank for one in report.ranks], report.errors) == ([0, 1], [])
-    assert [one.is_no_trace for one in recognise(find_traces([str(tmp_path)]))] == [True, False, False]
+    assert [one.is_no_trace for one in recognize(find_traces([str(tmp_path)]))] == [True, False, False]
 
 
 def test_merged_timeline_that_is_named_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_output_without_a_folder_is_refused_before_the_work(tmp_path: Path) -> N
 
 def test_cycles_of_a_process_without_a_rank_are_found(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"host_7.170000000{place}.pt.trace.json", None, place + 1) for place in range(2)]
-    found = recognise(find_traces(paths))
+    found = recognize(find_traces(paths))
     assert [(one.rank, one.rank_from, one.cycle) for one in found] == [(None, None, 1), (None, None, 2)]
 
 
@@ -134,12 +134,12 @@ def test_same_content_counts_once_and_is_told(tmp_path: Path) -> None:
 def test_files_of_one_size_and_other_content_are_two(tmp_path: Path) -> None:
     write(tmp_path, "a.json", 0, start_us=1)
     write(tmp_path, "b.json", 1, start_us=2)
-    assert [one.same_as for one in recognise(find_traces([str(tmp_path)]))] == [None, None]
+    assert [one.same_as for one in recognize(find_traces([str(tmp_path)]))] == [None, None]
 
 
 def test_rank_is_from_the_pattern_then_the_trace_then_the_name(tmp_path: Path) -> None:
     paths = [write(tmp_path, "n9_rank3.json", 2), write(tmp_path, "x_rank4.json", 5), write(tmp_path, "y_rank6.json")]
-    found = recognise(find_traces(paths), re.compile(r"n(\d+)_"))
+    found = recognize(find_traces(paths), re.compile(r"n(\d+)_"))
     assert [(one.rank, one.rank_from) for one in found] == [
         (9, "--rank-from"), (5, "the trace"), (6, "the file's name"),
     ]  # fmt: skip
@@ -161,7 +161,7 @@ def test_only_files_of_the_wanted_rank_are_read(tmp_path: Path) -> None:
 def test_file_that_cannot_be_read_has_the_reason(tmp_path: Path) -> None:
     (tmp_path / "rank1.json").write_text("prose")
     (tmp_path / "other.json").write_text('{"a": 1}')
-    other, broken = recognise(find_traces([str(tmp_path)]))
+    other, broken = recognize(find_traces([str(tmp_path)]))
     assert (broken.rank, broken.is_no_trace, str(broken.refusal)[:9]) == (1, False, "not JSON:")
     assert (other.rank, other.is_no_trace) == (None, True)
 

@@ -4,22 +4,22 @@ from rankscope.collector.runs.events import ReportAdmitted
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run_view import read_samples
-from rankscope.collector.runs.sample_rings import SYNCHRONISATIONS_KEPT
+from rankscope.collector.runs.sample_rings import SYNCHRONIZATIONS_KEPT
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.messages import Report
-from rankscope.measure.records import Synchronisation, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import Synchronization, WindowBreakdown, WindowSynchronizations
 from tests.unit.collector.runs.run_stories import Story, boot_of
 from tests.unit.collector.runs.test_saved_runs import kill, wall_of
 
 CALL = "cudaStreamSynchronize"
 
 
-def window(first_step: int, waits_ns: int) -> WindowSynchronisations:
-    kind = Synchronisation(call=CALL, line="a.py:1 (f)", count=1, waits_ns=waits_ns, longest_ns=waits_ns)
-    return WindowSynchronisations(first_step=first_step, step_count=1, call_ns={CALL: waits_ns}, kinds=(kind,))
+def window(first_step: int, waits_ns: int) -> WindowSynchronizations:
+    kind = Synchronization(call=CALL, line="a.py:1 (f)", count=1, waits_ns=waits_ns, longest_ns=waits_ns)
+    return WindowSynchronizations(first_step=first_step, step_count=1, call_ns={CALL: waits_ns}, kinds=(kind,))
 
 
-def report(story: Story, *windows: WindowSynchronisations) -> None:
+def report(story: Story, *windows: WindowSynchronizations) -> None:
     """The next report of rank 0."""
     story.sequence[0] += 1
     breakdowns = tuple(
@@ -29,7 +29,7 @@ def report(story: Story, *windows: WindowSynchronisations) -> None:
         )
         for window in windows
     )  # fmt: skip
-    message = Report(sequence=story.sequence[0], host_ns=story.now_ns, breakdowns=breakdowns, synchronisations=windows)
+    message = Report(sequence=story.sequence[0], host_ns=story.now_ns, breakdowns=breakdowns, synchronizations=windows)
     story.run.apply(ReportAdmitted(boot_of(0), ReportFields.of(message), story.now_ns, 0.0))
 
 
@@ -48,23 +48,23 @@ def test_windows_of_a_rank_are_added_up_in_its_snapshot() -> None:
     report(story, window(4, 10), window(36, 30))
     report(story, window(68, 2))
     report(story)
-    found = snapshot_of(story, 0).synchronisations
+    found = snapshot_of(story, 0).synchronizations
     assert found is not None
     assert (found.first_step, found.step_count, found.call_ns) == (4, 3, {CALL: 42})
     assert [(kind.count, kind.waits_ns, kind.longest_ns) for kind in found.kinds] == [(3, 42, 30)]
 
 
 def test_rank_without_a_window_of_a_gpu_has_none() -> None:
-    assert snapshot_of(Story(2).join(), 1).synchronisations is None
+    assert snapshot_of(Story(2).join(), 1).synchronizations is None
 
 
 def test_only_the_last_windows_are_kept() -> None:
     story = Story(2).join()
-    for number in range(SYNCHRONISATIONS_KEPT + 3):
+    for number in range(SYNCHRONIZATIONS_KEPT + 3):
         report(story, window(number, 1))
-    found = snapshot_of(story, 0).synchronisations
+    found = snapshot_of(story, 0).synchronizations
     assert found is not None
-    assert (found.first_step, found.step_count) == (3, SYNCHRONISATIONS_KEPT)
+    assert (found.first_step, found.step_count) == (3, SYNCHRONIZATIONS_KEPT)
 
 
 def test_detection_reads_them_oldest_first() -> None:
@@ -72,8 +72,8 @@ def test_detection_reads_them_oldest_first() -> None:
     report(story, window(4, 10), window(36, 30))
     assert story.run.attempt is not None
     samples = read_samples(story.run.attempt)
-    assert list(samples.synchronisations[0]) == [window(4, 10), window(36, 30)]
-    assert list(samples.synchronisations[1]) == []
+    assert list(samples.synchronizations[0]) == [window(4, 10), window(36, 30)]
+    assert list(samples.synchronizations[1]) == []
 
 
 def test_they_are_saved_over_a_restart_until_a_window_comes() -> None:
@@ -81,14 +81,14 @@ def test_they_are_saved_over_a_restart_until_a_window_comes() -> None:
     story = Story(2).join()
     report(story, window(4, 10), window(36, 30))
     saved = saved_of(story)
-    assert saved.synchronisations is not None
-    assert saved.synchronisations.call_ns == {CALL: 40}
+    assert saved.synchronizations is not None
+    assert saved.synchronizations.call_ns == {CALL: 40}
     for _ in range(2):
         kill(story)
         report(story)
-        assert saved_of(story).synchronisations == saved.synchronisations
-        assert snapshot_of(story, 0).synchronisations is None  # what is live is of the present
+        assert saved_of(story).synchronizations == saved.synchronizations
+        assert snapshot_of(story, 0).synchronizations is None  # what is live is of the present
     report(story, window(68, 2))
-    after = saved_of(story).synchronisations
+    after = saved_of(story).synchronizations
     assert after is not None
     assert after.call_ns == {CALL: 2}

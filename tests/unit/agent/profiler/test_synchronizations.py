@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 
 from rankscope.agent.profiler.line_samples import LineSamples
-from rankscope.measure.records import SYNCHRONISATIONS_MAX, Synchronisation, WindowSynchronisations
+from rankscope.measure.records import SYNCHRONIZATIONS_MAX, Synchronization, WindowSynchronizations
 from tests.unit.agent.profiler.made_windows import MAIN, at, metadata_of, ran, reduce
 from tests.unit.agent.traced_activities import TracedActivity
 
@@ -41,13 +41,13 @@ def seen(*found: tuple[int, str | None], in_backward: bool = False, threads: tup
     return LineSamples(times.tobytes(), places.tobytes(), lines, (in_backward,) * len(lines), threads)
 
 
-def find(activities: Sequence[TracedActivity], lines: LineSamples | None = None) -> WindowSynchronisations:
-    found = reduce([*WORK, *activities], BOUNDS_US, lines=lines).synchronisations
+def find(activities: Sequence[TracedActivity], lines: LineSamples | None = None) -> WindowSynchronizations:
+    found = reduce([*WORK, *activities], BOUNDS_US, lines=lines).synchronizations
     assert found is not None
     return found
 
 
-def find_one(activities: Sequence[TracedActivity], lines: LineSamples | None = None) -> Synchronisation:
+def find_one(activities: Sequence[TracedActivity], lines: LineSamples | None = None) -> Synchronization:
     (one,) = find(activities, lines).kinds
     return one
 
@@ -56,15 +56,15 @@ def find_one(activities: Sequence[TracedActivity], lines: LineSamples | None = N
 
 
 def test_window_without_a_blocking_call_reports_that_there_was_none() -> None:
-    assert find([]) == WindowSynchronisations(first_step=10, step_count=2)
+    assert find([]) == WindowSynchronizations(first_step=10, step_count=2)
 
 
 def test_window_without_work_of_a_device_reports_nothing() -> None:
-    assert reduce([wait(30, 30)], BOUNDS_US).synchronisations is None
+    assert reduce([wait(30, 30)], BOUNDS_US).synchronizations is None
 
 
 def test_window_without_a_whole_step_reports_nothing() -> None:
-    assert reduce([*WORK, wait(30, 30)], BOUNDS_US[:2]).synchronisations is None
+    assert reduce([*WORK, wait(30, 30)], BOUNDS_US[:2]).synchronizations is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_wait_for_a_collective_alone_is_no_wait_for_the_own_device() -> None:
 def test_longest_kinds_are_listed_and_all_count() -> None:
     calls = [wait(10 * number, number, operator=f"aten::op{number}") for number in range(1, 10)]
     found = find([*calls, *ran(6, 10, 90)])  # the device works meanwhile
-    assert [one.waits_ns for one in found.kinds] == [1000 * number for number in range(9, 9 - SYNCHRONISATIONS_MAX, -1)]
+    assert [one.waits_ns for one in found.kinds] == [1000 * number for number in range(9, 9 - SYNCHRONIZATIONS_MAX, -1)]
     assert found.call_ns == {SYNCHRONIZE: 45_000}
 
 
@@ -145,7 +145,7 @@ def test_idle_time_around_the_end_of_a_call_is_counted(start_us: int, length_us:
 def test_without_later_work_idle_time_ends_with_the_call() -> None:
     # The only work behind step 10 begins before the call of step 10, which another stream launched late, ends.
     queue = [*ran(10, 20, 40), *ran(110, 112, 8), wait(80, 60)]
-    found = reduce(queue, (0, 100, 200)).synchronisations
+    found = reduce(queue, (0, 100, 200)).synchronizations
     assert found is not None
     assert (found.waits_ns, found.idle_ns) == ((120 - 80) * 1000, (140 - 120) * 1000)
 

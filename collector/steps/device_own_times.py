@@ -2,7 +2,7 @@
 backward (docs/definitions.md section 4). Pure.
 
 In data parallel training the device's stream waits for other ranks only in that tail. So the rest of the step is how
-long it would have taken this rank alone, and no profiler window is needed to know it. It is the self time of the steps
+long it would have taken this rank alone, and no profiler window is needed to know it. It is the own time of the steps
 that windows have not measured, and of all where no window comes.
 
 In other kinds of training ranks also wait within the rest: for their group of tensor parallelism in each layer, for the
@@ -22,7 +22,7 @@ from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 from rankscope.collector.steps.wait_times import KindColumns
-from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONISING_OPS
+from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONIZING_OPS
 from rankscope.measure.table import MISSING, Block
 
 WAITS_WITHIN_MAX: Final = 0.02
@@ -30,7 +30,7 @@ WAITS_WITHIN_MAX: Final = 0.02
 was 0, with FSDP 0.04."""
 
 
-class DeviceSelfTimes:
+class DeviceOwnTimes:
     """Own times on the device by slot of a ring of steps, and the waiting in collectives of the same steps that were
     timed between windows, which is a second witness. Only steps that all ranks timed are read.
     """
@@ -63,8 +63,8 @@ class DeviceSelfTimes:
         """
         if not self.is_complete[slot]:
             return
-        synchronises = np.array([op in SYNCHRONISING_OPS for _, op in kinds.kinds], dtype=bool)
-        rows = np.flatnonzero(synchronises[kinds.kind]) if len(kinds.kind) else kinds.kind
+        synchronizes = np.array([op in SYNCHRONIZING_OPS for _, op in kinds.kinds], dtype=bool)
+        rows = np.flatnonzero(synchronizes[kinds.kind]) if len(kinds.kind) else kinds.kind
         if not len(rows) or (kinds.matched[rows] < kinds.calls[rows]).any():
             return
         waits_ns = np.full(self._world_size, np.nan)
@@ -105,8 +105,8 @@ class DeviceSelfTimes:
             rows.move(slots, to)
 
 
-def fill_from_device(self_ns: Floats, device_ns: Floats) -> Floats:
-    """Return the self times of windows, and of each other step that all ranks timed the times on their devices, shape
+def fill_from_device(own_ns: Floats, device_ns: Floats) -> Floats:
+    """Return the own times of windows, and of each other step that all ranks timed the times on their devices, shape
     (n, ranks) in ns as both: by what windows had on top in the steps that have both, since the host's part of a step is
     not the device's. Where windows had less, ranks wait within the rest as well (FSDP: for the shards of parameters):
     then whose time it is the devices do not tell, and what windows measured is all that is known.
@@ -117,15 +117,15 @@ def fill_from_device(self_ns: Floats, device_ns: Floats) -> Floats:
     >>> fill_from_device(np.array([[3.6, 7.6], [np.nan, np.nan]]), device_ns).tolist()
     [[3.6, 7.6], [nan, nan]]
     """
-    is_measured, is_timed = (np.asarray(~np.isnan(ns).any(axis=1)) for ns in (self_ns, device_ns))
+    is_measured, is_timed = (np.asarray(~np.isnan(ns).any(axis=1)) for ns in (own_ns, device_ns))
     taken = is_timed & ~is_measured
     if not taken.any():
-        return self_ns
+        return own_ns
     both = is_timed & is_measured
-    on_top_ns = float(np.median(self_ns[both] - device_ns[both])) if both.any() else 0.0
+    on_top_ns = float(np.median(own_ns[both] - device_ns[both])) if both.any() else 0.0
     if both.any() and on_top_ns < -WAITS_WITHIN_MAX * np.median(device_ns[both]):
-        return self_ns
-    return np.where(taken[:, None], np.maximum(device_ns + on_top_ns, 0.0), self_ns)
+        return own_ns
+    return np.where(taken[:, None], np.maximum(device_ns + on_top_ns, 0.0), own_ns)
 
 
 def read_own_ns(block: Block) -> Floats | None:
