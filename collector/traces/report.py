@@ -601,7 +601,8 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     `stage_wait_ns`: waiting in collectives for other stages of a pipeline, outside of compute; for any rank where the
     stages are not known, None where waiting is not.
     `exposed_wait_ns`: exposed communication of the breakdown that was no transfer: waiting in collectives, and messages
-    beyond the fastest; None where waiting is not known.
+    beyond the fastest; None where waiting is not known. `waits_are_lower_bound`: traces of ranks are missing, for which
+    the rank may have waited longer.
     `copy_operator_device_ns`: device time of the copies within the device launched by clone, contiguous, reshape and
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
@@ -631,6 +632,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     stage_wait_ns: int | None = None
     exposed_wait_ns: int | None = None
     step_wait_ns: int | None = None
+    waits_are_lower_bound: bool = False
     exposed_communication_ns: int = 0
     copy_operator_device_ns: int | None = None
     copy_operator_host_ns: int = 0

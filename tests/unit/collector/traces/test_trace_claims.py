@@ -119,7 +119,40 @@ def test_lone_rank_is_not_said_to_save_what_may_be_waiting(tmp_path: Path) -> No
     write(tmp_path, rank_of(compute_us=3_000), rank_of())
     advice = advice_of(analyze(str(tmp_path / "rank0.json")), "serial_communication")
     assert advice is not None
-    assert "less what of it is waiting for other ranks, which these traces do not show" in advice.sentence
+    assert "would save" not in advice.sentence
+    assert "How much of it is waiting for other ranks, which overlap does not save, is not known" in advice.sentence
+
+
+@pytest.mark.parametrize("key", ["serial_communication", "communication_bound"])
+def test_waits_for_ranks_without_a_trace_are_not_said_to_be_left_out(tmp_path: Path, key: str) -> None:
+    # Of 3 ranks 2 are here: what both wait for the third is in no trace.
+    group = {"Process Group Ranks": "[0, 1, 2]", "Group size": 3}
+    ranks = [
+        [{**one, "args": {**one["args"], **group}} if "Seq" in one.get("args", {}) else one for one in events]
+        for events in (rank_of(), rank_of(compute_us=5_900))
+    ]
+    write(tmp_path, *ranks, distributedInfo={"rank": 0, "world_size": 3, "pg_count": 1, "backend": "nccl"})
+    report = analyze(str(tmp_path), rank_from=r"rank(\d+)")
+    advice = advice_of(report, key)
+    assert advice is not None
+    assert advice.sentence.count("Some of it may still be waits for ranks whose traces are missing.") == 1
+
+
+def test_kernels_of_ranks_are_compared_over_the_same_steps(tmp_path: Path) -> None:
+    # Rank 1 computes 6.9 ms a step, rank 0 3 ms with its first two steps lost: 5 products beside 3, one a step.
+    report = analyze(write(tmp_path, rank_of(compute_us=3_000, lost=(0, 1)), rank_of(compute_us=6_900)))
+    assert report.cross_rank is not None
+    assert [(one.rank, one.cause) for one in report.cross_rank.findings] == [(1, "gpu_compute")]
+
+
+def test_difference_of_microseconds_is_not_said_to_be_nothing(tmp_path: Path) -> None:
+    # The same steps a thousand times as short: 3.9 us more in each.
+    def shrink(events: list[Event]) -> list[Event]:
+        return [{**one, "ts": one["ts"] / 1000, "dur": one["dur"] / 1000} for one in events]
+
+    report = analyze(write(tmp_path, shrink(rank_of(compute_us=3_000)), shrink(rank_of(compute_us=6_900))))
+    assert report.cross_rank is not None
+    assert [" 3.9 us more in a step" in one.sentence for one in report.cross_rank.findings] == [True]
 
 
 def test_difference_has_a_row_of_waiting_for_the_late_rank(tmp_path: Path) -> None:
