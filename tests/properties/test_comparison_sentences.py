@@ -31,7 +31,7 @@ def events_of(kernels: int, length_us: int, extra_us: int) -> list[Event]:
     for number in range(STEPS):
         at, call = number * STEP_US, 100 * number
         events.append(event("user_annotation", f"ProfilerStep#{number}", at, STEP_US))
-        events += [launch(at + 10 + place, call + place, 1) for place in range(kernels + 1)]
+        events += [launch(at + 10 + place, call + place) for place in range(kernels + 1)]
         starts = at + 100
         for place in range(kernels):
             events.append(kernel("sgemm", starts, length_us, correlation=call + place))

@@ -115,6 +115,23 @@ def test_operators_nest_the_kernels_they_launched_by_thread(tmp_path: Path) -> N
     assert section.left_out == 2
 
 
+def test_nested_kernels_have_the_delay_of_their_launch(tmp_path: Path) -> None:
+    groups = {row.name: row for row in report_of(tmp_path, nest=True).ranks[0].operator_groups or []}
+    # Both calls of mm begin at 10 us and launch at 15; their kernels begin at 100 and 140: 85 and 125 us later.
+    assert (groups["aten::mm"].launch_delay_ns, groups["aten::mm"].kernels[0].delay_ns) == (5_000, 105_000)
+    assert (groups["aten::add"].launch_delay_ns, groups["aten::add"].kernels[0].delay_ns) == (1_000, 137_000)
+    (section,) = build_operator_groups(report_of(tmp_path, nest=True), 5)
+    assert [row[-1].text for row in section.rows] == ["5.0", "105.0", "1.0", "137.0"]
+
+
+def test_device_has_its_memory_and_compute_capability(tmp_path: Path) -> None:
+    known = {"id": 0, "name": "A100", "totalGlobalMem": 42_297_524_224, "computeMajor": 8, "computeMinor": 0}
+    for properties, expected in ([known], (42_297_524_224, "8.0")), ([{"id": 0}], (None, None)), ([], (None, None)):
+        (tmp_path / "rank0.json").write_bytes(to_json(*EVENTS, deviceProperties=properties))
+        (device,) = analyze(str(tmp_path)).ranks[0].devices
+        assert (device.memory_bytes, device.compute_capability) == expected
+
+
 @pytest.mark.parametrize(
     ("count", "frames"), [(1, ["model.py(5): attend"]), (2, ["model.py(5): attend", "train.py(9): step"])]
 )
