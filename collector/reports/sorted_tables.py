@@ -177,8 +177,8 @@ def _of_ranges(rank: RankReport) -> Iterable[_Amounts]:
 _GROUPS = Section(
     "operator_groups", "Operators in groups",
     "Operators by thread and by the innermost frames around them, as asked for; the kernels that each launched itself "
-    "stand beneath it, with their number and their time. Launch delay is the mean time from the start of the operator to "
-    "its first own launch; of a kernel from the start of the launching call to that of the kernel.",
+    "stand beneath it, with their number and their time. Launch delay is the mean time from the start of the operator "
+    "to its first own launch; of a kernel from the start of the launching call to that of the kernel.",
     columns_of(
         "rank, <operator, <thread, <frames, calls, device self ms, device total ms, host self ms, host total ms, "
         "launch delay us"
