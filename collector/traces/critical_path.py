@@ -204,7 +204,7 @@ def _clip(one: Stretch, start_ns: int) -> Stretch | None:
     """Return the part of a stretch after this time, None without any; a move of no length is kept if it is inferred."""
     if one.end_ns <= start_ns or (one.start_ns == one.end_ns and not one.is_inferred):
         return None
-    return one._replace(start_ns=max(one.start_ns, start_ns))
+    return one if one.start_ns >= start_ns else one._replace(start_ns=start_ns)
 
 
 # -- all ranks --------------------------------------------------------------------------------------------------------

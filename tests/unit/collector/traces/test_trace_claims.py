@@ -303,19 +303,37 @@ def test_only_device_of_the_file_has_its_name_by_another_number(tmp_path: Path) 
     assert rank.device == "unnamed device"
 
 
-@pytest.mark.parametrize("polls", ["silence", "queries"])
+@pytest.mark.parametrize("polls", ["silence", "queries", "silence, then work", "silence, then Python"])
 def test_host_that_polls_for_the_device_is_not_on_the_path(tmp_path: Path, polls: str) -> None:
     # The dispatch runs from 0.1 to 9 ms, and the host reads its flag, or asks for its event, until 9.005 ms.
     inside = [event("user_annotation", "dispatch", 10, 8_995), launch(20, 1)]
     if polls == "queries":
         inside = [launch(20, 1), *(launch(1_000 * at + 4, 50 + at, "cudaEventQuery") for at in range(1, 10))]
-    work = [kernel("deep_ep::intranode::dispatch<8>", 100, 8_900, correlation=1)]
+    elif polls == "silence, then work":
+        more = [event("cpu_op", "aten::empty", 9_005, 10), launch(9_020, 3)]
+        inside = [event("cpu_op", "dispatch", 10, 9_060), launch(20, 1), *more]
+        inside.append(kernel("deep_ep::intranode::dispatch<8>", 9_050, 20, correlation=3, stream=20))
+    elif polls == "silence, then Python":
+        inside = [event("user_annotation", "dispatch", 10, 9_050), launch(20, 1)]
+    work = [kernel("deep_ep::intranode::notify_dispatch<8>", 100, 8_900, correlation=1, stream=20)]
     after = [launch(9_100, 2), kernel("sgemm", 9_200, 700, correlation=2)]
     path = analyze(write(tmp_path, [step_of(0, 0), *inside, *work, *after]), critical_path=True).critical_path
     assert path is not None
     (step,) = path.steps
     assert step.communication_ns == 8_900_000
     assert step.host_ns < 500_000
+
+
+def test_host_that_works_while_the_device_communicates_is_on_the_path(tmp_path: Path) -> None:
+    # The kernel ends in the middle of the silence: what the host did until 9 ms was no waiting for it.
+    events = [event("user_annotation", "dispatch", 10, 8_995), launch(20, 1), launch(9_100, 2)]
+    work = [
+        kernel("deep_ep::intranode::dispatch<8>", 100, 4_000, correlation=1),
+        kernel("sgemm", 9_200, 700, correlation=2),
+    ]
+    path = analyze(write(tmp_path, [step_of(0, 0), *events, *work]), critical_path=True).critical_path
+    assert path is not None
+    assert path.steps[0].host_ns == 9_000_000
 
 
 def test_tasks_of_other_types_of_ascend_work_and_are_held_against_its_own_lane(tmp_path: Path) -> None:
