@@ -394,7 +394,9 @@ class TraceColumns:
         spilled += endless
         if spilled:
             warnings.append(
-                f"{spilled:,} pieces of device work last beyond the next ones of their stream: they end there"
+                "1 piece of device work lasts beyond the next one of its stream: it ends there"
+                if spilled == 1
+                else f"{spilled:,} pieces of device work last beyond the next ones of their stream: they end there"
             )
         return KinetoTrace(
             head=head,

@@ -259,7 +259,7 @@ def test_spilled_length_ends_where_the_stream_went_on(tmp_path: Path, length_us:
     (rank,) = analyze(write(tmp_path, events)).ranks
     # It ends where the product of the next step begins, at 10.1 ms.
     assert (rank.compute_ns, rank.window_ns) == ((10_000 + 2 * 6_000) * 1_000, (2 * STEP_US + 7_900) * 1_000)
-    assert "1 pieces of device work last beyond the next ones of their stream: they end there" in rank.warnings
+    assert "1 piece of device work lasts beyond the next one of its stream: it ends there" in rank.warnings
     assert not [one for one in rank.warnings if "left out" in one]
 
 

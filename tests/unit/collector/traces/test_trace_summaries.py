@@ -78,6 +78,23 @@ def test_rows_are_sorted_by_the_key(tmp_path: Path, sort_by: str, order: list[st
     assert [row[0] for row in rows] == order
 
 
+@pytest.mark.parametrize(
+    ("keys", "first"),
+    [
+        # In total mm has 20 + 60 us on the host and 30 + 50 us on the device, in two calls, one of which allocates.
+        (["cpu_total", "gpu_total", "calls", "memory", "cuda_time_total"], "aten::mm"),
+        # A call of relu has 70 us and 60 us; of mm 40 in the mean, 60 and 50 at most, 20 and 30 at least.
+        (["cpu_avg", "cpu_max", "cpu_min", "gpu_avg", "gpu_max", "gpu_min"], "aten::relu"),
+    ],
+)
+def test_each_key_puts_the_most_first(tmp_path: Path, keys: list[str], first: str) -> None:
+    relu = [event("cpu_op", "aten::relu", 10, 70, tid=3), launch(15, 9, tid=3), kernel("relu", 300, 60, correlation=9)]
+    report = report_of(tmp_path, *EVENTS, *relu)
+    for key in keys:
+        (row,) = rows_of(report, "sorted_operators", choose_sort_key(key) or "", top=1)
+        assert row[0] == first
+
+
 def test_kernels_copies_ranges_and_stages_have_their_summaries(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     assert rows_of(report, "sorted_kernels", "gpu_avg")[0][7:12] == ["0.080", "40.0", "50.0", "30.0", "94.1"]
