@@ -27,7 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +98,14 @@ from rankscope.collector.traces.analysis import analyze
 begin = time.perf_counter()
 analyze(path)
 """,
+    "analyze, every option": """
+from rankscope.collector.traces.analysis import analyze
+begin = time.perf_counter()
+analyze(
+    path, shapes=True, modules=True, critical_path=True, all_to_all=True, roofline=True, flops=True, sequences=8,
+    nest=True, by_thread=True, by_frames=2,
+)
+""",
 }
 _OTHERS = {
     "HTA": """
@@ -121,8 +129,18 @@ profile.analyze()
 RunGenerator("worker0", "1", profile).generate_run_profile()
 """,
 }
-WAYS = (*_OURS, *_OTHERS)
+WAYS = tuple(way for way in (*_OURS, *_OTHERS) if way != "analyze, every option")
+"""Those of the command; the other one is that of trace_pairs.py."""
 _ELSEWHERE = {
+    "HTA, two tables": """
+import logging
+logging.disable(logging.CRITICAL)
+from hta.trace_analysis import TraceAnalysis
+begin = time.perf_counter()
+analysis = TraceAnalysis(trace_files={0: path}, trace_dir="")
+analysis.get_temporal_breakdown(visualize=False)
+analysis.get_comm_comp_overlap(visualize=False)
+""",
     "TraceLens": """
 import logging
 logging.disable(logging.CRITICAL)
@@ -265,11 +283,13 @@ def median_s(costs: list[Cost]) -> float | None:
     return statistics.median(cost.seconds for cost in costs) if costs else None
 
 
-def describe_others(others: Path | None) -> str:
+def describe_others(
+    others: Path | None, names: Sequence[str] = ("HolisticTraceAnalysis", "torch-tb-profiler", "pandas")
+) -> str:
     """The versions of what was compared with."""
     if others is None:
         return "no other tools"
-    names = ("HolisticTraceAnalysis", "torch-tb-profiler", "pandas")
+    names = tuple(names)
     code = f"import importlib.metadata as m; print(*(f'{{n}} {{m.version(n)}}' for n in {names}), sep=', ')"
     return subprocess.run([others, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 

@@ -67,6 +67,11 @@ COMMUNICATION_KERNELS = (
         "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)",
     ),
     KernelFamily(
+        "HybridEP",
+        r"hybrid_ep::(?:dispatch|combine|device_sync)_kernel",
+        "void hybrid_ep::combine_kernel<8, 4>(hybrid_ep::combine_kernel_param_t)",
+    ),
+    KernelFamily(
         "custom all-reduce", r"cross_device_reduce_", "void vllm::cross_device_reduce_2stage<__half, 8>(RankData*)"
     ),
     KernelFamily(
@@ -106,9 +111,12 @@ _OPERATIONS = (
     ("gather", "gather"), ("scatter", "scatter"), ("sendrecv", "send_recv"), ("send", "send"), ("recv", "recv"),
 )  # fmt: skip
 _EXPERT_KERNEL = re.compile(
-    r"(?:deep_ep|\bep)::(?:internode|intranode)\w*::(\w+)|\b(?:Ep|pplx::\w*)(dispatch|combine)", re.IGNORECASE
+    r"(?:deep_ep|\bep)::(?:\w+::)*(?!\w+::)(?:hybrid_|pp_)?(\w+?)(?:_impl)?\b"
+    r"|\b(?:Ep|(?:pplx|hybrid_ep)::\w*)(dispatch|combine)",
+    re.IGNORECASE,
 )
-"""DeepEP's kernels, MORI's and pplx's: the exchange of tokens with experts."""
+"""The exchange of tokens with experts: kernels of DeepEP (of its first version in `intranode`, `internode` and
+`internode_ll`, of its second in `elastic`, names that end in `_impl`), HybridEP, MORI and pplx."""
 _IN_KERNEL_NAME = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|barrier"
 
 _ITEM_BYTES = {
@@ -160,6 +168,8 @@ def find_operation_of_kernel(name: str) -> str | None:
     ('reduce_scatter', None)
     >>> find_operation_of_kernel("void deep_ep::internode::notify_dispatch<false, 8>(int const*)")
     'notify_dispatch'
+    >>> find_operation_of_kernel("void deep_ep::elastic::hybrid_combine_impl<true, 8>(void*)")
+    'combine'
     """
     of_experts = _EXPERT_KERNEL.search(name)
     if of_experts is not None:

@@ -353,11 +353,13 @@ class TraceColumns:
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def build(self, head: Mapping[str, Any], mended: Sequence[str] = ()) -> KinetoTrace:
-        """Return the trace, once all blocks are in. `mended` are warnings of the reader of its blocks."""
+        """Return the trace, once, when all blocks are in. `mended` are warnings of the reader of its blocks."""
         category, name, thread, start_ns, duration_ns, correlation, external_id = (
             _join(self._parts, column, dtype) for column, dtype in enumerate(_COLUMN_TYPES)
         )
         device_columns = [_join(self._device_parts, column, dtype) for column, dtype in enumerate(_DEVICE_TYPES)]
+        self._parts.clear()  # as large as the columns joined from them, which are copied once more, in order
+        self._device_parts.clear()
         spellings = [str(spelling) for spelling in self._categories]
         counted = np.bincount(category, minlength=len(spellings)).tolist()
         kinds = np.array([find_category(spelling) for spelling in spellings], dtype=np.int8)
@@ -386,6 +388,7 @@ class TraceColumns:
             warnings.append(f"{repeated:,} events stand in the trace twice: counted once")
             order = order[keep]
             events = Events(*(column[order] for column in columns))
+        del columns, category, name, thread, start_ns, duration_ns, correlation, external_id
         memory = self._build_memory(thread_keys, events.start_ns, warnings)
         place = np.full(self._row_count, NONE, dtype=np.int64)
         place[order] = np.arange(len(order))
@@ -394,7 +397,9 @@ class TraceColumns:
         spilled += endless
         if spilled:
             warnings.append(
-                f"{spilled:,} pieces of device work last beyond the next ones of their stream: they end there"
+                "1 piece of device work lasts beyond the next one of its stream: it ends there"
+                if spilled == 1
+                else f"{spilled:,} pieces of device work last beyond the next ones of their stream: they end there"
             )
         return KinetoTrace(
             head=head,

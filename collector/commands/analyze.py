@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.collector.commands.command import add_json, give_json, write_output
 from rankscope.collector.commands.memory import write_flows_of
-from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
+from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.analysis import ALL_CYCLES
 from rankscope.collector.traces.files import find_traces
@@ -96,7 +96,7 @@ class Analyze:
         try:
             if options.list:
                 return _list_files(options.paths, options.rank_from)
-            with progress_bar("files") as progress:
+            with show_progress("files") as progress:
                 report = analyze(
                     options.paths,
                     against=options.against,
@@ -363,15 +363,14 @@ def _list_files(paths: Sequence[str], rank_from: str | None) -> int:
     found = [one for one in recognized if not one.is_no_trace]
     bad = {one.file.path: one.refusal for one in found if one.refusal is not None}
     spans: dict[str, Span] = {}
-    with progress_bar("files") as progress:
+    with show_progress("files") as progress:
         for place, one in enumerate(found):
             read = one.refusal or read_span(one.file.path, cores())
             if isinstance(read, Span):
                 spans[one.file.path] = read
             else:
                 bad[one.file.path] = read
-            if progress is not None:
-                progress(place + 1, len(found))
+            progress(place + 1, len(found))
     print(render_list(found, spans))
     for path, reason in bad.items():
         print(f"rankscope: {path}: {reason}", file=sys.stderr)

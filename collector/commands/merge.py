@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from rankscope.collector.commands.analyze import add_choice_of_files, add_communication_kernels
-from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
+from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import format_duration
 
@@ -40,7 +40,7 @@ class Merge:
         from rankscope.collector.traces.timeline import merge  # noqa: PLC0415 - no other command needs it
 
         try:
-            with progress_bar("readings") as progress:
+            with show_progress("readings") as progress:
                 merged = merge(
                     options.paths,
                     options.output,

@@ -177,9 +177,11 @@ def _of_ranges(rank: RankReport) -> Iterable[_Amounts]:
 _GROUPS = Section(
     "operator_groups", "Operators in groups",
     "Operators by thread and by the innermost frames around them, as asked for; the kernels that each launched itself "
-    "stand beneath it, with their number and their time.",
+    "stand beneath it, with their number and their time. Launch delay is the mean time from the start of the operator "
+    "to its first own launch; of a kernel from the start of the launching call to that of the kernel.",
     columns_of(
-        "rank, <operator, <thread, <frames, calls, device self ms, device total ms, host self ms, host total ms"
+        "rank, <operator, <thread, <frames, calls, device self ms, device total ms, host self ms, host total ms, "
+        "launch delay us"
     ), "No operators: record with ProfilerActivity.CPU.",
 )  # fmt: skip
 
@@ -201,11 +203,11 @@ def _lines_of(rank: RankReport, row: OperatorGroupRow) -> Iterable[Cells]:
     yield (
         text_cell(rank.rank), text_cell(row.name), text_cell(row.thread), text_cell(" < ".join(row.frames)),
         amount(row.count), ms(on_device(row.device_self_ns)), ms(on_device(row.device_total_ns)),
-        ms(row.host_self_ns), ms(row.host_total_ns),
+        ms(row.host_self_ns), ms(row.host_total_ns), us(row.launch_delay_ns),
     )  # fmt: skip
     nothing: Any = text_cell(None)
     for one in row.kernels:
         yield (
             nothing, text_cell(f"  {one.name}"), nothing, nothing, amount(one.count), ms(one.total_ns), nothing,
-            nothing, nothing,
+            nothing, nothing, us(one.delay_ns),
         )  # fmt: skip

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from statistics import mean
 
+import msgspec
+
 from rankscope.collector.detect.run_rules.thresholds import (
     EXPOSED_RATIO_MIN,
     HIDEABLE_RATIO_MIN,
@@ -52,9 +54,8 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
         severity="warning" if hideable_ns / report.window_ns >= HIDEABLE_RATIO_MIN else "hint",
         ranks=ranks_of(report),
         sentence=(
-            f"Only {percent(report.overlap_ratio)} of the communication{of_rank(report)} overlaps with compute; "
-            f"full overlap would save up to {percent(ratio)} of the time the device works, {_describe_waits(report)}."
-            f"{same}"
+            f"Only {percent(report.overlap_ratio)} of the communication{of_rank(report)} overlaps with compute"
+            f"{_describe_saving(report, ratio)}{same}"
         ),
         action=_OWN_STREAM if same else f"{OVERLAP} {_CHECK_THE_HOST}",
         evidence={
@@ -69,10 +70,26 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
     )
 
 
-def _describe_waits(report: RankReport) -> str:
-    if report.signs.exposed_wait_ns is not None or report.world_size == 1:
-        return "waits for other ranks not counted"
-    return "less what of it is waiting for other ranks, which these traces do not show"
+def _describe_saving(report: RankReport, ratio: float) -> str:
+    """Return what overlap would save: of transfers alone, else why that is not known."""
+    of_time = f"{percent(ratio)} of the time the device works"
+    if not _knows_waits(report):
+        return (
+            f"; {of_time} is communication that compute could hide. How much of it is waiting for other ranks, which "
+            "overlap does not save, is not known from these traces."
+        )
+    return f"; full overlap would save up to {of_time}, waits for other ranks not counted.{_doubt_waits(report)}"
+
+
+def _knows_waits(report: RankReport) -> bool:
+    return report.signs.exposed_wait_ns is not None or report.world_size == 1
+
+
+def _doubt_waits(report: RankReport) -> str:
+    """Return a sentence where waits are left in what counts as transfer."""
+    if not report.signs.waits_are_lower_bound:
+        return ""
+    return " Some of it may still be waits for ranks whose traces are missing."
 
 
 _OWN_STREAM = (
@@ -84,7 +101,7 @@ _CHECK_THE_HOST = "A device that waits for its host overlaps little either: see 
 # -- communication_bound ----------------------------------------------------------------------------------------------
 
 
-def judge_communication(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
+def judge_communication(reports: Sequence[RankReport], _across: CrossRank | None) -> Advice | Abstention | None:
     """Judge whether exposed communication takes much of the steps."""
     key = "communication_bound"
     judged = [one for one in reports if one.communication_ns and window_of(one)]
@@ -95,10 +112,9 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
     if not fired:
         return None
     ratio, worst = max(fired, key=lambda pair: pair[0])
-    known = worst.signs.exposed_wait_ns is not None
-    doubt = "" if known else " How much of it is waits for other ranks is not known from these traces."
-    if known and across is not None and across.lower_bound:
-        doubt = " Some of it may still be waits for ranks whose traces are missing."
+    known = _knows_waits(worst)
+    doubt = _doubt_waits(worst) if known else " How much of it is waits for other ranks is not known from these traces."
+    what = "transfer" if known else "communication"
     return Advice(
         key=key,
         severity=severity_of(ratio) if known else "warning",
@@ -109,8 +125,8 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
         ),
         action=f"{COMMUNICATE_LESS} {_COMPARE_BANDWIDTH}",
         evidence={
-            "exposed_transfer_ratio": ratio,
-            "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN,
+            f"exposed_{what}_ratio": ratio,
+            f"exposed_{what}_ratio_min": EXPOSED_RATIO_MIN,
             "exposed_communication_ns": worst.signs.exposed_communication_ns,
             "wait_ns": worst.signs.step_wait_ns,
             "rank": worst.rank,
@@ -297,8 +313,9 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
             reason=f"rank {reports[most].rank} computed {percent(more_ns / whole_ns)} longer than the ranks do on "
             "average, but its steps differ by as much: record more of them",
         )
-    kernels = [sum(mine[number].kernel_count for number in common) for mine in steps]
-    return _advise_on_balance(reports[most], kernels[most], mean(kernels), more_ns / whole_ns, more_ns / window_ns)
+    counts = [sum(mine[number].kernel_count for number in common) for mine in steps]
+    advice = _advise_on_balance(reports[most], counts[most], mean(counts), more_ns / whole_ns, more_ns / window_ns)
+    return advice if noise_ns is not None else _add_doubt(advice, len(common))
 
 
 _EVEN_OUT = (
@@ -322,16 +339,13 @@ def _advise_on_more_work(found: Sequence[Finding], standings: Sequence[RankStand
 
 def _advise_on_balance(report: RankReport, count: int, usual: float, imbalance: float, cost: float) -> Advice:
     """Return the advice on a rank with so many kernels (on a CPU: operators) in its steps, `usual` in the mean."""
-    what = "kernels" if report.devices else "operators"
-    why = f"with as many {what} as the others"
-    if usual:
-        why = f"it runs more {what}" if count >= MORE_WORK_MIN * usual else why
     return Advice(
         key="load_imbalance",
         severity="warning",
         ranks=ranks_of(report),
         sentence=(
-            f"Rank {report.rank} computed {percent(imbalance)} longer than the ranks do on average, {why}; "
+            f"Rank {report.rank} computed {percent(imbalance)} longer than the ranks do on average"
+            f"{describe_counts(count, usual, 'kernels' if report.devices else 'operators')}; "
             f"spread evenly the steps would be up to {percent(cost)} shorter."
         ),
         action=f"{_EVEN_OUT} With equal kernels look at sizes, then at the clocks of the GPUs.",
@@ -344,6 +358,25 @@ def _advise_on_balance(report: RankReport, count: int, usual: float, imbalance: 
             "kernel_count_mean": usual,
         },
     )
+
+
+def describe_counts(count: float, usual: float, what: str) -> str:
+    """Return how the work of a rank compares with the ranks' mean by its number; nothing where one of the two is 0:
+    then the work was not counted.
+
+    >>> describe_counts(120, 100, "kernels"), describe_counts(101, 100, "kernels"), describe_counts(0, 0, "kernels")
+    (', with 1.20 times as many kernels', ', with about as many kernels', '')
+    """
+    if not count or not usual:
+        return ""
+    ratio = count / usual
+    return f", with {'about' if 1 / MORE_WORK_MIN < ratio < MORE_WORK_MIN else f'{ratio:.2f} times'} as many {what}"
+
+
+def _add_doubt(advice: Advice, step_count: int) -> Advice:
+    steps = "1 step is" if step_count == 1 else f"{step_count} steps are"
+    doubt = f" {steps} too few to tell how much steps differ by themselves: record more of them."
+    return msgspec.structs.replace(advice, sentence=advice.sentence + doubt)
 
 
 def _signature(report: RankReport) -> frozenset[tuple[str, int | None, int]]:

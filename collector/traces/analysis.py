@@ -2,8 +2,8 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -38,7 +38,9 @@ from rankscope.measure.flops import Count
 ALL_CYCLES: Final = "all"
 RANKS_SHOWN_MAX: Final = 16
 PART_OF_READING: Final = 0.8
-"""Of the time of one file, so that a bar does not stand at its end while the tables are made."""
+"""Of the time of one file; the rest is that of its tables."""
+ALIVE_S: Final = 1.0
+"""Progress is told at least so often while workers have the files."""
 
 
 class Failure(NamedTuple):
@@ -215,7 +217,7 @@ class _Job(NamedTuple):
 def _analyze_file(
     file: TraceFile, job: _Job, workers: int = 1, on_part: Callable[[float], None] | None = None
 ) -> RankAnalysis | Failure:
-    """Return the analysis of one file, decoded by `workers` processes; `on_part` is told how much is read. Runs on a
+    """Return the analysis of one file, decoded by `workers` processes; `on_part` is told how much is done. Runs on a
     worker; a bad file is a Failure.
     """
     try:
@@ -238,7 +240,7 @@ def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable
             every_wait=job.asked.critical_path,
             values_of=job.asked.values_of,
             autograd=job.asked.autograd,
-            on_part=on_part,
+            on_part=_scale(on_part, 0.0, PART_OF_READING),
         ),
         file.path,
         job.steps,
@@ -247,7 +249,13 @@ def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable
         divides_steps=job.divides_steps,
         asked=job.asked,
         may_guess=file.may_guess,
+        on_part=_scale(on_part, PART_OF_READING, 1.0),
     )
+
+
+def _scale(on_part: Callable[[float], None] | None, first: float, end: float) -> Callable[[float], None] | None:
+    """Return what to tell of a piece of the work that is from one part of it to another."""
+    return None if on_part is None else lambda part: on_part(first + (end - first) * part)
 
 
 # -- many files -------------------------------------------------------------------------------------------------------
@@ -262,13 +270,19 @@ def _analyze_files(
     """Return the analyses and the failures, each in the order of the files."""
     by_path: dict[str, RankAnalysis | Failure] = {}
     with _open_executor(executor, len(files)) as pool:
-        for path, result in _analyze_here(files, job, progress) if pool is None else _analyze_on(pool, files, job):
+        tell = partial(_tell, progress, by_path, len(files))
+        results = _analyze_here(files, job, progress) if pool is None else _analyze_on(pool, files, job, tell)
+        for path, result in results:
             by_path[path] = result
-            if progress is not None:
-                progress(len(by_path), len(files))
-    results = [by_path[file.path] for file in files]
-    found = [one for one in results if isinstance(one, RankAnalysis)]
-    return found, [one for one in results if isinstance(one, Failure)]
+            tell()
+    in_order = [by_path[file.path] for file in files]
+    found = [one for one in in_order if isinstance(one, RankAnalysis)]
+    return found, [one for one in in_order if isinstance(one, Failure)]
+
+
+def _tell(progress: Progress | None, done: Sized, count: int) -> None:
+    if progress is not None:
+        progress(len(done), count)
 
 
 def _analyze_here(
@@ -280,17 +294,24 @@ def _analyze_here(
 
 
 def _tell_part(progress: Progress, place: int, count: int, part: float) -> None:
-    progress(place + PART_OF_READING * part, count)
+    progress(place + part, count)
 
 
-def _analyze_on(pool: Executor, files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
-    """Yield path and result of each file as it completes."""
+def _analyze_on(
+    pool: Executor, files: Sequence[TraceFile], job: _Job, tell: Callable[[], None]
+) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+    """Yield path and result of each file as it completes; `tell` is called meanwhile."""
     paths: dict[Future[Any], str] = {pool.submit(_analyze_file, file, job): file.path for file in files}
-    for future in as_completed(paths):
-        try:
-            yield paths[future], future.result()
-        except Exception as error:  # noqa: BLE001 - a worker that died costs its file, not the others
-            yield paths[future], Failure(paths[future], f"its worker failed: {error!r}", is_no_trace=False)
+    waiting = set(paths)
+    while waiting:
+        done, waiting = wait(waiting, timeout=ALIVE_S, return_when=FIRST_COMPLETED)
+        if not done:
+            tell()
+        for future in done:
+            try:
+                yield paths[future], future.result()
+            except Exception as error:  # noqa: BLE001 - a worker that died costs its file, not the others
+                yield paths[future], Failure(paths[future], f"its worker failed: {error!r}", is_no_trace=False)
 
 
 @contextlib.contextmanager

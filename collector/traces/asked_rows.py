@@ -6,6 +6,7 @@ from rankscope.collector.traces import tables
 from rankscope.collector.traces.asked import Asked
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_sequences import sum_sequences
+from rankscope.collector.traces.made_tables import MadeTables
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.operator_groups import sum_operator_groups
@@ -19,11 +20,11 @@ OPERATOR_SHAPES_MAX = 10_000
 """Operators by shape of one trace, those with the most time: about 3 MB of JSON. Sequences of any length have many."""
 
 
-def add_asked(report: RankReport, view: RankView, asked: Asked) -> RankReport:
+def add_asked(report: RankReport, view: RankView, asked: Asked, made: MadeTables) -> RankReport:
     """Return the report with what is asked for of one rank, and with warnings of what is left out or not known."""
-    shapes = tables.sum_operators_by_shape(view) if asked.shapes else []
-    modules, modules_left_out = sum_modules(view) if asked.modules else (None, 0)
-    roofline = find_roofline(view, report.device, asked.roofline) if asked.roofline is not None else []
+    shapes = made(tables.sum_operators_by_shape(view) if asked.shapes else [])
+    modules, modules_left_out = made(sum_modules(view) if asked.modules else (None, 0))
+    roofline = made(find_roofline(view, report.device, asked.roofline) if asked.roofline is not None else [])
     warnings = [
         *report.warnings,
         *_warn_of_rest(len(shapes) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
@@ -35,12 +36,14 @@ def add_asked(report: RankReport, view: RankView, asked: Asked) -> RankReport:
         report,
         warnings=warnings,
         operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if asked.shapes else None,
-        operator_groups=sum_operator_groups(view, asked.operator_groups) if asked.operator_groups else None,
+        operator_groups=made(sum_operator_groups(view, asked.operator_groups) if asked.operator_groups else None),
         modules=modules,
-        kernel_groups=sum_groups(view, asked.kernel_groups) if asked.kernel_groups is not None else sum_classes(view),
-        kernel_sequences=sum_sequences(view, asked.sequence_length) if asked.sequence_length else None,
+        kernel_groups=made(
+            sum_groups(view, asked.kernel_groups) if asked.kernel_groups is not None else sum_classes(view)
+        ),
+        kernel_sequences=made(sum_sequences(view, asked.sequence_length) if asked.sequence_length else None),
         roofline=roofline[:ROOFLINE_ROWS_MAX] if asked.roofline is not None else None,
-        flops=profile_model(view, _name_devices(report), asked.flops) if asked.flops is not None else None,
+        flops=made(profile_model(view, _name_devices(report), asked.flops) if asked.flops is not None else None),
     )
 
 

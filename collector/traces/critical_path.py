@@ -13,7 +13,8 @@ The path is walked backwards from the end of the step, at each place to what end
 - a collective that was matched across ranks leads to the rank that entered it last, when that did, and a receive to the
   send of its message (on devices also a send to its receive), if that began later.
 
-Each stretch of the path ends where the one before it in the walk began, so that they sum to the step exactly.
+Each stretch of the path ends where the one before it in the walk began, so that they sum to the step exactly. That, and
+that the device worked wherever its work is on the path, is checked; a path that fails is left out, with a note.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,12 +34,15 @@ from rankscope.measure.kineto import NONE
 from rankscope.measure.records import SYNCHRONIZING_OPS
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.traced_messages import Message
+from rankscope.measure.units import format_duration
 
 HOST, LAUNCH, UNEXPLAINED = "host", "launch", "unexplained"
 ALL_KINDS = (HOST, LAUNCH, *KINDS, UNEXPLAINED)
 NO_OPERATOR = "no operator"
 PARTS_MAX = 1_000
 """Rows of parts: about 200 kB of JSON."""
+CONTRADICTIONS_MAX = 10
+"""Notes on paths that are left out; the others are counted."""
 
 
 class Stretch(NamedTuple):
@@ -141,9 +145,14 @@ class Walk:
         """Return the steps of one rank by the common clock."""
         return self._ranks[key].steps
 
-    def measure_busy(self, one: Stretch) -> int:
-        """Return how long the devices of its rank worked during a stretch, in ns."""
-        return intervals.total_ns(intervals.clip(self._ranks[one.key].busy, one.start_ns, one.end_ns))
+    def measure_busy(self, path: Sequence[Stretch], key: int, kinds: Sequence[str]) -> tuple[int, int]:
+        """Return the length of the stretches of these kinds on one rank, and how long its devices worked during them,
+        in ns.
+        """
+        mine = [(one.start_ns, one.end_ns) for one in path if one.key == key and one.kind in kinds]
+        inside = np.array(mine, dtype=np.int64).reshape(-1, 2)
+        busy = intervals.intersect(intervals.union(inside), self._ranks[key].busy)
+        return sum(end_ns - start_ns for start_ns, end_ns in mine), intervals.total_ns(busy)
 
     def follow(self, key: int, bounds: Bounds) -> list[Stretch]:
         """Return the path that ends on this rank at the end of its step, from the end to the start of the step."""
@@ -195,7 +204,7 @@ def _clip(one: Stretch, start_ns: int) -> Stretch | None:
     """Return the part of a stretch after this time, None without any; a move of no length is kept if it is inferred."""
     if one.end_ns <= start_ns or (one.start_ns == one.end_ns and not one.is_inferred):
         return None
-    return one._replace(start_ns=max(one.start_ns, start_ns))
+    return one if one.start_ns >= start_ns else one._replace(start_ns=start_ns)
 
 
 # -- all ranks --------------------------------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ def find_critical_path(
     `pairs` are the sends with their receives.
     """
     known = [one for one in ranks if one.record is not None]
-    walk, paths = _walk(known, matching, pairs)
+    walk, paths, contradictions = _walk(known, matching, pairs)
     parts, left_out_ns = _sum_parts(known, [path for _, _, path in paths])
     steps = [_sum_step(known, walk, *path) for path in paths]
     inferred = sum(step.inferred_count for step in steps)
@@ -230,6 +239,7 @@ def find_critical_path(
         left_out_ns=left_out_ns,
         notes=[
             *_find_notes(len(ranks) - len(known), len(ranks), matching),
+            *contradictions,
             *_describe_inferred(inferred),
             *_describe_busy(steps),
         ],
@@ -252,7 +262,7 @@ def list_pieces(
 ) -> list[list[PathPiece]]:
     """Return the paths of all steps as pieces, each from its begin to its end; arguments as of `find_critical_path`."""
     known = [one for one in ranks if one.record is not None]
-    _, paths = _walk(known, matching, pairs)
+    _, paths, _ = _walk(known, matching, pairs)
     offsets = matching.offsets_ns if matching is not None and matching.refused is None else {}
 
     def place(one: Stretch, number: int | None) -> PathPiece:
@@ -268,8 +278,12 @@ def list_pieces(
 _Paths = list[tuple[int | None, Bounds, list[Stretch]]]
 
 
-def _walk(known: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair]) -> tuple[Walk, _Paths]:
-    """Return the walk over ranks whose records are known, and the path of each step."""
+def _walk(
+    known: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair]
+) -> tuple[Walk, _Paths, list[str]]:
+    """Return the walk over ranks whose records are known, the path of each step, and notes on paths that are left out:
+    those whose sum contradicts the work of the devices.
+    """
     records = [one.record for one in known if one.record is not None]
     offsets = matching.offsets_ns if matching is not None and matching.refused is None else {}
     late = {}
@@ -278,11 +292,40 @@ def _walk(known: Sequence[PathInput], matching: Matching | None, pairs: Sequence
     walk = Walk(records, [offsets.get(one.rank, 0) if one.rank is not None else 0 for one in known], late)
     related = [set(one) for one in matching.related] if offsets and matching is not None else []
     paths: _Paths = []
+    notes = []
     for keys in _group(known, related):
         for key, bounds in _find_last(walk, keys):
-            paths.append((known[key].rank, bounds, walk.follow(key, bounds)))
+            path = walk.follow(key, bounds)
+            contradiction = find_contradiction(walk, bounds, path)
+            if contradiction is None:
+                paths.append((known[key].rank, bounds, path))
+            else:
+                where = "trace" if bounds.number is None else f"step {bounds.number}"
+                notes.append(f"The path of {where} is left out: {contradiction}.")
     paths.sort(key=lambda path: (path[1].number is None, path[1].number or 0, path[0] or 0))
-    return walk, paths
+    return walk, paths, _shorten(notes)
+
+
+def find_contradiction(walk: Walk, bounds: Bounds, path: Sequence[Stretch]) -> str | None:
+    """Return why a path cannot be right, None where it can be: its parts must sum to the step, and while it is on work
+    of a device, that device must have worked.
+    """
+    length_ns, whole_ns = bounds.end_ns - bounds.start_ns, sum(one.end_ns - one.start_ns for one in path)
+    if whole_ns != length_ns:
+        return f"its parts sum to {format_duration(whole_ns)}, the step lasts {format_duration(length_ns)}"
+    for key in sorted({one.key for one in path}):
+        work_ns, busy_ns = walk.measure_busy(path, key, KINDS)
+        if work_ns != busy_ns:
+            return (
+                f"it has {format_duration(work_ns)} of device work, and the device worked for "
+                f"{format_duration(busy_ns)} of that"
+            )
+    return None
+
+
+def _shorten(notes: Sequence[str]) -> list[str]:
+    more = len(notes) - CONTRADICTIONS_MAX
+    return [*notes[:CONTRADICTIONS_MAX], f"So are {more:,} more paths."] if more > 0 else list(notes)
 
 
 def _find_late(known: Sequence[PathInput], matching: Matching) -> dict[_At, _At]:
@@ -362,7 +405,7 @@ def _sum_step(
         rank_ns={str(known[key].rank): by_rank[key] for key in sorted(by_rank) if known[key].rank is not None},
         rank_change_count=sum(one.key != other.key for one, other in pairwise(path)),
         inferred_count=sum(one.is_inferred for one in path),
-        host_while_busy_ns=sum(walk.measure_busy(one) for one in path if one.kind == HOST and known[one.key].on_device),
+        host_while_busy_ns=sum(walk.measure_busy(path, key, (HOST,))[1] for key in by_rank if known[key].on_device),
     )
 
 

@@ -26,11 +26,14 @@ MERGED_REPORT = "rankscope"
 
 
 class DeviceProperties(NamedTuple):
-    """Properties of one device in a trace. `compute_capability` is CUDA's, as (major, minor)."""
+    """Properties of one device in a trace. `compute_capability` is CUDA's, as (major, minor); `memory_bytes` its whole
+    memory. None where it is not known.
+    """
 
     device: int
     name: str | None
     compute_capability: tuple[int, int] | None
+    memory_bytes: int | None = None
 
 
 class Origin(NamedTuple):
@@ -85,7 +88,7 @@ def match_devices(devices: Sequence[DeviceProperties], at_work: Sequence[int]) -
     agents, behind the processors: such a number is a device here only where all devices of the trace are alike.
 
     >>> match_devices([DeviceProperties(0, "AMD Instinct MI300X", None)], [2])
-    (DeviceProperties(device=2, name='AMD Instinct MI300X', compute_capability=None),)
+    (DeviceProperties(device=2, name='AMD Instinct MI300X', compute_capability=None, memory_bytes=None),)
     """
     known = {one.device: one for one in devices}
     alike = {one._replace(device=0) for one in devices}
@@ -161,7 +164,8 @@ def _read_devices(properties: list[Any]) -> list[DeviceProperties]:
         if device is not None:
             name, major, minor = one.get("name"), _integer(one.get("computeMajor")), _integer(one.get("computeMinor"))
             capability = (major, minor) if major is not None and minor is not None else None
-            found.append(DeviceProperties(device, str(name) if name is not None else None, capability))
+            memory_bytes = _integer(one.get("totalGlobalMem"))
+            found.append(DeviceProperties(device, str(name) if name is not None else None, capability, memory_bytes))
     return found
 
 

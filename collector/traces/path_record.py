@@ -27,6 +27,8 @@ KINDS = (COMPUTE, COMMUNICATION, COPY)
 POLL_NS_MIN = 100 * NS_PER_US
 """Least time in a range without any operator or call that is taken for polling: an operator's own work on the host
 between two calls takes some 10 us."""
+POLL_LATE_SHARE_MAX = 0.01
+"""Of a time of polling, after the kernel's end: what the host does before it calls torch again."""
 _QUERIES = re.compile(r"^(?:cuda|hip)(?:Event|Stream)Query")
 _STREAM_WAITS = re.compile(r"^(?:cuda|hip)StreamWaitEvent")
 
@@ -189,27 +191,30 @@ def _find_polls(view: RankView) -> list[tuple[int, int, int]]:
 
 
 def _find_silent_polls(view: RankView, by_end: Ints, ends_ns: Ints) -> list[tuple[int, int]]:
-    """Return the ends of ranges and operators in which the host did nothing that is recorded for POLL_NS_MIN or more,
-    until within RELEASE_NS_MAX a communicating kernel had ended that was launched inside: it read a flag of that kernel
-    until then. With each the place of the kernel.
+    """Return the ends of times in a range or an operator in which the host did nothing that is recorded for POLL_NS_MIN
+    or more, until shortly before its end a communicating kernel had ended that was launched inside that range: the host
+    read a flag of that kernel until then. With each the place of the kernel.
     """
     work, events = view.work, view.events
     threads = find_launching_threads(view)
     ranges = np.unique(np.concatenate([view.host.operator_rows, find_user_ranges(view)]))
     ranges = ranges[np.isin(events.thread[ranges], threads) & (events.duration_ns[ranges] >= POLL_NS_MIN)]
-    inside = np.union1d(view.host.operator_rows, view.trace.rows(*LAUNCHES))
+    inside = np.union1d(np.union1d(view.host.operator_rows, view.trace.rows(*LAUNCHES)), ranges)
     found = []
     for thread in threads.tolist():
-        mine = inside[events.thread[inside] == thread]
-        ended_ns = np.sort(events.end_ns[mine])
-        for _, start_ns, end_ns in _bounds_of(view, ranges[events.thread[ranges] == thread]):
-            silent = int(np.searchsorted(ended_ns, end_ns, side="left")) - 1
-            if silent < 0 or end_ns - max(int(ended_ns[silent]), start_ns) < POLL_NS_MIN:
+        mine, around = inside[events.thread[inside] == thread], ranges[events.thread[ranges] == thread]
+        marks_ns = np.unique(np.concatenate([events.start_ns[mine], events.end_ns[mine]]))
+        silent = np.flatnonzero(np.diff(marks_ns) >= POLL_NS_MIN)
+        for since_ns, end_ns in zip(marks_ns[silent].tolist(), marks_ns[silent + 1].tolist(), strict=True):
+            covering = around[(events.start_ns[around] <= since_ns) & (events.end_ns[around] >= end_ns)]
+            if not len(covering):
                 continue
-            first, last = np.searchsorted(ends_ns, [end_ns - RELEASE_NS_MAX, end_ns], side="right").tolist()
+            from_ns = int(events.start_ns[covering].max())
+            late_ns = max(RELEASE_NS_MAX, int(POLL_LATE_SHARE_MAX * (end_ns - since_ns)))
+            first, last = np.searchsorted(ends_ns, [end_ns - late_ns, end_ns], side="right").tolist()
             for place in by_end[first:last][::-1].tolist():
                 call = int(view.launch[place])
-                if work.is_communication[place] and call != NONE and start_ns <= events.start_ns[call] < end_ns:
+                if work.is_communication[place] and call != NONE and from_ns <= events.start_ns[call] < end_ns:
                     found.append((end_ns, place))
                     break
     return found

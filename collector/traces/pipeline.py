@@ -28,7 +28,7 @@ from rankscope.collector.traces.stragglers import CAUSE_TEXTS, STEPS_SHARE_MIN, 
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.traced_messages import Message
-from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.units import format_duration
 
 SLOW_STAGE_MIN = 1.15
 """Stages of equal work differ by a few per cent; the first and the last one often have more by design."""
@@ -289,7 +289,7 @@ def find_slow_stage(report: PipelineReport, found: Mapping[int, RankAnalysis]) -
             cause=cause,
             sentence=(
                 f"Stage {worst.stage} of the pipeline ({who}) holds it up: it works {worst.work_ratio:.2f} times as "
-                f"long as the other stages, {(worst.work_ns - usual_ns) / NS_PER_MS:.1f} ms more in a step, "
+                f"long as the other stages, {format_duration(worst.work_ns - usual_ns)} more in a step, "
                 f"{CAUSE_TEXTS[cause]}."
             ),
         )

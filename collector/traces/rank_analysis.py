@@ -1,6 +1,7 @@
 """Reduce one trace to its rank's report, and to what the comparison of ranks needs."""
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from rankscope.collector.traces.asked_rows import add_asked
 from rankscope.collector.traces.hardware_counters import sum_counters
 from rankscope.collector.traces.judged_time import find_judged_time
 from rankscope.collector.traces.launch_queue import sum_queues
+from rankscope.collector.traces.made_tables import MadeTables
 from rankscope.collector.traces.memory import summarize_memory
 from rankscope.collector.traces.origin import Origin, match_devices, read_origin, refuse_foreign, refuse_several
 from rankscope.collector.traces.path_record import PathRecord, record_path
@@ -76,11 +78,13 @@ def reduce_trace(
     divides_steps: bool = False,
     asked: Asked = NOTHING_ASKED,
     may_guess: bool = True,
+    on_part: Callable[[float], None] | None = None,
 ) -> RankAnalysis:
     """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, which
     its file's name may tell if `may_guess`; kernels in whose names the pattern is found communicate too.
-    `divides_steps` adds the parts of the steps, `asked` what else is asked for: the trace was then read with it. Raises
-    NotATraceError for what is no trace of one rank, TraceError where none of its steps is in the range.
+    `divides_steps` adds the parts of the steps, `asked` what else is asked for: the trace was then read with it.
+    `on_part` is told which part of the tables is made, up to 1. Raises NotATraceError for what is no trace of one rank,
+    TraceError where none of its steps is in the range.
     """
     origin = read_origin(trace.head, path if may_guess else "")
     refuse_foreign(trace)
@@ -100,7 +104,8 @@ def reduce_trace(
     kinds = len({tables.kind_of(one) for one in collectives})
     if kinds > COLLECTIVE_KINDS_MAX:
         raise TraceError(f"it has {kinds:,} kinds of collectives; at most {COLLECTIVE_KINDS_MAX:,} are summed up")
-    report = add_asked(_build_report(view, path, origin, collectives, asked), view, asked)
+    made = MadeTables(on_part)
+    report = add_asked(_build_report(view, path, origin, collectives, asked=asked, made=made), view, asked, made)
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
@@ -115,10 +120,10 @@ def reduce_trace(
         step_bounds,
         windows.find_steps_of_collectives(view),
         messages,
-        divide_steps(view, collectives) if divides_steps else None,
+        made(divide_steps(view, collectives) if divides_steps else None),
         view.origin_ns + origin.base_ns,
         stages.find_backward(view) + origin.base_ns if messages else EMPTY,
-        record_path(view, collectives, origin.base_ns) if asked.critical_path else None,
+        made(record_path(view, collectives, origin.base_ns) if asked.critical_path else None),
         find_judged_time(view).windows + origin.base_ns,
     )
 
@@ -146,12 +151,14 @@ def _refuse_other_steps(trace: KinetoTrace, steps: StepRange | None) -> None:
     raise TraceError(f"none of its steps is in {first}:{end}; it has {known}")
 
 
-def _build_report(view: RankView, path: str, origin: Origin, collectives: list[Collective], asked: Asked) -> RankReport:
+def _build_report(
+    view: RankView, path: str, origin: Origin, collectives: list[Collective], *, asked: Asked, made: MadeTables
+) -> RankReport:
     """Return all tables of a trace but those that have to be asked for."""
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
-    devices = windows.summarize_devices(view, origin.devices)
-    timeline, step_timelines = windows.draw_timelines(view)
-    counters, counter_warnings = sum_counters(view)
+    devices = made(windows.summarize_devices(view, origin.devices))
+    timeline, step_timelines = made(windows.draw_timelines(view))
+    counters, counter_warnings = made(sum_counters(view))
     return RankReport(
         rank=origin.rank,
         file=path,
@@ -162,26 +169,26 @@ def _build_report(view: RankView, path: str, origin: Origin, collectives: list[C
         start_ns=bounds[0] - view.origin_ns,
         kernel_count=int(view.work.is_kernel.sum()),
         event_count=view.trace.event_count,
-        steps=[] if view.has_unknown_device else windows.break_down_steps(view),
+        steps=made([] if view.has_unknown_device else windows.break_down_steps(view)),
         devices=devices,
-        event_types=stages.sum_event_types(view),
-        model=stages.sum_stages(view),
-        collectives=tables.sum_collectives(collectives),
-        operators=tables.sum_operators(view),
-        kernels=tables.sum_kernels(view),
-        copies=tables.sum_copies(view),
-        user_ranges=tables.sum_user_ranges(view),
-        synchronizations=tables.sum_synchronizations(view),
-        memory=summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow),
+        event_types=made(stages.sum_event_types(view)),
+        model=made(stages.sum_stages(view)),
+        collectives=made(tables.sum_collectives(collectives)),
+        operators=made(tables.sum_operators(view)),
+        kernels=made(tables.sum_kernels(view)),
+        copies=made(tables.sum_copies(view)),
+        user_ranges=made(tables.sum_user_ranges(view)),
+        synchronizations=made(tables.sum_synchronizations(view)),
+        memory=made(summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow)),
         timeline=timeline,
         step_timelines=step_timelines,
-        signs=find_signs(view, origin.devices),
+        signs=made(find_signs(view, origin.devices)),
         hardware_counters=counters,
         warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
-        idle_time=windows.sum_idle(view),
-        launch_queue=sum_queues(view),
+        idle_time=made(windows.sum_idle(view)),
+        launch_queue=made(sum_queues(view)),
         cpu_use=_read_cpu_use(view),
-        **windows.break_down_window(view, *bounds),
+        **made(windows.break_down_window(view, *bounds)),
     )
 
 

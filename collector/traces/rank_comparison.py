@@ -378,6 +378,7 @@ class _Work:
             report.signs,
             exposed_wait_ns=intervals.total_ns(intervals.clip(waits, start_ns, start_ns + report.window_ns)),
             step_wait_ns=intervals.total_ns(intervals.intersect(waits, one.judged)),
+            waits_are_lower_bound=self._matching.missing_ranks,
         )
 
     def _add_waiting(self, rank: int, step: StepReport) -> StepReport:

@@ -96,11 +96,13 @@ class DeviceReport(Breakdown, frozen=True, kw_only=True):
     of its multiprocessors that kernels had blocks for, over the same time; `achieved_occupancy_ratio`: warps resident,
     over the time of its kernels. The last two are the profiler's estimates. `tensor_core_ratio`: the share of kernel
     time on tensor cores by the kernels' names, a lower bound where `tensor_core_unknown_ratio`, the share of kernels
-    whose names do not tell, is above 0.
+    whose names do not tell, is above 0. `memory_bytes` is all its memory, `compute_capability` CUDA's, such as `9.0`.
     """
 
     device: int | None
     name: str | None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None
     kernel_count: int
     utilization_ratio: float | None
     sm_efficiency_ratio: float | None
@@ -355,17 +357,21 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels and copies of one name that operators of a row launched, without the operators inside."""
+    """Kernels and copies of one name that operators of a row launched, without the operators inside. `delay_ns`: from
+    the start of the launching call to that of the work, in the mean.
+    """
 
     name: str
     count: int
     total_ns: int
+    delay_ns: int | None = None
 
 
 class OperatorGroupRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one operator, on one thread where asked for by thread, and from one place in the code where asked for by
     frames: `frames` are the innermost ones around the calls, the innermost first. Times as in OperatorRow; `kernels`
-    are those launched, the most first, where asked for.
+    are those launched, the most first, where asked for, and `launch_delay_ns` then the time from the start of the
+    operator to its first own launch, in the mean of the calls with one.
     """
 
     name: str
@@ -377,6 +383,7 @@ class OperatorGroupRow(msgspec.Struct, frozen=True, kw_only=True):
     device_total_ns: int
     device_self_ns: int
     kernels: list[LaunchedKernel] = []
+    launch_delay_ns: int | None = None
     host_min_ns: int | None = None
     host_max_ns: int | None = None
     device_min_ns: int | None = None
@@ -601,7 +608,8 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     `stage_wait_ns`: waiting in collectives for other stages of a pipeline, outside of compute; for any rank where the
     stages are not known, None where waiting is not.
     `exposed_wait_ns`: exposed communication of the breakdown that was no transfer: waiting in collectives, and messages
-    beyond the fastest; None where waiting is not known.
+    beyond the fastest; None where waiting is not known. `waits_are_lower_bound`: traces of ranks are missing, for which
+    the rank may have waited longer.
     `copy_operator_device_ns`: device time of the copies within the device launched by clone, contiguous, reshape and
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
@@ -631,6 +639,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     stage_wait_ns: int | None = None
     exposed_wait_ns: int | None = None
     step_wait_ns: int | None = None
+    waits_are_lower_bound: bool = False
     exposed_communication_ns: int = 0
     copy_operator_device_ns: int | None = None
     copy_operator_host_ns: int = 0

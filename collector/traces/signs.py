@@ -82,7 +82,7 @@ class _Idle:
         self.judged = find_judged_time(view)
         self.windows = self.judged.windows
 
-    def split(self) -> dict[str, int | None]:
+    def split(self) -> dict[str, Any]:
         """Return the fields of Signs with the idle time by cause."""
         names = ("idle_data_loader_ns", "idle_synchronization_ns", "idle_allocation_ns", "idle_launch_ns")
         if not self.view.has_device or not len(self.windows):

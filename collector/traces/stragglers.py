@@ -24,7 +24,7 @@ from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import Finding, MatchedCollective, RankReport, RankStanding
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
-from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.units import format_duration
 
 SLOWDOWN_MIN = 1.15
 """Healthy ranks on busy cores differ by up to 13.5 % over three steps. On overloaded ones they differ by more, in the
@@ -186,8 +186,10 @@ def _describe_doubt(one: RankStanding) -> str:
     took = f"Without waits its steps took {one.slowdown_ratio or 0:.2f} times as long as its peers'"
     if one.noise_ns is None:
         return f"{took}; {_count_steps(one)} too few to distinguish that from noise. {_NAMED_FROM}"
+    excess_ns = one.excess_ns or 0
     give_or_take = (
-        f"{(one.excess_ns or 0) / NS_PER_MS:+,.1f} ms in a step, give or take {one.noise_ns / NS_PER_MS:,.1f} ms"
+        f"{'-' if excess_ns < 0 else '+'}{format_duration(abs(excess_ns))} in a step, give or take "
+        f"{format_duration(one.noise_ns)}"
     )
     if one.is_within_noise:
         return f"{took}, but the steps differ by as much ({give_or_take}): record more of them."
@@ -228,7 +230,7 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
     if one.noise_ns is None:
         evidence += f" {_count_steps(one)} too few to tell how much steps differ by themselves: record more of them."
     elif one.noise_ns > (one.excess_ns or 0):
-        evidence += f" The steps differ a lot (give or take {one.noise_ns / NS_PER_MS:,.1f} ms): record more of them."
+        evidence += f" The steps differ a lot (give or take {format_duration(one.noise_ns)}): record more of them."
     return Finding(
         kind=IMBALANCE if cause == MORE_WORK else STRAGGLER,
         rank=one.rank,
@@ -236,35 +238,36 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
         cause=cause,
         sentence=(
             f"Rank {one.rank} took {one.slowdown_ratio or 0:.2f} times as long as its peers, "
-            f"{(one.excess_ns or 0) / NS_PER_MS:,.1f} ms more in a step, {CAUSE_TEXTS[cause]}.{evidence}"
+            f"{format_duration(one.excess_ns or 0)} more in a step, {CAUSE_TEXTS[cause]}.{evidence}"
         ),
     )
 
 
 def find_cause(report: RankReport, peers: list[RankReport], excess_ns: float) -> str:
-    """Return the cause by the part of the step that holds the excess. `excess_ns` is that of one step."""
-    steps = max(1, sum(step.is_judged for step in report.steps))
-    limit_ns = CAUSE_SHARE_MIN * excess_ns * steps
+    """Return the cause by the part of the step that holds the excess. `excess_ns` is that of one step. Devices are
+    compared over the steps that are judged on all of these ranks.
+    """
+    common = set.intersection(*({step.step for step in one.steps if step.is_judged} for one in (report, *peers)))
+    limit_ns = CAUSE_SHARE_MIN * excess_ns * max(1, len(common))
 
     def over(value: str) -> float:
         return _stage(report, value) - median(_stage(peer, value) for peer in peers)
 
+    def of_steps(one: RankReport, name: str) -> int:
+        return sum(getattr(step.on_device or step, name) for step in one.steps if step.step in common)
+
     if over("data_loader") >= limit_ns:
         return "data_loading"
-    computes = _of_steps(report, "compute_ns") - median(_of_steps(peer, "compute_ns") for peer in peers)
+    computes = of_steps(report, "compute_ns") - median(of_steps(peer, "compute_ns") for peer in peers)
     if computes >= limit_ns:
-        usual = median(_of_steps(peer, "kernel_count") for peer in peers)  # on a CPU: operators
-        if _of_steps(report, "kernel_count") > MORE_WORK_MIN * usual:
+        usual = median(of_steps(peer, "kernel_count") for peer in peers)  # on a CPU: operators
+        if usual and of_steps(report, "kernel_count") > MORE_WORK_MIN * usual:
             return MORE_WORK
         return "gpu_compute" if report.devices else "host_cpu"
-    idles = _of_steps(report, "idle_ns") - median(_of_steps(peer, "idle_ns") for peer in peers)
+    idles = of_steps(report, "idle_ns") - median(of_steps(peer, "idle_ns") for peer in peers)
     host = max(over(stage) for stage in ("forward", "backward", "optimizer", "other"))
     return "host_cpu" if max(idles, host) >= limit_ns else "unattributed"
 
 
 def _stage(report: RankReport, stage: str) -> int:
     return next((row.host_ns for row in report.model if row.stage == stage), 0)
-
-
-def _of_steps(report: RankReport, name: str) -> int:
-    return sum(getattr(step.on_device or step, name) for step in report.steps if step.is_judged)

@@ -161,11 +161,14 @@ def summarize_devices(view: RankView, properties: Sequence[DeviceProperties]) ->
     """Return each device with work, over the trace's whole window; empty on a CPU."""
     if view.bounds_ns is None or not view.has_device:
         return []
-    names = {one.device: one.name for one in properties if one.name is not None}
-    return [_summarize_device(view, int(device), names) for device in np.unique(view.work.device)]
+    known = {one.device: one for one in properties}
+    return [
+        _summarize_device(view, int(device), known.get(int(device), DeviceProperties(int(device), None, None)))
+        for device in np.unique(view.work.device)
+    ]
 
 
-def _summarize_device(view: RankView, device: int, names: dict[int, str]) -> DeviceReport:
+def _summarize_device(view: RankView, device: int, properties: DeviceProperties) -> DeviceReport:
     start_ns, end_ns = view.bounds_ns or (0, 0)
     work = view.work
     mine = work.device == device
@@ -177,7 +180,9 @@ def _summarize_device(view: RankView, device: int, names: dict[int, str]) -> Dev
     on_tensor_cores, may_be = tensor_core_ratios(view, kernels)
     return DeviceReport(
         device=device if device != NONE else None,
-        name=names.get(device),
+        name=properties.name,
+        memory_bytes=properties.memory_bytes,
+        compute_capability=".".join(map(str, properties.compute_capability or ())) or None,
         kernel_count=len(kernels),
         utilization_ratio=kernel_ns / rates_ns if rates_ns else None,
         sm_efficiency_ratio=sm_efficiency(view, kernels, rates_ns),

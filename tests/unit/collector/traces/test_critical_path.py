@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from rankscope.collector.commands.main import main
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
-from rankscope.collector.traces.critical_path import PARTS_MAX
+from rankscope.collector.traces.critical_path import PARTS_MAX, Stretch, Walk, find_contradiction
+from rankscope.collector.traces.path_record import Bounds, HostSegments, PathRecord, Waits
 from rankscope.collector.traces.report import CriticalPath, CriticalStep
+from rankscope.measure.kineto import NONE
 from tests.pipelines import SCHEDULES, Job, write_traces
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 
@@ -105,6 +108,52 @@ def test_steps_end_where_the_next_one_begins_on_the_device(tmp_path: Path) -> No
     # From 20 to 120: the call at 108 launches the first work of the next step; 82 to 108 the host is in no operator.
     assert times_us(path.steps[0])["launch"] == 12
     assert path.steps[0].window_ns == 100_000
+
+
+# -- the sum ----------------------------------------------------------------------------------------------------------
+
+
+def walk_over(*work_us: tuple[int, int]) -> Walk:
+    """Return a walk over one rank whose device works from and to these us."""
+    count = len(work_us)
+    none, no = np.full(count, NONE), np.zeros(count, dtype=np.int64)
+    start_ns, end_ns = (np.array([one[side] for one in work_us], dtype=np.int64) * 1_000 for side in (0, 1))
+    empty = np.empty(0, dtype=np.int64)
+    record = PathRecord(
+        names=["gemm"], start_ns=start_ns, end_ns=end_ns, kind=no, name=no, call_ns=none, before=none, other=none,
+        is_inferred=no.astype(bool), collective=none, waits=Waits(empty, empty),
+        host=HostSegments(empty, empty, empty), steps=[],
+    )  # fmt: skip
+    return Walk([record], [0], {})
+
+
+@pytest.mark.parametrize(
+    ("stretches", "said"),
+    [
+        ([("compute", 0, 10), ("host", 10, 30), ("compute", 30, 40)], None),
+        ([("compute", 0, 10), ("host", 12, 30), ("compute", 30, 40)], "its parts sum to 38.0 us, the step lasts 40.0"),
+        # The device is idle from 10 to 30.
+        ([("compute", 0, 20), ("host", 20, 40)], "it has 20.0 us of device work, and the device worked for 10.0 us"),
+        # One piece of work twice on the path.
+        ([("compute", 0, 10), ("compute", 0, 10), ("host", 20, 40)], "it has 20.0 us of device work, and the device"),
+    ],
+)  # fmt: skip
+def test_path_is_held_against_the_work_of_the_device(stretches: list[tuple[str, int, int]], said: str | None) -> None:
+    walk = walk_over((0, 10), (30, 40))
+    path = [Stretch(0, kind, "gemm", 1_000 * start, 1_000 * end) for kind, start, end in stretches]
+    found = find_contradiction(walk, Bounds(1, 0, 40_000), path)
+    assert found == said if said is None else str(found).startswith(said)
+
+
+def test_path_that_contradicts_the_device_is_left_out_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = Walk.follow
+    monkeypatch.setattr(Walk, "follow", lambda walk, key, bounds: follow(walk, key, bounds)[1:])
+    path = path_of(tmp_path, WAITS)
+    assert (path.steps, path.parts) == ([], [])
+    # Without its last piece of work, of 10 us.
+    assert path.notes == ["The path of step 1 is left out: its parts sum to 65.0 us, the step lasts 75.0 us."]
 
 
 def test_trace_without_steps_has_one_path(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rankscope.collector.reports.trace_text import render_text
 from rankscope.collector.traces import analyze
+from rankscope.collector.traces.made_tables import TABLES
 from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.report import Advice, TraceReport
 from rankscope.measure.errors import SettingError, TraceError
@@ -119,7 +120,40 @@ def test_lone_rank_is_not_said_to_save_what_may_be_waiting(tmp_path: Path) -> No
     write(tmp_path, rank_of(compute_us=3_000), rank_of())
     advice = advice_of(analyze(str(tmp_path / "rank0.json")), "serial_communication")
     assert advice is not None
-    assert "less what of it is waiting for other ranks, which these traces do not show" in advice.sentence
+    assert "would save" not in advice.sentence
+    assert "How much of it is waiting for other ranks, which overlap does not save, is not known" in advice.sentence
+
+
+@pytest.mark.parametrize("key", ["serial_communication", "communication_bound"])
+def test_waits_for_ranks_without_a_trace_are_not_said_to_be_left_out(tmp_path: Path, key: str) -> None:
+    # Of 3 ranks 2 are here: what both wait for the third is in no trace.
+    group = {"Process Group Ranks": "[0, 1, 2]", "Group size": 3}
+    ranks = [
+        [{**one, "args": {**one["args"], **group}} if "Seq" in one.get("args", {}) else one for one in events]
+        for events in (rank_of(), rank_of(compute_us=5_900))
+    ]
+    write(tmp_path, *ranks, distributedInfo={"rank": 0, "world_size": 3, "pg_count": 1, "backend": "nccl"})
+    report = analyze(str(tmp_path), rank_from=r"rank(\d+)")
+    advice = advice_of(report, key)
+    assert advice is not None
+    assert advice.sentence.count("Some of it may still be waits for ranks whose traces are missing.") == 1
+
+
+def test_kernels_of_ranks_are_compared_over_the_same_steps(tmp_path: Path) -> None:
+    # Rank 1 computes 6.9 ms a step, rank 0 3 ms with its first two steps lost: 5 products beside 3, one a step.
+    report = analyze(write(tmp_path, rank_of(compute_us=3_000, lost=(0, 1)), rank_of(compute_us=6_900)))
+    assert report.cross_rank is not None
+    assert [(one.rank, one.cause) for one in report.cross_rank.findings] == [(1, "gpu_compute")]
+
+
+def test_difference_of_microseconds_is_not_said_to_be_nothing(tmp_path: Path) -> None:
+    # The same steps a thousand times as short: 3.9 us more in each.
+    def shrink(events: list[Event]) -> list[Event]:
+        return [{**one, "ts": one["ts"] / 1000, "dur": one["dur"] / 1000} for one in events]
+
+    report = analyze(write(tmp_path, shrink(rank_of(compute_us=3_000)), shrink(rank_of(compute_us=6_900))))
+    assert report.cross_rank is not None
+    assert [" 3.9 us more in a step" in one.sentence for one in report.cross_rank.findings] == [True]
 
 
 def test_difference_has_a_row_of_waiting_for_the_late_rank(tmp_path: Path) -> None:
@@ -225,7 +259,7 @@ def test_spilled_length_ends_where_the_stream_went_on(tmp_path: Path, length_us:
     (rank,) = analyze(write(tmp_path, events)).ranks
     # It ends where the product of the next step begins, at 10.1 ms.
     assert (rank.compute_ns, rank.window_ns) == ((10_000 + 2 * 6_000) * 1_000, (2 * STEP_US + 7_900) * 1_000)
-    assert "1 pieces of device work last beyond the next ones of their stream: they end there" in rank.warnings
+    assert "1 piece of device work lasts beyond the next one of its stream: it ends there" in rank.warnings
     assert not [one for one in rank.warnings if "left out" in one]
 
 
@@ -269,19 +303,37 @@ def test_only_device_of_the_file_has_its_name_by_another_number(tmp_path: Path) 
     assert rank.device == "unnamed device"
 
 
-@pytest.mark.parametrize("polls", ["silence", "queries"])
+@pytest.mark.parametrize("polls", ["silence", "queries", "silence, then work", "silence, then Python"])
 def test_host_that_polls_for_the_device_is_not_on_the_path(tmp_path: Path, polls: str) -> None:
     # The dispatch runs from 0.1 to 9 ms, and the host reads its flag, or asks for its event, until 9.005 ms.
     inside = [event("user_annotation", "dispatch", 10, 8_995), launch(20, 1)]
     if polls == "queries":
         inside = [launch(20, 1), *(launch(1_000 * at + 4, 50 + at, "cudaEventQuery") for at in range(1, 10))]
-    work = [kernel("deep_ep::intranode::dispatch<8>", 100, 8_900, correlation=1)]
+    elif polls == "silence, then work":
+        more = [event("cpu_op", "aten::empty", 9_005, 10), launch(9_020, 3)]
+        inside = [event("cpu_op", "dispatch", 10, 9_060), launch(20, 1), *more]
+        inside.append(kernel("deep_ep::intranode::dispatch<8>", 9_050, 20, correlation=3, stream=20))
+    elif polls == "silence, then Python":
+        inside = [event("user_annotation", "dispatch", 10, 9_050), launch(20, 1)]
+    work = [kernel("deep_ep::intranode::notify_dispatch<8>", 100, 8_900, correlation=1, stream=20)]
     after = [launch(9_100, 2), kernel("sgemm", 9_200, 700, correlation=2)]
     path = analyze(write(tmp_path, [step_of(0, 0), *inside, *work, *after]), critical_path=True).critical_path
     assert path is not None
     (step,) = path.steps
     assert step.communication_ns == 8_900_000
     assert step.host_ns < 500_000
+
+
+def test_host_that_works_while_the_device_communicates_is_on_the_path(tmp_path: Path) -> None:
+    # The kernel ends in the middle of the silence: what the host did until 9 ms was no waiting for it.
+    events = [event("user_annotation", "dispatch", 10, 8_995), launch(20, 1), launch(9_100, 2)]
+    work = [
+        kernel("deep_ep::intranode::dispatch<8>", 100, 4_000, correlation=1),
+        kernel("sgemm", 9_200, 700, correlation=2),
+    ]
+    path = analyze(write(tmp_path, [step_of(0, 0), *events, *work]), critical_path=True).critical_path
+    assert path is not None
+    assert path.steps[0].host_ns == 9_000_000
 
 
 def test_tasks_of_other_types_of_ascend_work_and_are_held_against_its_own_lane(tmp_path: Path) -> None:
@@ -337,12 +389,14 @@ def test_name_of_a_megabyte_is_shortened_and_stays_distinct(tmp_path: Path) -> N
     assert all(len(row.name) < 4_100 and "2,097,153 characters" in row.name for row in rank.kernels)
 
 
-def test_progress_tells_how_much_of_a_file_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [{}, {"critical_path": True, "modules": True, "sequences": 4, "nest": True}])
+def test_progress_tells_how_much_is_read_and_how_many_tables_are_made(tmp_path: Path, asked: dict[str, Any]) -> None:
     write(tmp_path, rank_of(2))
-    told: list[tuple[float, int]] = []
-    analyze(str(tmp_path / "rank0.json"), progress=lambda done, of: told.append((done, of)))
-    # Read whole it is four fifths of the work, then the file is done.
-    assert told[-2:] == [(0.8, 1), (1, 1)]
+    told: list[float] = []
+    analyze(str(tmp_path / "rank0.json"), progress=lambda done, of: told.append(done / of), **asked)
+    # Read whole it is four fifths of the work; each table is an equal part of the last one.
+    assert (told, set(told[: -TABLES - 1]), told[-1]) == (sorted(told), {0.8}, 1)
+    assert told[-TABLES - 1 : -1] == pytest.approx([0.8 + 0.2 * (place + 1) / TABLES for place in range(TABLES)])
 
 
 def test_rank_whose_work_is_all_lost_is_on_no_path_of_the_others(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_much_slower_rank_within_its_noise_is_doubted_and_not_named() -> None:
     found = standings([1300, 701, 700], [700, 700, 699], last=[0] * 21)
     assert (slow_of(found), [one.is_within_noise for one in found]) == ([], [True, False])
     said = "Without waits its steps took 1.29 times as long as its peers', but the steps differ by as much "
-    said += "(+200.7 ms in a step, give or take 1,389.7 ms): record more of them."
+    said += "(+200.7 ms in a step, give or take 1.4 s): record more of them."
     assert describe_leader(found).endswith(said)
     assert describe_noise(found) == f"rank 0: w{said[1:]}"
 

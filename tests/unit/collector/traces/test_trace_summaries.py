@@ -78,6 +78,23 @@ def test_rows_are_sorted_by_the_key(tmp_path: Path, sort_by: str, order: list[st
     assert [row[0] for row in rows] == order
 
 
+@pytest.mark.parametrize(
+    ("keys", "first"),
+    [
+        # In total mm has 20 + 60 us on the host and 30 + 50 us on the device, in two calls, one of which allocates.
+        (["cpu_total", "gpu_total", "calls", "memory", "cuda_time_total"], "aten::mm"),
+        # A call of relu has 70 us and 60 us; of mm 40 in the mean, 60 and 50 at most, 20 and 30 at least.
+        (["cpu_avg", "cpu_max", "cpu_min", "gpu_avg", "gpu_max", "gpu_min"], "aten::relu"),
+    ],
+)
+def test_each_key_puts_the_most_first(tmp_path: Path, keys: list[str], first: str) -> None:
+    relu = [event("cpu_op", "aten::relu", 10, 70, tid=3), launch(15, 9, tid=3), kernel("relu", 300, 60, correlation=9)]
+    report = report_of(tmp_path, *EVENTS, *relu)
+    for key in keys:
+        (row,) = rows_of(report, "sorted_operators", choose_sort_key(key) or "", top=1)
+        assert row[0] == first
+
+
 def test_kernels_copies_ranges_and_stages_have_their_summaries(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     assert rows_of(report, "sorted_kernels", "gpu_avg")[0][7:12] == ["0.080", "40.0", "50.0", "30.0", "94.1"]
@@ -113,6 +130,23 @@ def test_operators_nest_the_kernels_they_launched_by_thread(tmp_path: Path) -> N
     (section,) = build_operator_groups(report, 1)
     assert [[cell.text for cell in row][1] for row in section.rows] == ["aten::mm", "  gemm"]
     assert section.left_out == 2
+
+
+def test_nested_kernels_have_the_delay_of_their_launch(tmp_path: Path) -> None:
+    groups = {row.name: row for row in report_of(tmp_path, nest=True).ranks[0].operator_groups or []}
+    # Both calls of mm begin at 10 us and launch at 15; their kernels begin at 100 and 140: 85 and 125 us later.
+    assert (groups["aten::mm"].launch_delay_ns, groups["aten::mm"].kernels[0].delay_ns) == (5_000, 105_000)
+    assert (groups["aten::add"].launch_delay_ns, groups["aten::add"].kernels[0].delay_ns) == (1_000, 137_000)
+    (section,) = build_operator_groups(report_of(tmp_path, nest=True), 5)
+    assert [row[-1].text for row in section.rows] == ["5.0", "105.0", "1.0", "137.0"]
+
+
+def test_device_has_its_memory_and_compute_capability(tmp_path: Path) -> None:
+    known = {"id": 0, "name": "A100", "totalGlobalMem": 42_297_524_224, "computeMajor": 8, "computeMinor": 0}
+    for properties, expected in ([known], (42_297_524_224, "8.0")), ([{"id": 0}], (None, None)), ([], (None, None)):
+        (tmp_path / "rank0.json").write_bytes(to_json(*EVENTS, deviceProperties=properties))
+        (device,) = analyze(str(tmp_path)).ranks[0].devices
+        assert (device.memory_bytes, device.compute_capability) == expected
 
 
 @pytest.mark.parametrize(
