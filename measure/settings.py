@@ -458,8 +458,9 @@ def _show(value: object) -> str:
     """Return a user's value as an error repeats it: as the file would have it, and nothing long."""
     if isinstance(value, bool):
         return _toml(value)
-    # The address of a server may hold a password.
-    return _shorten(repr(re.sub("://.*@|password=.*", "***", str(value)) if isinstance(value, str) else value))
+    if isinstance(value, str):  # the address of a server may hold a password
+        value = re.sub("(://).*(@)|(password=).*", r"\1\3***\2", value)
+    return _shorten(repr(value))
 
 
 def _shorten(text: str) -> str:
