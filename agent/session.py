@@ -21,7 +21,6 @@ from rankscope.agent.identity import read_identity, read_script, reads_machine
 from rankscope.agent.reporting.builder import ScriptEnd, build_hello
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sample.torch_device import TrainingDevice
-from rankscope.agent.shutdown.forked_child import find_early_exit
 from rankscope.agent.shutdown.script_exit import ScriptExit
 from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
 from rankscope.agent.steps.torch_hooks import torch_version
@@ -121,7 +120,6 @@ class Session:
         self._training.start()
         atexit.register(self.stop)
         os.register_at_fork(before=self._training.sessions.close, after_in_child=self._training.stop_in_child)
-        os.register_at_fork(after_in_child=find_early_exit())
         self.script_exit.install()
         self._reporter.start()
         self._connecting.start()

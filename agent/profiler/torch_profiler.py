@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 from rankscope.agent.guard import pause
 from rankscope.agent.profiler.host_operators import OperatorSession, has_jagged_tensors
 from rankscope.agent.profiler.kineto_events import SessionEvents, check_events
+from rankscope.agent.shutdown.forked_child import find_early_exit
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
 
@@ -104,6 +105,7 @@ class TorchProfiler:
         self._activities_seen: set[Any] = set()
         self._is_host_only = False
         self._operators = find_operator_session(autograd, c_profiler)
+        os.register_at_fork(after_in_child=find_early_exit())  # a session starts a thread that a child waits for
 
     @classmethod
     def find(
