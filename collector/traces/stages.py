@@ -147,7 +147,7 @@ def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
     loader, engine = of(DATA_LOADER.match), of(_BACKWARD.search)
     optimizer = _cut_closures(of(_OPTIMIZER.match), engine)
     between = intervals.union(np.concatenate([loader, optimizer]))
-    backward = _bridge(engine, between)
+    backward = _bridge(engine, between, np.array([step.start_ns for step in view.steps], dtype=np.int64))
     rows = view.host.operator_rows if view.has_device else view.host.compute_rows
     return {
         "data_loader": loader,
@@ -157,12 +157,15 @@ def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
     }
 
 
-def _bridge(engine: Intervals, between: Intervals) -> Intervals:
-    """Return the engine's ranges with short gaps filled, without `between`."""
+def _bridge(engine: Intervals, between: Intervals, begins_ns: Ints) -> Intervals:
+    """Return the engine's ranges with short gaps filled, without `between`; not the gaps in which one of the `begins`
+    of steps is: what follows is the next forward, which may be short, too.
+    """
     if len(engine) < 2:  # noqa: PLR2004 - one range has no gaps
         return engine
     gaps = np.stack([engine[:-1, 1], engine[1:, 0]], axis=1)
     short = (gaps[:, 1] - gaps[:, 0]) < GAP_NS_MAX
+    short &= np.searchsorted(begins_ns, gaps[:, 0], side="right") == np.searchsorted(begins_ns, gaps[:, 1])
     filled = np.concatenate([engine, gaps[short]])
     return intervals.subtract(intervals.union(filled), between)
 
