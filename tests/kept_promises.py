@@ -53,7 +53,7 @@ PROMISES: Final = (
         ),
     ),
     Promise("a frame of the monitor is never the user's line", ("tests/unit/measure/test_own_files.py",)),
-    Promise("a forked child exits", ("tests/unit/agent/shutdown/test_forked_child.py",)),
+    Promise("a forked child exits", ("tests/unit/agent/profiler/test_forked_child.py",)),
     Promise(
         "no loss above its step, no time below 0, no share above 1 is told or exported",
         (

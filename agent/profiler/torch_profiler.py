@@ -34,9 +34,9 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 from rankscope.agent.guard import pause
+from rankscope.agent.profiler.forked_child import find_early_exit
 from rankscope.agent.profiler.host_operators import OperatorSession, has_jagged_tensors
 from rankscope.agent.profiler.kineto_events import SessionEvents, check_events
-from rankscope.agent.shutdown.forked_child import find_early_exit
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
 

@@ -6,7 +6,7 @@ import textwrap
 
 PROGRAM = """
     import atexit, ctypes, os, sys
-    from rankscope.agent.shutdown.forked_child import find_early_exit
+    from rankscope.agent.profiler.forked_child import find_early_exit
 
     libc = ctypes.CDLL(None)
     {of_parent}
