@@ -1,7 +1,7 @@
 """Define the view of a run that detectors read, and the interface of a detector."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -167,6 +167,12 @@ class RunView:
             if one.do_same_work and len(one.members) <= SMALL_GROUP_MAX:
                 slow.update(find_slower_nodes(self.series, self.nodes, one.members, self.steps_min))
         return self.peer_groups.without(slow) if slow else self.peer_groups
+
+    @cached_property
+    def beside_alike(self) -> "RunView":
+        """Return the view in which ranks with the same kind of work are peers, whoever has more of it."""
+        groups = self.peer_groups.with_alike()
+        return self if groups is self.peer_groups else replace(self, peer_groups=groups)
 
     @cached_property
     def _whole_excess(self) -> Floats:

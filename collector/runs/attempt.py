@@ -256,11 +256,12 @@ class Attempt:
 
     # -- detection -----------------------------------------------------------------------------------------------------
 
-    def read_series(self, ranks: tuple[int, ...], *, skip_steps: int) -> StepSeries:
+    def read_series(self, ranks: tuple[int, ...], *, skip_steps: int, is_whole: bool = False) -> StepSeries:
         """Return the steps of these ranks without the first `skip_steps`, with the times of enqueuing where own times
-        are not measured.
+        are not measured. `is_whole`: also those before the ones that are judged.
         """
-        series = self.window.series(ranks, skip_steps=skip_steps, is_on_cpus=not self._has_gpus(ranks))
+        is_on_cpus = not self._has_gpus(ranks)
+        series = self.window.series(ranks, skip_steps=skip_steps, is_on_cpus=is_on_cpus, is_whole=is_whole)
         return series if series.own_is_measured else replace(series, enqueues=self.enqueues.read())
 
     def read_unseen(self, series: StepSeries, after_step: int, *, skip_steps: int) -> StepSeries:
@@ -270,8 +271,7 @@ class Attempt:
         kept = series.steps[series.earlier_count :]
         if not self.window.keeps_more or not len(kept) or kept[0] <= after_step - SIDE_STEPS:
             return series
-        is_on_cpus = not self._has_gpus(series.ranks)
-        return self.window.series(series.ranks, skip_steps=skip_steps, is_on_cpus=is_on_cpus, is_whole=True)
+        return self.read_series(series.ranks, skip_steps=skip_steps, is_whole=True)
 
     def _has_gpus(self, ranks: tuple[int, ...]) -> bool:
         """Return whether any of the first ranks has a GPU, also one that NVML does not show."""

@@ -82,6 +82,19 @@ class PeerGroups(NamedTuple):
         """Return the ranks that no other does the same work as: they are judged by their own past only."""
         return tuple(rank for one in self.comparisons if not one.do_same_work for rank in one.members)
 
+    def with_alike(self) -> "PeerGroups":
+        """Return the comparisons in which ranks that do the same kind of work are peers, whoever has more of it."""
+        if not self.alike:
+            return self
+        again = {rank for group in self.alike for rank in group}
+        kept = [
+            one._replace(members=tuple(rank for rank in one.members if rank not in again)) for one in self.comparisons
+        ]
+        groups = [Comparison(group, group, do_same_work=True) for group in self.alike]
+        comparisons = (*(one for one in kept if one.members), *groups)
+        place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
+        return PeerGroups(comparisons, place, self.works)
+
     def without(self, slow: Collection[int]) -> "PeerGroups":
         """Return the comparisons of small groups without the ranks that are known to be slow, each of which is compared
         with the others: a second slow rank must not move what the first is compared with.
@@ -135,7 +148,9 @@ def find_peer_groups(
     if remaining:
         comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures and not models and not classes))
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
-    alike = _find_alike(remaining, signatures, measure_apart)
+    alike = tuple(
+        group for group in _find_alike(remaining, signatures, measure_apart) if set(all_ranks).issuperset(group)
+    )
     return PeerGroups(tuple(comparisons), place, tuple(work for work in works if len(work) > 1), models, alike)
 
 

@@ -7,6 +7,7 @@ caller looks later whether it has returned.
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -27,7 +28,8 @@ class StoreCalls(Generic[T]):
 
     def __init__(self, address: StoreAddress | None) -> None:
         self._is_at_once = not address or isinstance(address, Path)
-        self._call: _Call[T] | None = None
+        self._call: Future[T] | None = None
+        self._begun_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -36,48 +38,34 @@ class StoreCalls(Generic[T]):
 
     def find_problem(self) -> str | None:
         """Return that a call takes too long; None where none does."""
-        call = self._call
-        if call is None or call.done.is_set() or time.monotonic() - call.begun_s < STUCK_S:
+        if self._call is None or self._call.done() or time.monotonic() - self._begun_s < STUCK_S:
             return None
         return f"the store has not answered for {STUCK_S:g} s"
 
     def begin(self, call: Callable[[], T]) -> None:
         """Begin a call; none may be on. It returns its errors: one that it raises is raised by `take`."""
-        self._call = _Call(call)
+        self._call, self._begun_s = Future(), time.monotonic()
         if self._is_at_once:
-            self._call.run()
-        else:
-            threading.Thread(target=self._call.run, name="rankscope-store-call", daemon=True).start()
+            _make(call, self._call)
+        else:  # no executor: it would wait at the end for a call that never returns
+            threading.Thread(target=_make, args=(call, self._call), name="rankscope-store-call", daemon=True).start()
 
     def take(self, wait_s: float = 0.0) -> T | None:
         """Return the result of the call, once; None where there is none within `wait_s`."""
         call = self._call
-        if call is None or not call.done.wait(wait_s):
+        if call is None or wait((call,), wait_s).not_done:
             return None
         self._call = None
-        if call.error is not None:
-            raise call.error
-        return call.result
+        return call.result()
 
     def drop(self) -> None:
         """Take no notice of the call that is on."""
         self._call = None
 
 
-class _Call(Generic[T]):
-    """One call, in whichever thread."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self.begun_s = time.monotonic()
-        self.done = threading.Event()
-        self.result: T | None = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Make the call, and keep what it returns or raises."""
-        try:
-            self.result = self._call()
-        except BaseException as error:  # noqa: BLE001 - who takes the result raises it
-            self.error = error
-        self.done.set()
+def _make(call: Callable[[], T], future: "Future[T]") -> None:
+    """Make a call, in whichever thread, and keep what it returns or raises."""
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - who takes the result raises it
+        future.set_exception(error)

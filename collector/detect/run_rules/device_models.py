@@ -17,7 +17,7 @@ import numpy as np
 from rankscope.collector.detect.finding import SLOW_MODEL, Abstain, Finding, format_ranks
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.stragglers.sentence import describe_self
+from rankscope.collector.detect.stragglers.sentence import describe_own
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison
@@ -128,7 +128,7 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
             MODEL: models.names[slow.rank],
             "ranks": format_ranks(models.ranks[slow.rank]),
             "fastest model": models.names[models.fastest],
-            **describe_self(view.series),
+            **describe_own(view.series),
         },
     )
     return Candidate(finding, lost_ns)

@@ -19,9 +19,9 @@ import numpy as np
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.finding_words import format_ratio
-from rankscope.collector.detect.stragglers.cost import price
+from rankscope.collector.detect.stragglers.cost import lost_beyond_mean, price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.stragglers.sentence import describe_self
+from rankscope.collector.detect.stragglers.sentence import describe_own
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison, middle_of_ranks
@@ -100,7 +100,8 @@ def _describe(
 ) -> Candidate:
     before = [one.since_step for one in known if one.ranks == group and one.since_step is not None]
     since_step = min(before, default=slow.since_step)
-    lost_ns = _lost_to(view, stages, slow.rank)
+    work_ns = stages.series.own_ns
+    lost_ns = lost_beyond_mean(work_ns, slow.rank, work_ns[:, -1], view)
     cost = price(lost_ns, view, since_step)
     finding = Finding(
         kind=IMBALANCE,
@@ -118,20 +119,6 @@ def _describe(
             "mean_own_ns": slow.peers_own_ns,
             **slow.tests,
         },
-        details=describe_self(view.series),
+        details=describe_own(view.series),
     )
     return Candidate(finding, lost_ns)
-
-
-def _lost_to(view: RunView, stages: RunView, column: int) -> Floats:
-    """Return what each step lost to the split, shape (n,) in ns, NaN where not known: the group's excess over the mean,
-    at most what leaves the mean of the step. A step is charged only to the group with the most work.
-    """
-    work_ns = stages.series.own_ns
-    lost_ns = np.full(len(work_ns), np.nan)
-    known = ~np.isnan(work_ns).any(axis=1) & ~np.isnan(view.series.step_ns).all(axis=1)
-    step_ns = np.nanmax(view.series.step_ns[known], axis=1)
-    mean_ns = work_ns[known, -1]
-    beyond_ns = np.clip(work_ns[known, column] - mean_ns, 0.0, np.maximum(step_ns - mean_ns, 0.0))
-    lost_ns[known] = np.where(work_ns[known].argmax(axis=1) == column, beyond_ns, 0.0)
-    return lost_ns

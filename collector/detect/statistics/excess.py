@@ -13,7 +13,7 @@ from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, fin
 from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries, in_blocks, medians_of_last
 
-SELF_NS_MIN: Final = 1.0
+OWN_NS_MIN: Final = 1.0
 """The least own time that is compared, in ns: the logarithm of none is no number. The way back takes the same one."""
 PARTS: Final = 4
 """Parts of a series whose medians are compared first: a change shows in one of them."""
@@ -35,8 +35,8 @@ def find_excess(series: StepSeries, peer_groups: PeerGroups) -> Floats:
         members, against = series.columns_of(comparison.members), series.columns_of(comparison.against)
         are_all = comparison.against == comparison.members
         for some in in_blocks(rows, len(against)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
-            mine = np.maximum(series.own_ns[cells(some, members)], SELF_NS_MIN)
-            theirs = mine if are_all else np.maximum(series.own_ns[cells(some, against)], SELF_NS_MIN)
+            mine = np.maximum(series.own_ns[cells(some, members)], OWN_NS_MIN)
+            theirs = mine if are_all else np.maximum(series.own_ns[cells(some, against)], OWN_NS_MIN)
             excess[cells(some, members)] = _compare(mine, theirs)
     return excess
 
@@ -47,12 +47,12 @@ def find_excess_ns(excess: Floats, own_ns: Floats) -> Floats:
     share = np.negative(excess)  # and all that follows in the same array
     with np.errstate(invalid="ignore"):  # numpy 1.24 warns of NaN on CPUs with AVX-512
         np.negative(np.expm1(share, out=share), out=share)
-    return np.multiply(np.maximum(own_ns, SELF_NS_MIN), share, out=share)
+    return np.multiply(np.maximum(own_ns, OWN_NS_MIN), share, out=share)
 
 
 def find_peers_ns(excess: Floats, own_ns: Floats) -> Floats:
     """Return the own time of the peers that an excess is over, in ns, shape as both; NaN where not known."""
-    return np.asarray(np.maximum(own_ns, SELF_NS_MIN) / np.exp(excess))
+    return np.asarray(np.maximum(own_ns, OWN_NS_MIN) / np.exp(excess))
 
 
 def find_usual(

@@ -129,6 +129,19 @@ def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int], usual_rest_
     return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - longest_ns, 0.0))
 
 
+def lost_beyond_mean(own_ns: Floats, column: int, mean_ns: Floats, view: RunView) -> Floats:
+    """Return what each step lost as one column of own times exceeds their mean, shape (n,) in ns: what an even split
+    would save, at most what leaves the mean of the step; NaN where not known. A step is charged only to the column with
+    the longest own time. `own_ns`: shape (n, columns); `mean_ns`: (n,).
+    """
+    lost_ns = np.full(len(own_ns), np.nan)
+    rows = np.flatnonzero(~np.isnan(own_ns[:, column]) & ~np.isnan(mean_ns) & ~np.isnan(view.longest_ns))
+    mine_ns, mean_ns, longest_ns = own_ns[rows, column], mean_ns[rows], view.longest_ns[rows]
+    beyond_ns = np.clip(mine_ns - mean_ns, 0.0, np.maximum(longest_ns - mean_ns, 0.0))
+    lost_ns[rows] = np.where(np.nanargmax(own_ns[rows], axis=1) == column, beyond_ns, 0.0)
+    return lost_ns
+
+
 def find_step_before(view: RunView, since_step: int, known: Finding | None, from_step: int = 0) -> float | None:
     """Return the median step before a change in ns, since `from_step`; of an open finding as it was found. None where
     it is not known.

@@ -45,7 +45,7 @@ from rankscope.collector.detect.stragglers.root_cause import (
 )
 from rankscope.collector.detect.stragglers.sentence import (
     describe_level,
-    describe_self,
+    describe_own,
     name_others,
     write_what,
     write_who,
@@ -325,7 +325,7 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         suggestion=suggest(STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
-        details=describe_self(view.series),
+        details=describe_own(view.series),
     )
     return Candidate(finding, together.lost_ns[number])
 

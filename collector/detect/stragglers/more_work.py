@@ -13,7 +13,7 @@ Each step costs what the rank with the longest own time exceeds the mean by: wha
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -22,12 +22,11 @@ import numpy as np
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.finding_words import format_ratio
 from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
-from rankscope.collector.detect.stragglers.cost import price
+from rankscope.collector.detect.stragglers.cost import lost_beyond_mean, price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.stragglers.sentence import describe_self
+from rankscope.collector.detect.stragglers.sentence import describe_own
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
-from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
 from rankscope.collector.steps.step_series import Cells, Flags, Floats
 
 MORE_WORK: Final = "more_work"
@@ -61,16 +60,16 @@ class MoreWork:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
+        self._few = replace(thresholds, steps_min=min(STEPS_MIN, thresholds.steps_min))
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return every rank whose own times are longer because of its work, those that take the longest first."""
         known = {one.ranks[0]: one for one in explained if one.kind == MORE_WORK}
-        beside = compare_alike(view)
+        beside = view.beside_alike
         among = _find_heavy(beside).union(rank for rank in known if view.series.has(rank))
         if not among:
             return []
-        few = replace(self._thresholds, steps_min=min(STEPS_MIN, self._thresholds.steps_min))
-        slow_ranks = find_stragglers(beside, few, known, among=among)
+        slow_ranks = find_stragglers(beside, self._few, known, among=among)
         if isinstance(slow_ranks, Abstain):
             return []
         found = [(slow, find_more(beside, slow, is_told=slow.rank in known)) for slow in slow_ranks]
@@ -79,11 +78,10 @@ class MoreWork:
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether its own times are no longer than its peers', or its work no longer explains them."""
-        rank, beside = finding.ranks[0], compare_alike(view)
+        rank, beside = finding.ranks[0], view.beside_alike
         if not view.series.has(rank) or has_recovered(beside.excess_of(rank), self._thresholds):
             return True
-        few = replace(self._thresholds, steps_min=min(STEPS_MIN, self._thresholds.steps_min))
-        slow = find_stragglers(beside, few, {rank}, among={rank})
+        slow = find_stragglers(beside, self._few, {rank}, among={rank})
         return not isinstance(slow, Abstain) and bool(slow)  # else `find` had found it again
 
 
@@ -132,23 +130,6 @@ def _compare(work: Cells, rows: Flags, columns: np.ndarray) -> float:
     return float(np.median(known[peers > 0, 0] / peers[peers > 0])) if (peers > 0).any() else 1.0
 
 
-def compare_alike(view: RunView) -> RunView:
-    """Return the view with the ranks that only their bytes in all-to-alls set apart as peers."""
-    alike = [group for group in view.peer_groups.alike if all(view.series.has(rank) for rank in group)]
-    if not alike:
-        return view
-    again = {rank for group in alike for rank in group}
-    kept = [_leave_out(one, again) for one in view.peer_groups.comparisons]
-    groups = [Comparison(group, group, do_same_work=True) for group in alike]
-    comparisons = [*(one for one in kept if one.members), *groups]
-    place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
-    return replace(view, peer_groups=PeerGroups(tuple(comparisons), place, view.peer_groups.works))
-
-
-def _leave_out(one: Comparison, ranks: Collection[int]) -> Comparison:
-    return one._replace(members=tuple(rank for rank in one.members if rank not in ranks))
-
-
 def _find_heavy(view: RunView) -> set[int]:
     """Return the ranks whose work in the last steps exceeds the median of those that they are compared with."""
     found: set[int] = set()
@@ -175,7 +156,9 @@ def _describe(
     since_step = slow.since_step if known is None or known.since_step is None else known.since_step
     found = find_since_range(slow, since_step, view, None if known is None else known.since_range)
     earliest, latest = (None, since_step) if found is None else found
-    lost_ns, mean_ns = _find_lost(view, slow.rank)
+    own_ns = view.series.own_ns
+    mean_ns = _find_mean(own_ns)
+    lost_ns = lost_beyond_mean(own_ns, view.series.column_of(slow.rank), mean_ns, view)
     is_known = ~np.isnan(mean_ns) & np.isin(view.series.steps, slow.slow_steps)
     usual_ns = float(np.median(mean_ns[is_known])) if is_known.any() else slow.peers_own_ns
     ratio = slow.own_ns / max(usual_ns, 1.0)
@@ -195,21 +178,14 @@ def _describe(
         slowdown_ratio=ratio,
         run_slowdown_ratio=price(lost_ns, view, since_step).run_slowdown_ratio,
         evidence={"more_work_ratio": more.ratio, "own_ns": slow.own_ns, "mean_own_ns": usual_ns, **slow.tests},
-        details=describe_self(view.series),
+        details=describe_own(view.series),
     )
-    return Candidate(finding, np.where(view.series.steps >= since_step, lost_ns, np.minimum(lost_ns, 0.0)))
+    return Candidate(finding, lost_ns)
 
 
-def _find_lost(view: RunView, rank: int) -> tuple[Floats, Floats]:
-    """Return what each step lost to a rank, and the mean of all own times that are known where its own is, shape (n,)
-    each in ns; NaN elsewhere. A step is charged only to the rank with the longest own time.
-    """
-    own_ns, column = view.series.own_ns, view.series.column_of(rank)
-    mean_ns, lost_ns = np.full(len(own_ns), np.nan), np.full(len(own_ns), np.nan)
-    rows = np.flatnonzero(~np.isnan(own_ns[:, column]) & ~np.isnan(view.longest_ns))
-    own_ns = own_ns[rows]
-    mean_ns[rows] = np.nanmean(own_ns, axis=1)
-    is_longest = np.nanargmax(own_ns, axis=1) == column if len(rows) else np.zeros(0, dtype=bool)
-    beyond_ns = np.clip(own_ns[:, column] - mean_ns[rows], 0.0, np.maximum(view.longest_ns[rows] - mean_ns[rows], 0.0))
-    lost_ns[rows] = np.where(is_longest, beyond_ns, 0.0)
-    return lost_ns, mean_ns
+def _find_mean(own_ns: Floats) -> Floats:
+    """Return the mean of the own times that are known in each step, shape (n,); NaN where none is."""
+    mean_ns = np.full(len(own_ns), np.nan)
+    rows = np.flatnonzero(~np.isnan(own_ns).all(axis=1))
+    mean_ns[rows] = np.nanmean(own_ns[rows], axis=1)
+    return mean_ns

@@ -22,7 +22,7 @@ def write_who(slow_ranks: Sequence[SlowRank], nodes: Sequence[str]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)} ({name_ranks(one.rank for one in slow_ranks)})"
 
 
-def describe_self(series: StepSeries) -> dict[str, str]:
+def describe_own(series: StepSeries) -> dict[str, str]:
     """Return in `details` what own times are, where that is not the step minus waits for other ranks."""
     if series.is_by_device:
         return {OWN_TIME: "on the GPU (without the end of backward, where ranks wait for each other)"}

@@ -1,4 +1,4 @@
-"""More work of one rank, by its tokens or bytes in all-to-alls. Eight ranks, self times of 100 ms, seeded noise."""
+"""More work of one rank, by its tokens or bytes in all-to-alls. Eight ranks, own times of 100 ms, seeded noise."""
 
 from collections.abc import Sequence
 

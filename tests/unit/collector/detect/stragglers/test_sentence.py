@@ -9,7 +9,7 @@ from rankscope.collector.detect.finding_words import OWN_TIME
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.sentence import (
     describe_level,
-    describe_self,
+    describe_own,
     name_others,
     write_what,
     write_who,
@@ -46,9 +46,9 @@ def test_only_other_rank_of_a_run_is_named_so() -> None:
 def test_own_time_is_explained_where_it_is_another_one() -> None:
     stood_in = series_of([[35.0, 35.0, 75.0, 35.0]], own_is_measured=False)
     by_device = dataclasses.replace(stood_in, is_by_device=True)
-    assert describe_self(SERIES) == {}
-    assert describe_self(stood_in) == {OWN_TIME: "in data, forward and optimizer"}
-    assert describe_self(by_device)[OWN_TIME].startswith("on the GPU (without the end of backward")
+    assert describe_own(SERIES) == {}
+    assert describe_own(stood_in) == {OWN_TIME: "in data, forward and optimizer"}
+    assert describe_own(by_device)[OWN_TIME].startswith("on the GPU (without the end of backward")
 
 
 def test_node_is_named_with_its_ranks() -> None:
