@@ -74,6 +74,14 @@ def test_nobody_slower_is_untrue_where_somebody_costs_a_third() -> None:
     assert kinds(course((), "No rank was slower than the others.", world=healthy)) == []
 
 
+def test_nobody_slower_until_then_is_said_of_the_time_before() -> None:
+    text = (
+        "The run has not been heard of since 1970-01-01 00:00:0{} UTC; until then no rank was slower than the others."
+    )
+    assert kinds(course((), text.format(2))) == []
+    assert kinds(course((), text.format(6))) == ["untrue"]
+
+
 def test_nobody_to_blame_is_untrue_unless_the_culprit_is_told_beside() -> None:
     run = finding(
         kind="run_slowdown", number=2, ranks=(), sentence="Whole run: 2.0x slower than before. No single rank to blame."
