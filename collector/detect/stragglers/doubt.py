@@ -19,7 +19,7 @@ from rankscope.collector.steps.step_series import Flags, Floats, Ints
 from rankscope.measure.units import NS_PER_S
 
 LOST_MIN: Final = 0.04
-"""Share of the time from which on a loss may matter: a slow rank does that costs 0.05, and a loss is known to a fifth."""
+"""Share of the time from which on a loss may matter: a slow rank does at 0.05, and a loss is known to a fifth."""
 LATE_S: Final = 10.0
 """Reports come every second; what is later by this much is said."""
 START_STEPS: Final = 10
