@@ -55,6 +55,14 @@ def test_begin_outside_of_its_range_is_wrong() -> None:
     assert judge(course((early,))).truths[0].begin is False
 
 
+def test_begin_or_before_is_every_step_up_to_its_latest() -> None:
+    for latest, is_right in ((2, True), (1, False)):
+        older = finding(
+            since_step=latest, since_step_min=None, since_step_max=latest, sentence="since step 2 or before."
+        )
+        assert judge(course((older,))).truths[0].begin is is_right
+
+
 def test_set_is_named_only_as_a_whole_and_without_others() -> None:
     pair = slow("test", "", ddp(4), Cost(part=of.ASLEEP, ranks=(1, 2), ms=50, when=When(begin=2)), 4)
     for ranks, is_right in (((1,), False), ((1, 2), True), ((1, 2, 3), False)):
