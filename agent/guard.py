@@ -55,12 +55,12 @@ class Guard:
     handler of the script has raised amid code of ours is not counted but held, until `pop_held` gives it back: ours
     goes on, and the script gets its own once that is done.
 
-    `on_off` is called with the part, on the thread of the error, and must not raise.
     """
 
-    def __init__(self, error_budget: int, on_off: Callable[[str], None] | None = None) -> None:
+    def __init__(self, error_budget: int) -> None:
         self._error_budget = error_budget
-        self._on_off = on_off
+        self.on_off: Callable[[str], object] | None = None
+        """Called with a part that is switched off for its errors, on the thread of the last one. Must not raise."""
         self._errors: dict[str, int] = {}
         self._off: set[str] = set()
         self._held: list[tuple[int, BaseException]] = []
@@ -94,8 +94,8 @@ class Guard:
         if count >= self._error_budget and part not in self._off:
             self._off.add(part)
             log_line(f"{part} is switched off after {count} errors")
-            if self._on_off is not None:
-                self._on_off(part)
+            if self.on_off is not None:
+                self.on_off(part)
 
     def hold(self, error: BaseException) -> None:
         """Keep what a signal handler of the script has raised on this thread."""

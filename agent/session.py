@@ -42,7 +42,7 @@ class Session:
         self._pid = os.getpid()
         self._clock = SystemClock()
         self.identity = read_identity(environment, config.run, config.node, with_user=config.report_user)
-        self._guard = Guard(config.error_budget, lambda part: self._training.on_part_off(part))  # noqa: PLW0108 - made later
+        self._guard = Guard(config.error_budget)
         device = TrainingDevice()
         is_reader = reads_machine(environment, self.identity.world_size)
         samples = RankSamples(config, self._clock, self._guard, device, reads_machine=is_reader)

@@ -105,6 +105,7 @@ class TrainingThread:
         self.workers = None if self.windows.sampling.obstacle else WorkerPage(self.windows.sampling)
         """How workers of data loaders learn of orders; None where nothing is sampled."""
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
+        guard.on_off = self._on_part_off
 
     @property
     def traces(self) -> "TraceCaptures | None":
@@ -156,7 +157,7 @@ class TrainingThread:
             self.hooks.remove()
             self.transfers.remove()
 
-    def on_part_off(self, part: str) -> None:
+    def _on_part_off(self, part: str) -> None:
         """End running measurements: without hook events no boundary would end them or flush waiting records."""
         if part == event_buffer.PART:
             self._end_measurements()

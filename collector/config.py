@@ -1,6 +1,5 @@
 """Define the collector's settings: configs/collector.toml is written from this file."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +37,6 @@ def find_url_problem(url: str) -> str | None:
         return f"{form}: {error}"
     if url and (not is_usable or not url.isascii() or " " in url or "@" in parts.netloc or parts.fragment):
         return f"{form}, in ASCII, without a user and a fragment"
-    return None
-
-
-def _find_command_problem(command: str) -> str | None:
-    try:
-        arguments = shlex.split(command)
-    except ValueError as error:
-        return f"it cannot be split into arguments: {error}"
-    if command and (not arguments or not arguments[0].startswith("/")):
-        return "its first word must be the absolute path of a program"
     return None
 
 
@@ -452,31 +441,6 @@ class CollectorConfig(Settings):
         Setting(
             "File with the certificate to trust, PEM, for a webhook whose certificate the system does not trust. "
             "Empty: the certificates that the system trusts."
-        ),
-    )
-    notify_command: str = setting(
-        "",
-        Setting(
-            "Command that is run when an incident opens, changes or is resolved, with the event as JSON on stdin: the "
-            "absolute path of a program and its arguments, split as a shell does. There is no shell. Empty: none.",
-            find_problem=_find_command_problem,
-        ),
-    )
-    # A command hands the event on; one that takes longer hangs.
-    notify_command_s_max: float = constant(
-        30.0,
-        Setting(
-            "Longest time of one such command; then all processes of its group are killed.",
-            unit="seconds",
-            smallest=0.1,
-            largest=3600,
-        ),
-    )
-    notify_hooks: str = setting(
-        "",
-        Setting(
-            "Names of Python hooks to call with each event, separated by commas: entry points of installed packages in "
-            "the group rankscope.incident_hooks. Empty: none."
         ),
     )
     notify_severity_min: str = setting(

@@ -36,8 +36,8 @@ class _Opened(NamedTuple):
 
 
 class Recording:
-    """The recorder of the configured store, while there is one. `restore` is called with each run that the previous
-    collector kept, `on_written` after each write, by the recorder's thread.
+    """The recorder of the configured store, while there is one. `on_written` is called after each write, by the
+    recorder's thread.
     """
 
     def __init__(
@@ -46,13 +46,11 @@ class Recording:
         journal: Journal,
         faults: FaultLog,
         *,
-        restore: Callable[[KeptRun, Clocks], object],
         on_written: Callable[[], object],
     ) -> None:
         self._config = config
         self._journal = journal
         self._faults = faults
-        self._restore = restore
         self._on_written = on_written
         self._logged_error = ""
         self._unwritten: UnwrittenState | None = None
@@ -61,12 +59,12 @@ class Recording:
         self._calls: StoreCalls[_Opened | UnavailableError] = StoreCalls(find_store(config))
         self._wait_s = FIRST_S_MAX
 
-    def open(self, runs: Runs, clocks: Clocks) -> None:
-        """Open a recorder where there is none and the store can be used; the first one restores the runs of the
+    def open(self, runs: Runs) -> tuple[KeptRun, ...]:
+        """Open a recorder where there is none and the store can be used. With the first one return the runs of the
         previous collector, except those of which a new run of the same name has begun meanwhile.
         """
         if self._recorder is not None:
-            return
+            return ()
         database = self._journal.database
         if database is not None and not self._calls.is_busy:
             self._calls.begin(lambda: self._make_recorder(database))
@@ -80,19 +78,19 @@ class Recording:
         elif opened is not None and self._journal.database is not opened.database:  # it was lost meanwhile
             opened.recorder.shut_down()
         elif opened is not None:
-            self._begin(opened, runs, clocks)
+            return self._begin(opened, runs)
+        return ()
 
-    def _begin(self, opened: "_Opened", runs: Runs, clocks: Clocks) -> None:
-        recorder = opened.recorder
+    def _begin(self, opened: "_Opened", runs: Runs) -> tuple[KeptRun, ...]:
+        recorder, kept = opened.recorder, opened.kept
         if self._unwritten is not None:  # the runs in memory are the present ones
             recorder.resume(self._unwritten)
-        else:
-            known = runs.names
-            for kept in (kept for kept in opened.kept if read_run_name(kept.run.run) not in known):
-                self._restore(kept, clocks)
+            kept = ()
         recorder.start()
         self._recorder = recorder
         self._unwritten = None
+        known = runs.names
+        return tuple(one for one in kept if read_run_name(one.run.run) not in known)
 
     def _make_recorder(self, database: StoreDatabase) -> "_Opened | UnavailableError":
         """Return a recorder, with the runs that it has read where these are to be restored."""
@@ -137,7 +135,7 @@ class Recording:
         """Write everything once more, and end."""
         self.replace_lost(clocks.wall_s)
         if self._unwritten is not None:
-            self.open(runs, clocks)
+            self.open(runs)
         if self._recorder is not None:
             self.record(runs, make_snapshot(), clocks, is_last=True)
             self._recorder.shut_down()

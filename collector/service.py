@@ -45,7 +45,7 @@ from rankscope.collector.runs.hearing import SilentRun, find_nothing_heard
 from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
-from rankscope.collector.storage.run_store import KeptRun
+from rankscope.collector.wakeup import Wakeup
 from rankscope.collector.wire_auth import read_curve, read_http
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
@@ -104,6 +104,15 @@ class Service:
         self._listener = self._listen(config.http_listen, wait_s)._replace(token=http_token)
         self._metrics_url = f"{self._listener.url(is_secure=http.tls is not None)}/metrics"
         self._receive_thread.messages.metrics_url = self._metrics_url
+        self._published = Wakeup()
+        self._preflights = Preflights(config, self._journal, self._exchange, clock, self._faults)
+        self._recording = Recording(config, self._journal, self._faults, on_written=self._published.set)
+        self._updates = RunUpdates(
+            config, clock,
+            exchange=self._exchange, admission=self._receive_thread.messages, journal=self._journal,
+            faults=self._faults, on_forget=self._recording.forget,
+        )  # fmt: skip
+        self._captures, self._incident_captures = self._make_captures()
         self._link = PublisherLink(
             lambda connection: start_publisher(connection, config, self._listener),
             Sources(
@@ -111,28 +120,19 @@ class Service:
                 lambda: self._journal.incidents,
                 self.read_health,
                 self._dump_run,
-                order_capture=lambda request: self._captures.order(request),  # noqa: PLW0108 - made below
+                order_capture=self._captures.order,
                 read_captures=lambda: self._captures.captures,
             ),
             self._faults,
+            self._published,
         )
-        self._captures, self._incident_captures = self._make_captures()
-        self._preflights = Preflights(config, self._journal, self._exchange, clock, self._faults)
-        self._recording = Recording(
-            config, self._journal, self._faults, restore=self._restore, on_written=self._link.wake
-        )
-        self._updates = RunUpdates(
-            config, clock,
-            exchange=self._exchange, admission=self._receive_thread.messages, journal=self._journal,
-            faults=self._faults, on_forget=self._recording.forget,
-        )  # fmt: skip
         self._summaries = RunSummaries(self._exchange.answer, self._faults)
         self._notifier = make_notifier(
             config, {**receivers, **read_otlp_logs(config, self._listener.socket.getsockname()[1])}, self._journal,
             find_run=self._updates.runs.get,
             clock=clock, faults=self._faults,
         )  # fmt: skip
-        self._recording.open(self._updates.runs, self._clocks())
+        self._open_store()
         self._updates.note_forgettable()
         self._snapshot = self._build_snapshot()
         self._captures.start()
@@ -142,16 +142,15 @@ class Service:
     def _make_captures(self) -> tuple[CaptureThread, IncidentCaptures | None]:
         captures = CaptureThread(
             self._config, self._clock, self._faults,
-            find_run=lambda asked: self._updates.runs.get(asked),  # noqa: PLW0108 - made later
+            find_run=self._updates.runs.get,
             send=lambda boot_id, message: self._exchange.answer(SendToRank(boot_id, message)),
-            on_changed=self._link.wake,
+            on_changed=self._published.set,
         )  # fmt: skip
         self._receive_thread.messages.on_capture = captures.take
         if not self._config.captures_on_incident:
             return captures, None
         return captures, IncidentCaptures(
-            lambda run_id: self._updates.runs.get(run_id),  # noqa: PLW0108 - made later
-            captures.order, lambda: captures.captures, self._journal.incidents,
+            self._updates.runs.get, captures.order, lambda: captures.captures, self._journal.incidents,
         )  # fmt: skip
 
     def _listen(self, address: str, wait_s: float) -> HttpListener:
@@ -228,11 +227,11 @@ class Service:
         self._update_incidents(wall_s)
         self._warn_of_direct_connections()
         self._recording.replace_lost(wall_s)
-        self._recording.open(self._updates.runs, self._clocks())  # the store may have become usable
+        self._open_store()
         self._publish(now_ns)
         self._summaries.tick(now_ns, self._updates.runs, self._snapshot)
         self._last_tick_ns = now_ns  # only now: a collector whose ticks fail is not healthy
-        self._link.wake()
+        self._published.set()
 
     def _warn_of_direct_connections(self) -> None:
         """Name the relays, once, when so many ranks are connected directly that a relay on each node is the way."""
@@ -281,8 +280,10 @@ class Service:
             with self._faults.contain("captures", "no capture of an incident could be ordered; continuing"):
                 self._incident_captures.consider(self._journal.incidents, wall_s)
 
-    def _restore(self, kept: KeptRun, clocks: Clocks) -> None:
-        self._updates.restore(kept, clocks)
+    def _open_store(self) -> None:
+        """Open the store where it has become usable, and restore its runs."""
+        for kept in self._recording.open(self._updates.runs):
+            self._updates.restore(kept, self._clocks())
 
     def _build_last_snapshot(self) -> Snapshot:
         """Return the snapshot of everything that was received."""

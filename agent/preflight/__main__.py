@@ -1,8 +1,4 @@
-"""Entry point of `torchrun ... -m rankscope.preflight`: see command.py.
-
-This folder is installed under two names, as `rankscope.agent.preflight` too (pyproject.toml); all imports in it have
-the longer one.
-"""
+"""Entry point of `torchrun ... -m rankscope.agent.preflight`: see command.py."""
 
 import sys
 

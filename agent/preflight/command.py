@@ -31,7 +31,7 @@ USAGE_ERROR: Final = 2
 INCOMPLETE: Final = EXIT_STATUS["incomplete"]
 NO_LAUNCHER: Final = (
     "RANK and WORLD_SIZE are not set. Start it as the training is started, for example: "
-    "torchrun --nproc-per-node 8 -m rankscope.preflight"
+    "torchrun --nproc-per-node 8 -m rankscope.agent.preflight"
 )
 
 

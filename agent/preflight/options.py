@@ -10,7 +10,7 @@ Check all nodes of a training before it starts, in less than a minute: matrix pr
 network between ranks, counters of errors, clocks. Name the nodes that are slower than their peers.
 
 example:
-  torchrun --nnodes 4 --nproc-per-node 8 ... -m rankscope.preflight --exclude-file exclude.txt"""
+  torchrun --nnodes 4 --nproc-per-node 8 ... -m rankscope.agent.preflight --exclude-file exclude.txt"""
 EPILOG: Final = """\
 exit status, of every rank: 0 no node was named, 1 a node or a link was named, 2 wrong usage, 3 nothing could be
 compared, or a rank did not answer. torchrun itself ends with 1 for each of 1 to 3: --json-file has which."""
@@ -33,7 +33,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="rankscope.preflight",
+        prog="rankscope.agent.preflight",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,7 +12,7 @@ from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.analysis import ALL_CYCLES
 from rankscope.collector.traces.files import find_traces
-from rankscope.collector.traces.kernel_groups import Patterns, compile_groups, parse_group, read_groups
+from rankscope.collector.traces.kernel_groups import Patterns, compile_groups, read_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_DEFAULT, LENGTH_MAX
 from rankscope.collector.traces.parallel_reading import cores
 from rankscope.collector.traces.rank_analysis import StepRange
@@ -236,13 +236,6 @@ def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
         help="also the device time by groups of your own: a TOML file with lines NAME = [REGEX, ...]",
     )
     parser.add_argument(
-        "--kernel-group",
-        action="append",
-        default=[],
-        metavar="NAME=REGEX",
-        help="a group of your own, tried before those of --kernel-groups; may be given several times",
-    )
-    parser.add_argument(
         "--sequences",
         type=_parse_length,
         nargs="?",
@@ -310,16 +303,12 @@ def _parse_length(text: str) -> int:
 
 
 def _find_groups(options: argparse.Namespace) -> Patterns | None:
-    """Return the groups of kernels of the options, those of the command line first; None without any."""
-    if options.kernel_groups is None and not options.kernel_group:
+    """Return the groups of kernels of the file of the options; None without one."""
+    if options.kernel_groups is None:
         return None
-    found: dict[str, list[str]] = {}
-    for name, pattern in map(parse_group, options.kernel_group):
-        found.setdefault(name, []).append(pattern)
-    compile_groups(found, "--kernel-group")
-    of_file = read_groups(options.kernel_groups) if options.kernel_groups is not None else {}
-    compile_groups(of_file, f"{options.kernel_groups} (from --kernel-groups)")
-    return {**found, **{name: patterns for name, patterns in of_file.items() if name not in found}}
+    found = read_groups(options.kernel_groups)
+    compile_groups(found, f"{options.kernel_groups} (from --kernel-groups)")
+    return found
 
 
 def add_choice_of_files(parser: argparse.ArgumentParser, all_cycles: str = "") -> None:

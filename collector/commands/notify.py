@@ -33,10 +33,9 @@ class Notify:
     """
 
     name = "notify"
-    summary = "send a test to those who are notified of incidents: webhook, command, hooks, OTLP, Alertmanager"
+    summary = "send a test to those who are notified of incidents: webhook, OTLP, Alertmanager"
     example = """\
 rankscope notify --config /etc/rankscope/collector.toml      with the settings of `rankscope serve`
-rankscope notify --notify-command /usr/local/bin/page
 rankscope notify --alertmanager http://alertmanager:9093"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -55,7 +54,7 @@ rankscope notify --alertmanager http://alertmanager:9093"""
         receivers = read_all_receivers(config)
         if not receivers and not options.alertmanager:
             raise SettingError(
-                "no receiver of notifications is set: give notify_webhook_url, notify_command, notify_hooks or otlp, "
+                "no receiver of notifications is set: give notify_webhook_url or otlp, "
                 "for example in the file that --config names, or an Alertmanager by --alertmanager URL."
             )
         event = build_test_event(time.time())

@@ -46,8 +46,8 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "slowdown_ratio_min",
     ),
     "notifications (docs/notifications.md)": (
-        "notify_webhook_url", "notify_webhook_secret_file", "notify_webhook_ca_file", "notify_command",
-        "notify_hooks", "notify_severity_min", "notify_interval_s",
+        "notify_webhook_url", "notify_webhook_secret_file", "notify_webhook_ca_file",
+        "notify_severity_min", "notify_interval_s",
     ),
     "OpenTelemetry (docs/opentelemetry.md)": (
         "otlp", "otlp_endpoint", "otlp_all_ranks", "otlp_incidents",
@@ -60,7 +60,7 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 FIRST_SETTINGS: Final = frozenset(
     {
         "listen", "http_listen", "key_file", "allowed_keys", "http_token_file", "http_certificate_file",
-        "http_key_file", "store", "slowdown_ratio_min", "notify_webhook_url", "notify_command", "otlp", "otlp_endpoint",
+        "http_key_file", "store", "slowdown_ratio_min", "notify_webhook_url", "otlp", "otlp_endpoint",
         "grafana_url", "runbooks_url", "ranks_max",
     }
 )  # fmt: skip

@@ -84,7 +84,7 @@ _SLOW_RANK: Final = {
     ),
     "gpu_compute": (
         "See what else uses this GPU (nvidia-smi). Measure it outside of the run against others (torchrun "
-        "--nproc-per-node 8 -m rankscope.preflight); replace it if it is slow there, too."
+        "--nproc-per-node 8 -m rankscope.agent.preflight); replace it if it is slow there, too."
     ),
     "more_work": (
         "No hardware is at fault: the rank has more to compute. Check padding, sampling, and the balance of layers and "

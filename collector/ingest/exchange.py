@@ -1,13 +1,12 @@
 """Connect the receive thread and the thread that keeps run state, by two queues."""
 
-import contextlib
-import os
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rankscope.collector.runs.events import PeerEvent
+from rankscope.collector.wakeup import Wakeup
 from rankscope.measure.messages import Message
 
 EVENTS_WAITING_MAX: Final = 32_768
@@ -82,8 +81,8 @@ class Exchange:
         self._inbox: list[EventBatch] = []
         self._events = 0
         self._outbox: deque[Answer] = deque()
-        self.wakeup_fd, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        """Readable when there is something in the outbox, or `wake` was called."""
+        self.wakeup = Wakeup()
+        """Of the receive thread: set when there is something in the outbox."""
 
     @property
     def is_full(self) -> bool:
@@ -119,23 +118,16 @@ class Exchange:
         """Queue answers for the receive thread, and wake it."""
         if answers:
             self._outbox.extend(answers)
-            self.wake()
+            self.wakeup.set()
 
     def get_answers(self) -> list[Answer]:
         """Return all answers that wait for the receive thread, in order."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.wakeup_fd, 4096)  # clears all wake-ups before the outbox is read, so that none is missed
+        self.wakeup.clear()  # before the outbox is read, so that none is missed
         answers: list[Answer] = []
         while self._outbox:
             answers.append(self._outbox.popleft())
         return answers
 
-    def wake(self) -> None:
-        """Wake the receive thread."""
-        with contextlib.suppress(BlockingIOError, OSError):  # the pipe is full: it will wake anyway; or closed
-            os.write(self._wakeup_write, b"\0")
-
     def close(self) -> None:
         """Close the wake-up pipe. Both threads must have ended."""
-        os.close(self.wakeup_fd)
-        os.close(self._wakeup_write)
+        self.wakeup.close()

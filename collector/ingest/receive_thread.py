@@ -62,7 +62,7 @@ class ReceiveThread:
         self.messages = MessageAdmission(admission, receiver.send, self.stalls.note_read, clock, faults)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-receive", daemon=True)
-        receiver.watch(exchange.wakeup_fd)
+        receiver.watch(exchange.wakeup.fd)
 
     def start(self) -> None:
         """Begin to receive."""
@@ -71,7 +71,7 @@ class ReceiveThread:
     def stop(self) -> None:
         """Stop receiving, send the remaining answers, and wait until the thread has ended."""
         self._stopping.set()
-        self._exchange.wake()
+        self._exchange.wakeup.set()
         if self._thread.is_alive():
             self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Define the event that webhooks, commands and Python hooks get when an incident opens, changes or is resolved. Pure.
+"""Define the event that webhooks and receivers of OTLP get when an incident opens, changes or is resolved. Pure.
 
 docs/incident-event.schema.json is its JSON form. Within a schema number fields are only added.
 """

@@ -11,8 +11,6 @@ from rankscope.collector.config import CollectorConfig, find_beside_store, find_
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.notifications.channel import Channel, Deliver, Surroundings
-from rankscope.collector.notifications.command import make_command
-from rankscope.collector.notifications.hooks import find_hooks
 from rankscope.collector.notifications.node_finder import NodeFinder
 from rankscope.collector.notifications.notified import Rules
 from rankscope.collector.notifications.webhook import make_webhook
@@ -24,8 +22,6 @@ from rankscope.measure.units import ns_to_s
 LOG = logging.getLogger("rankscope.collector")
 
 WEBHOOK: Final = "webhook"
-COMMAND: Final = "command"
-HOOK_PREFIX: Final = "hook:"
 STOP_S_MAX: Final = 5.0
 """Time at the end of the collector in which events that were not tried yet are delivered, all channels together."""
 Receivers = Mapping[str, Deliver]
@@ -71,10 +67,6 @@ def read_receivers(config: CollectorConfig, clock: Clock) -> Receivers:
     receivers: dict[str, Deliver] = {}
     if config.notify_webhook_url:
         receivers[WEBHOOK] = make_webhook(config, lambda: ns_to_s(clock.wall_ns()))
-    if config.notify_command:
-        receivers[COMMAND] = make_command(config)
-    for hook in find_hooks(config) if config.notify_hooks else ():
-        receivers[f"{HOOK_PREFIX}{hook.name}"] = hook
     return receivers
 
 
@@ -103,7 +95,7 @@ def make_notifier(
 def find_file(store: Path, channel: str) -> Path:
     """Return the file beside a store that keeps what a channel was notified of.
 
-    >>> find_file(Path("/var/runs.db"), "hook:a/b").name
-    'runs.db-notified-hook%3Aa%2Fb.json'
+    >>> find_file(Path("/var/runs.db"), "webhook").name
+    'runs.db-notified-webhook.json'
     """
     return store.with_name(f"{store.name}-notified-{quote(channel, safe='')}.json")

@@ -9,7 +9,6 @@ snapshots and nothing accumulates. A publisher that accepts nothing for SEND_S_M
 stays open meanwhile: requests wait for the next publisher.
 """
 
-import contextlib
 import logging
 import multiprocessing
 import os
@@ -40,6 +39,7 @@ from rankscope.collector.publish.snapshot_messages import (
 )
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.wakeup import Wakeup
 
 LOG = logging.getLogger("rankscope.collector")
 
@@ -86,36 +86,34 @@ class Sources(NamedTuple):
 
 
 class PublisherLink:
-    """Connection to the publisher, from `start` to `close`. `start_publisher` starts a publisher with one end of it."""
+    """Connection to the publisher, from `start` to `close`. `start_publisher` starts a publisher with one end of it;
+    `wakeup` has what has changed since the last message sent, and is closed here.
+    """
 
-    def __init__(self, start_publisher: Callable[[Connection], Publisher], sources: Sources, faults: FaultLog) -> None:
+    def __init__(
+        self, start_publisher: Callable[[Connection], Publisher], sources: Sources, faults: FaultLog, wakeup: Wakeup
+    ) -> None:
         self._start_publisher = start_publisher
         self._sources = sources
         self._faults = faults
         self._time_slices = Shares()
         self._closing = threading.Event()
-        self._wakeup_fd, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = wakeup
         self._thread = threading.Thread(target=self._run, name="rankscope-publish", daemon=True)
 
     def start(self) -> None:
         """Start the publisher, and send it the latest snapshot, incidents and health."""
         self._thread.start()
 
-    def wake(self) -> None:
-        """Wake the thread to send what has changed since the last message. Any thread may call it; never waits."""
-        with contextlib.suppress(BlockingIOError, OSError):  # the pipe is full: it will wake anyway; or closed
-            os.write(self._wakeup_write, b"\0")
-
     def close(self) -> None:
         """End the publisher. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
-        self.wake()
+        self._wakeup.set()
         if self._thread.is_alive():
             self._thread.join()
-        os.close(self._wakeup_fd)
-        os.close(self._wakeup_write)
+        self._wakeup.close()
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -164,7 +162,7 @@ class PublisherLink:
         captures: tuple[Capture, ...] | None = None
         answers: list[CaptureAnswer | DumpAnswer] = []
         ready = select.poll()
-        for fd in (connection.fileno(), self._wakeup_fd):
+        for fd in (connection.fileno(), self._wakeup.fd):
             ready.register(fd, select.POLLIN)
         while not self._closing.is_set():
             latest, known = self._sources.read_snapshot(), self._sources.read_incidents()
@@ -187,8 +185,7 @@ class PublisherLink:
             for answer in answers:  # after what it has changed: who has ordered a capture finds it listed
                 connection.send(answer)
             ready.poll()
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wakeup_fd, 4096)
+            self._wakeup.clear()
             answers = []
             while connection.poll():
                 answers.append(self._answer(_WANTED.decode(connection.recv_bytes())))

@@ -74,18 +74,6 @@ def read_groups(path: Path) -> Patterns:
         ) from error
 
 
-def parse_group(text: str) -> tuple[str, str]:
-    """Return name and pattern of `NAME=REGEX`. Raises SettingError.
-
-    >>> parse_group("gemm=gemm|cutlass")
-    ('gemm', 'gemm|cutlass')
-    """
-    name, equals, pattern = text.partition("=")
-    if not (name and equals and pattern):
-        raise SettingError(f"--kernel-group is {text!r}; it is NAME=REGEX, such as gemm='gemm|cutlass'")
-    return name, pattern
-
-
 def sum_groups(view: RankView, groups: Sequence[KernelGroup]) -> list[KernelGroupRow]:
     """Return the device work by group in their order, and last what is in none: their times sum to all device work.
     Empty without a device.

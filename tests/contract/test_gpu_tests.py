@@ -36,7 +36,7 @@ def test_every_module_is_there_with_nothing_installed() -> None:
     """Of what is installed under a name of its own; the files that are shipped are found beside the sources."""
     mapped = re.findall(r'^"rankscope\.(\w+)" = "([\w/.]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     folders = {name: ROOT / folder for name, folder in mapped if name != "shipped"}
-    assert set(folders) >= {"agent", "collector", "preflight"}
+    assert set(folders) >= {"agent", "collector", "measure", "uplink"}
     assert {name: (ROOT / ".package" / "rankscope" / name).resolve() for name in folders} == folders
 
 

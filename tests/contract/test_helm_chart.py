@@ -276,12 +276,12 @@ def test_settings_keep_their_types_on_the_way_to_the_file(tmp_path: Path) -> Non
     values = tmp_path / "values.yaml"
     values.write_text(
         "config:\n  slowdown_ratio_min: 1.5\n  history_bytes_max: 4294967296\n  runs_max: 7\n"
-        '  notify_severity_min: critical\n  notify_command: /bin/echo "two words"\n'
+        '  notify_severity_min: critical\n  notify_webhook_ca_file: /etc/"two words"\n'
     )  # fmt: skip
     done = run_helm("template", "rankscope", str(CHART), f"--values={values}")
     config = read_configuration([one for one in yaml.safe_load_all(done.stdout) if one], tmp_path)
     assert (config.slowdown_ratio_min, config.history_bytes_max, config.runs_max) == (1.5, 2**32, 7)
-    assert (config.notify_severity_min, config.notify_command) == ("critical", '/bin/echo "two words"')
+    assert (config.notify_severity_min, config.notify_webhook_ca_file) == ("critical", '/etc/"two words"')
 
 
 def test_changed_setting_restarts_the_collector() -> None:

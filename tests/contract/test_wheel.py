@@ -22,8 +22,6 @@ from tests.programs import find_program
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "collector", "measure", "uplink")
-ALIAS, ALIASED = "rankscope/preflight/", "agent/preflight/"
-"""A folder that is in the wheel once more, under a shorter name."""
 OWN = {f"rankscope/{name}": f".package/rankscope/{name}" for name in ("__init__.py", "py.typed")}
 """The files of `rankscope` itself, which lie beside the links to the four packages."""
 BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -87,10 +85,8 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 def find_shipped() -> set[str]:
     """Return the files of the tree that must be in the wheel, by their names there."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
-    twice = {f"{ALIAS}{path.name}" for path in (ROOT / ALIASED).glob("*.py")}
     return (
-        twice
-        | set(OWN)
+        set(OWN)
         | {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")}
         | {f"rankscope/{path.relative_to(ROOT).as_posix()}" for path in files if path.suffix in SHIPPED_KINDS}
     )
@@ -100,8 +96,6 @@ def find_source(name: str) -> str:
     """Return the path in the tree of a file of the wheel."""
     if name in OWN:
         return OWN[name]
-    if name.startswith(ALIAS):
-        return ALIASED + name.removeprefix(ALIAS)
     return name.removeprefix("rankscope/").removeprefix("shipped/")
 
 

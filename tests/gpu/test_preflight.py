@@ -19,7 +19,7 @@ def test_every_check_of_a_gpu_has_values(tmp_path: Path) -> None:
     path = tmp_path / "preflight.json"
     given = ["--budget-s", "20", "--json-file", str(path), "--disk-folder", str(tmp_path)]
     environment = {**ALONE, "MASTER_PORT": str(find_fixed_port())}
-    ended = run(python("-m", "rankscope.preflight", *given), environment, deadline_s=DEADLINE_S)
+    ended = run(python("-m", "rankscope.agent.preflight", *given), environment, deadline_s=DEADLINE_S)
     assert ended.exit_code == 3, ended.stderr  # one rank, and no history
     report = json.loads(path.read_text())
     (result,) = report["results"]

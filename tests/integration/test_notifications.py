@@ -1,4 +1,4 @@
-"""Notifications of a real collector: an incident of a run reaches a webhook, a command and a hook, also over a kill."""
+"""Notifications of a real collector: an incident of a run reaches a webhook, also over a kill."""
 
 import json
 import signal
@@ -10,10 +10,9 @@ import jsonschema
 import pytest
 
 from tests.integration.receivers import OK, answering, receiving, saying_nothing
-from tests.integration.serving import serving, wait_for
+from tests.integration.serving import serving
 from tests.integration.torchrun import Ended, python, run
 from tests.integration.wire_ranks import telling
-from tests.programs import find_program
 from tests.unit.collector.runs.run_stories import Story
 
 ROOT = Path(__file__).parents[2]
@@ -21,22 +20,9 @@ SCHEMA = json.loads((ROOT / "docs" / "incident-event.schema.json").read_text())
 SLOW_RANK = 2
 PATIENT = ("--rank-silent-s", "3600")
 """On a slow machine the ranks of the story are silent for long: that would be an incident of its own."""
-HOOK = """
-import os, threading
-def page(event):
-    with open(os.environ["HOOK_FILE"], "a") as file:
-        file.write(f"{event.kind} {event.incident.subject}\\n")
-def block(event):
-    threading.Event().wait()
-"""
-ENTRY_POINTS = "[rankscope.incident_hooks]\npager = pager_of_a_test:page\nblocking = pager_of_a_test:block\n"
-
 COUNTED = (
     'rankscope_notifications_total{channel="webhook",outcome="retried"} 1.0\n',
     'rankscope_notifications_total{channel="webhook",outcome="delivered"} 2.0\n',
-    'rankscope_notifications_total{channel="command",outcome="delivered"} 2.0\n',
-    'rankscope_notifications_total{channel="hook:pager",outcome="delivered"} 2.0\n',
-    'rankscope_notifications_total{channel="hook:blocking",outcome="delivered"} 0.0\n',
 )
 """What the collector counts of a run with a slow rank, whose first event is refused once."""
 
@@ -52,17 +38,6 @@ def secret(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.fixture
-def hooks(tmp_path: Path) -> dict[str, str]:
-    """The environment with an installed package that has two hooks, one of which never returns."""
-    (tmp_path / "pager_of_a_test.py").write_text(HOOK)
-    info = tmp_path / "pager_of_a_test-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pager-of-a-test\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return {"PYTHONPATH": f"{tmp_path}:{ROOT / '.package'}", "HOOK_FILE": str(tmp_path / "paged")}
-
-
 def hold_up(story: Story) -> None:
     """Let a rank be slow until that is found."""
     story.train(40).train(60, forward={SLOW_RANK: 30.0})
@@ -73,68 +48,44 @@ def end(story: Story) -> None:
         story.say_goodbye(rank)
 
 
-def wait_for_lines(path: Path, count: int) -> list[str]:
-    """The lines of a file, once there are so many."""
-
-    def look() -> list[str] | None:
-        lines = path.read_text().splitlines() if path.exists() else []
-        return lines if len(lines) >= count else None
-
-    return wait_for(look, lambda: path.read_text() if path.exists() else "nothing")
-
-
 @dataclass
 class Told:
-    """What the receivers of one collector got, and what it said of that."""
+    """What the receiver of one collector got, and what it said of that."""
 
     events: list[Event]
-    commands: list[Event]
-    hooks: list[str]
     stderr: str
 
 
 @pytest.fixture
-def told(tmp_path: Path, secret: str, hooks: dict[str, str]) -> Told:
+def told(tmp_path: Path, secret: str) -> Told:
     """A run with a slow rank, from its first step to its end."""
-    commands = tmp_path / "commands"
-    program = tmp_path / "command"
-    program.write_text(f"#!/bin/sh\ncat >> {commands}\necho >> {commands}\n")
-    program.chmod(0o755)
     with receiving(answering(503), OK) as receiver:
         arguments = (
             "--store", str(tmp_path / "runs.db"), "--notify-webhook-url", receiver.url,
-            "--notify-webhook-secret-file", secret, "--notify-command", str(program),
-            "--notify-hooks", "pager,blocking", "--notify-interval-s", "0",
+            "--notify-webhook-secret-file", secret, "--notify-interval-s", "0",
         )  # fmt: skip
-        with serving(*arguments, *PATIENT, environment=hooks) as served, telling(Story(4), served.endpoint) as story:
+        with serving(*arguments, *PATIENT) as served, telling(Story(4), served.endpoint) as story:
             hold_up(story)
             receiver.wait_for(2)
             end(story)
             requests = receiver.wait_for(3)
-            lines = wait_for_lines(commands, 2)
-            paged = wait_for_lines(Path(hooks["HOOK_FILE"]), 2)
             for line in COUNTED:
                 served.wait_for_metrics(line)
             served.end(signal.SIGTERM)
             stderr = served.read_stderr()
-    return Told([json.loads(one.body) for one in requests], list(map(json.loads, lines)), paged, stderr)
+    return Told([json.loads(one.body) for one in requests], stderr)
 
 
-def test_each_receiver_gets_opened_then_resolved(told: Told) -> None:
+def test_receiver_gets_opened_then_resolved(told: Told) -> None:
     assert [event["kind"] for event in told.events] == ["opened", "opened", "resolved"]
     first, again, last = told.events
     assert first["id"] == again["id"] != last["id"]  # the first try was answered with 503
-    assert [event["kind"] for event in told.commands] == ["opened", "resolved"]
-    assert [event["id"] for event in told.commands] == [first["id"], last["id"]]
-    assert told.hooks == [f"opened rank {SLOW_RANK}", f"resolved rank {SLOW_RANK}"]
     # The event: documented, and about the node.
     for event in told.events:
         jsonschema.validate(event, SCHEMA)
     assert first["incident"]["ranks"] == [SLOW_RANK]
     assert [node["node"] for node in first["nodes"]] == ["node-a"]
     assert last["incident"]["resolved_reason"] == "the run is over"
-    # The hook that never returns holds up nothing else.
-    assert "hook:blocking: 1 events are not delivered; the next collector of this store delivers them" in told.stderr
     assert "Traceback" not in told.stderr
 
 
@@ -184,8 +135,6 @@ def serve(*arguments: str) -> Ended:
     [
         (("--notify-webhook-url", "https://hooks.example/"), "notify_webhook_secret_file is empty"),
         (("--notify-webhook-url", "hooks.example"), "it must be https://HOST[:PORT]/PATH"),
-        (("--notify-command", "/nowhere/pager"), "/nowhere/pager is not a program that can be run"),
-        (("--notify-hooks", "nobody"), "no installed package has an entry point 'nobody'"),
     ],
 )
 def test_mistake_is_named_before_the_collector_listens(arguments: tuple[str, ...], text: str) -> None:
@@ -207,9 +156,9 @@ def test_test_event_reaches_the_receivers_of_the_settings(tmp_path: Path, secret
     config = tmp_path / "collector.toml"
     with receiving() as receiver:
         config.write_text(f'notify_webhook_url = "{receiver.url}"\nnotify_webhook_secret_file = "{secret}"\n')
-        ended = notify("--config", str(config), "--notify-command", find_program("true"))
+        ended = notify("--config", str(config))
         (request,) = receiver.requests
-    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "webhook: delivered\ncommand: delivered\n", "")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "webhook: delivered\n", "")
     event = json.loads(request.body)
     jsonschema.validate(event, SCHEMA)
     assert (event["kind"], event["incident"]["run"]) == ("test", "rankscope-test")
@@ -226,4 +175,4 @@ def test_receiver_that_refuses_the_test_event_is_a_failure(secret: str) -> None:
 def test_test_without_a_receiver_names_the_settings() -> None:
     ended = notify()
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("rankscope: no receiver of notifications is set: give notify_webhook_url, ")
+    assert ended.stderr.startswith("rankscope: no receiver of notifications is set: give notify_webhook_url or otlp, ")

@@ -74,7 +74,7 @@ def test_ranks_of_one_node_under_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "preflight.json"
     no_folder = str(tmp_path / "nowhere")
     given = ["--budget-s", "5", "--json-file", str(path), "--disk-folder", no_folder]
-    ended = run(torchrun(2, "-m", "rankscope.preflight", *given), {"RANKSCOPE": "1"})
+    ended = run(torchrun(2, "-m", "rankscope.agent.preflight", *given), {"RANKSCOPE": "1"})
     assert (ended.exit_code, ended.left) == (1, ())  # torchrun's own, of ranks that ended with 3
     report = json.loads(path.read_text())
     assert (report["status"], report["ranks"], len(report["nodes"])) == ("not_judged", 2, 1)

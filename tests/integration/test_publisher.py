@@ -18,6 +18,7 @@ from rankscope.collector.publish.snapshot_messages import Health
 from rankscope.collector.publisher import PublisherProcess
 from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.wakeup import Wakeup
 from rankscope.measure.clock import SystemClock
 from tests.integration.serving import Served, read_url, serving, wait_for, wait_for_end_of
 from tests.integration.wire_peer import connected
@@ -102,10 +103,12 @@ class Linked:
         self.read_dump: Callable[[str], RunDump | None] = lambda _run: dump_run(story.run, story.now_ns)
         self.listener = listen_http("127.0.0.1:0")
         self.url = self.listener.url(is_secure=False)
+        self.published = Wakeup()
         self.link = PublisherLink(
             lambda connection: self._start(connection, self.listener),
             Sources(lambda: self.snapshot, tuple, lambda: Health(0), self._dump),
             self.faults,
+            self.published,
         )
         self.link.start()
 
@@ -150,7 +153,7 @@ def test_publisher_that_reads_nothing_is_replaced(linked: Linked) -> None:
     pause = threading.Event()
     for _ in range(2000):
         linked.snapshot = linked.make_snapshot()
-        linked.link.wake()  # never waits
+        linked.published.set()  # never waits
         if len(linked.publishers) > 1:
             break
         pause.wait(0.05)
@@ -186,7 +189,7 @@ def test_publisher_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptu
 
     snapshot = Snapshot(wall_s=0.0, version="0")
     link = PublisherLink(
-        fail, Sources(lambda: snapshot, tuple, lambda: Health(0), lambda _run: None), FaultLog(SystemClock())
+        fail, Sources(lambda: snapshot, tuple, lambda: Health(0), lambda _run: None), FaultLog(SystemClock()), Wakeup()
     )
     link.start()
     assert is_tried_again.wait(20.0)

@@ -165,6 +165,8 @@ def has_begin(finding: Finding, truth: Truth) -> bool:
         return since is None or since >= begin
     if since is None:
         return False
+    if low is None and high is not None and "or before" in finding.sentence:
+        return begin <= high
     if low is None or high is None or high - low < 10:
         return abs(since - begin) <= 5 or (low is not None and high is not None and low <= begin <= high)
     return low <= begin <= high

@@ -6,14 +6,20 @@ made. What it does not understand it leaves alone, so it finds too little rather
 
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.measure.units import NS_PER_S
 from tests.second_table.layout import Layout
 from tests.second_table.worlds import RANKS, RUN_WIDE, Course, Pass, Truth
 
 NOBODY_SLOWER: Final = re.compile(r"\bno rank (?:is|was)(?: found to be)? slower\b", re.IGNORECASE)
+UNTIL_THEN: Final = re.compile(r"\bsince (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC; until then\b")
+"""What follows is said of the time before; worlds begin in 1970."""
 NOBODY_TO_BLAME: Final = re.compile(r"\bno (?:single |other )?rank (?:is |was )?to blame\b", re.IGNORECASE)
 SUBJECT: Final = re.compile(r"^Ranks? ((?:\d+(?:-\d+)?(?:, | and )?)+)")
 SINCE: Final = re.compile(r"(?:\bsince (?:about )?step|\bfrom step|, steps?) (\d+)")
@@ -42,7 +48,7 @@ def check_course(course: Course) -> tuple[Wrong, ...]:
     found: dict[Wrong, None] = {}
     begins: dict[int, tuple[int, int, int]] = {}
     for one in [*course.passes, course.last]:
-        lost = find_lost(course, one)
+        lost = find_lost(course, _look_back(one, course))
         for wrong in (
             *_check_text(one.text, one.open, course, lost),
             *(wrong for finding in one.open for wrong in _check_finding(finding, one, course)),
@@ -65,6 +71,15 @@ def find_lost(course: Course, one: Pass) -> list[float]:
         float(course.ends_ns[steps] - course.without_ns[place][steps]) / took if took > 0 else 0.0
         for place in range(len(course.world.truths))
     ]
+
+
+def _look_back(one: Pass, course: Course) -> Pass:
+    """Return a pass at the step that its text speaks of."""
+    dated = UNTIL_THEN.search(one.text)
+    if dated is None:
+        return one
+    then = datetime.strptime(f"{dated[1]}+0000", "%Y-%m-%d %H:%M:%S%z").timestamp()
+    return one._replace(step=int(np.searchsorted(course.ends_ns, then * NS_PER_S, side="right")))
 
 
 def _check_text(text: str, findings: Sequence[Finding], course: Course, lost: Sequence[float]) -> Iterator[Wrong]:

@@ -55,6 +55,14 @@ def test_begin_outside_of_its_range_is_wrong() -> None:
     assert judge(course((early,))).truths[0].begin is False
 
 
+def test_begin_or_before_is_every_step_up_to_its_latest() -> None:
+    for latest, is_right in ((2, True), (1, False)):
+        older = finding(
+            since_step=latest, since_step_min=None, since_step_max=latest, sentence="since step 2 or before."
+        )
+        assert judge(course((older,))).truths[0].begin is is_right
+
+
 def test_set_is_named_only_as_a_whole_and_without_others() -> None:
     pair = slow("test", "", ddp(4), Cost(part=of.ASLEEP, ranks=(1, 2), ms=50, when=When(begin=2)), 4)
     for ranks, is_right in (((1,), False), ((1, 2), True), ((1, 2, 3), False)):
@@ -72,6 +80,14 @@ def test_nobody_slower_is_untrue_where_somebody_costs_a_third() -> None:
     assert kinds(course((), "No rank was slower than the others.")) == ["untrue"]
     healthy = quiet("test", "", ddp(4), 4)
     assert kinds(course((), "No rank was slower than the others.", world=healthy)) == []
+
+
+def test_nobody_slower_until_then_is_said_of_the_time_before() -> None:
+    text = (
+        "The run has not been heard of since 1970-01-01 00:00:0{} UTC; until then no rank was slower than the others."
+    )
+    assert kinds(course((), text.format(2))) == []
+    assert kinds(course((), text.format(6))) == ["untrue"]
 
 
 def test_nobody_to_blame_is_untrue_unless_the_culprit_is_told_beside() -> None:

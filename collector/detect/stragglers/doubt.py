@@ -13,13 +13,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import name_ranks
+from rankscope.collector.detect.stragglers.root_cause import EXPLAINS
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.long_steps import EVERYBODY, LONG_RATIO, SIDE_STEPS, UNKNOWN
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
-from rankscope.measure.units import NS_PER_S
+from rankscope.measure.units import NS_PER_S, format_duration
 
-LOST_MIN: Final = 0.05
-"""Share of the time that a slow rank must cost to matter."""
+LOST_MIN: Final = 0.04
+"""Share of the time from which on a loss may matter: a slow rank does at 0.05, and a loss is known to a fifth."""
 LATE_S: Final = 10.0
 """Reports come every second; what is later by this much is said."""
 START_STEPS: Final = 10
@@ -83,7 +84,22 @@ def describe_doubt(view: RunView) -> str:
         return ""
     if others_ns > float(unknown.ns.sum()):
         return f"{_percent(share)} was lost in {others.text}, and the ranks' own times in them are not known"
-    return f"{_percent(share)} was lost in {unknown.text}, and which rank the others waited for in them is not known"
+    return f"{_percent(share)} was lost in {unknown.text}, {_describe_compiling(view, unknown)}"
+
+
+def _describe_compiling(view: RunView, lost: _Lost) -> str:
+    """Return which ranks compiled for half of the time that was lost, or that it is not known whose it was."""
+    steps = set(lost.steps.tolist())
+    spent_ns = {
+        rank: sum(one.duration_ns for one in frames or () if one.step in steps)
+        for rank, frames in view.samples.compiled.items()
+    }
+    longest_ns = max(spent_ns.values(), default=0)
+    if longest_ns < EXPLAINS * float(lost.ns.sum()):
+        return "and which rank the others waited for in them is not known"
+    ranks = [rank for rank, ns in sorted(spent_ns.items()) if ns >= EXPLAINS * longest_ns]
+    each = " each" if len(ranks) > 1 else ""
+    return f"in which {name_ranks(ranks)} compiled for {format_duration(longest_ns)}{each} (torch.compile)"
 
 
 def _describe_late_reports(view: RunView) -> str:

@@ -71,7 +71,8 @@ def test_only_first_error_and_switch_off_are_logged(capsys: pytest.CaptureFixtur
 
 def test_on_off_is_called_once() -> None:
     told: list[str] = []
-    guard = Guard(error_budget=2, on_off=told.append)
+    guard = Guard(error_budget=2)
+    guard.on_off = told.append
     for _ in range(4):
         guard.record("hooks", ValueError("x"))
     assert told == ["hooks"]

@@ -31,7 +31,7 @@ class Rank:
     """A training thread without windows, a loop of one layer, and the user's calls."""
 
     def __init__(self, **settings: str) -> None:
-        self.guard = Guard(error_budget=3, on_off=self._on_part_off)
+        self.guard = Guard(error_budget=3)
         self.flops = ModelFlops()
         config = read_config({**SETTINGS, **settings})
         self.training = TrainingThread(
@@ -48,9 +48,6 @@ class Rank:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.loader = DataLoader(TensorDataset(torch.ones(256 * BATCH, 4)), batch_size=BATCH)
         self.batches = iter(self.loader)
-
-    def _on_part_off(self, part: str) -> None:
-        self.training.on_part_off(part)
 
     def train(self, steps: int) -> None:
         """Train so many steps."""

@@ -46,7 +46,7 @@ class Answering:
         """The next answers, so many."""
         found: list[Answer] = []
         while len(found) < count:
-            readable, _, _ = select.select([self.exchange.wakeup_fd], [], [], WAIT_S_MAX)
+            readable, _, _ = select.select([self.exchange.wakeup.fd], [], [], WAIT_S_MAX)
             assert readable, found
             found += self.exchange.get_answers()
         return found

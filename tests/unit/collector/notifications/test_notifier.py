@@ -38,7 +38,7 @@ class Collector:
 
 
 def test_each_receiver_gets_the_incident_and_has_a_file_beside_the_store(tmp_path: Path) -> None:
-    store, receivers = tmp_path / "runs.db", {"webhook": Receiver(), "hook:a/b": Receiver()}
+    store, receivers = tmp_path / "runs.db", {"webhook": Receiver(), "otlp": Receiver()}
     Collector(store, receivers).run()
     assert [receiver.kinds for receiver in receivers.values()] == [["resolved"], ["resolved"]]  # its run is not known
     for name in receivers:

@@ -13,6 +13,7 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.publish.publisher_link import PublisherLink, Sources
 from rankscope.collector.publish.snapshot_messages import CaptureAnswer, CaptureWanted, Health, Update
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.wakeup import Wakeup
 from rankscope.measure.clock import SystemClock
 
 CAPTURE = Capture(id="1", run="bert", run_id="bert@1", state="ordered", asked_wall_s=5.0, changed_wall_s=5.0)
@@ -41,6 +42,7 @@ class Service:
         self.captures: tuple[Capture, ...] = ()
         self.readers: list[Reader] = []
         self.is_started = threading.Event()
+        self.published = Wakeup()
         self.link = PublisherLink(
             self._start,
             Sources(
@@ -48,6 +50,7 @@ class Service:
                 order_capture=self._order, read_captures=lambda: self.captures,
             ),
             FaultLog(SystemClock()),
+            self.published,
         )  # fmt: skip
         self.link.start()
 
@@ -104,10 +107,10 @@ def test_refused_order_is_answered_with_the_reason(service: Service) -> None:
 
 
 def test_captures_are_sent_when_they_have_changed_only(service: Service) -> None:
-    service.link.wake()
+    service.published.set()
     unchanged = service.read()
     service.captures = (CAPTURE,)
-    service.link.wake()
+    service.published.set()
     changed = service.read()
     assert isinstance(unchanged, Update)
     assert isinstance(changed, Update)

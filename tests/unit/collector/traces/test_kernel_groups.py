@@ -83,11 +83,10 @@ def test_what_is_no_pattern_is_one_clear_error(tmp_path: Path, given: Any, messa
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_command_line_goes_before_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups_of_a_file_are_printed_by_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, groups = write(tmp_path, *KNOWN), tmp_path / "groups.toml"
-    groups.write_text('flash = ["flash_"]\ngemm = "nothing"\n')
-    options = ["--kernel-groups", str(groups), "--kernel-group", "gemm=sgemm_a", "--kernel-group", "gemm=sgemm_b"]
-    assert main(["analyze", path, *options]) == 0
+    groups.write_text('flash = ["flash_"]\ngemm = ["sgemm_a", "sgemm_b"]\n')
+    assert main(["analyze", path, "--kernel-groups", str(groups)]) == 0
     lines = capsys.readouterr().out.partition("CLASSES OF KERNELS")[2].splitlines()[5:8]
     assert [line.split()[:2] for line in lines] == [["gemm", "3"], ["flash", "1"], ["other", "(in"]]
 
@@ -110,14 +109,6 @@ def test_bad_file_of_groups_is_one_error(
     found = capsys.readouterr().err
     assert message in found
     assert len(found.splitlines()) == 1
-
-
-@pytest.mark.parametrize("text", ["gemm", "=x", "gemm="])
-def test_group_without_name_or_pattern_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    assert main(["analyze", write(tmp_path, *KNOWN), "--kernel-group", text]) == 2
-    assert f"--kernel-group is {text!r}; it is NAME=REGEX" in capsys.readouterr().err
 
 
 def test_table_has_all_groups_by_time_and_other_last(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from rankscope.collector.detect.stragglers.doubt import LOST_MIN, START_STEPS, d
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
+from rankscope.measure.records import CompiledFrame
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS, STEP_MS = 100, 20.0
@@ -48,6 +49,14 @@ def test_long_steps_of_nobody_known_are_named() -> None:
     found = describe_doubt(view(None, None, (17, UNKNOWN, 200.0), (50, UNKNOWN, 300.0), (60, 1, 100.0)))
     expected = "19 % of the time was lost in 2 longer steps (steps 17-50)"
     assert found == f"{expected}, and which rank the others waited for in them is not known"
+
+
+def test_ranks_that_compiled_in_them_are_named() -> None:
+    doubted = view(None, None, (17, UNKNOWN, 200.0), (50, UNKNOWN, 300.0))
+    frames = [CompiledFrame(step=step, duration_ns=int(ms * MS)) for step, ms in ((17, 190), (50, 280))]
+    late = replace(doubted, samples=doubted.samples._replace(compiled={0: frames, 1: frames[:1]}))
+    expected = "20 % of the time was lost in 2 longer steps (steps 17-50)"
+    assert describe_doubt(late) == f"{expected}, in which rank 0 compiled for 470.0 ms (torch.compile)"
 
 
 def test_long_steps_of_one_rank_that_are_too_few_are_said_to_be_its() -> None:
