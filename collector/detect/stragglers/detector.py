@@ -21,7 +21,16 @@ from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
-from rankscope.collector.detect.stragglers.cost import Cost, Healthy, lost_to, lost_together, price, spared_by
+from rankscope.collector.detect.stragglers.cost import (
+    STEP_BEFORE,
+    Cost,
+    Healthy,
+    find_pipeline_before,
+    lost_to,
+    lost_together,
+    price,
+    spared_by,
+)
 from rankscope.collector.detect.stragglers.doubt import describe_doubt
 from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
 from rankscope.collector.detect.stragglers.more_work import MORE_WORK
@@ -235,10 +244,11 @@ class _Together:
         self._known = known
         self.found = found
         self._slow = known.keys() | {slow.rank for one in found for slow in one.ranks}
-        self._healthy = Healthy(view, self._slow)
         begins = [slow.since_step for one in found for slow in one.ranks]
         begins += [one.since_step for one in known.values() if one.since_step is not None]
         self._before_step = min(begins, default=0)
+        before_ns = find_pipeline_before(view, self._before_step, known.values())
+        self._healthy = Healthy(view, self._slow, before_ns)
         self.lost_ns = [self._lost_to(one.ranks) for one in found]
 
     def _lost_to(self, slow_ranks: Sequence[SlowRank]) -> Floats:
@@ -261,6 +271,12 @@ class _Together:
             rest_ns = self._healthy.usual_rest_ns(self.found[number].ranks[0], self._before_step)
             lost_ns = spared_by(lost_ns, self._view, others, rest_ns)
         return price(lost_ns, self._view, since_step)
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """Return what the cost of a pipeline's rank stands on, for the passes after this one."""
+        before_ns = self._healthy.step_before_ns
+        return {} if before_ns is None else {STEP_BEFORE: before_ns}
 
     def _ranks_of(self, number: int) -> set[int]:
         """Return the ranks of one of them, with those that an open finding about any of them has."""
@@ -290,6 +306,7 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         **cause.evidence,
         **({} if witness is None else witness.evidence),
         **_wait_caused(view, slow_ranks, slow),
+        **together.evidence,
         "own_ns": slow.own_ns,
         "peers_own_ns": slow.peers_own_ns,
         **slow.tests,
