@@ -17,10 +17,8 @@ from rankscope.collector.detect.finding import (
     Finding,
 )
 from rankscope.collector.detect.finding_words import describe_begin
-from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR
-from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
-from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
+from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range, was_slow
 from rankscope.collector.detect.stragglers.cost import (
     STEP_BEFORE,
     Cost,
@@ -70,8 +68,6 @@ EXPLAINED_RATIO_MAX: Final = 1.25
 """Ratio of a rank's excess to its transfers' up to which the transfers explain it: both are medians of noisy steps."""
 DESCRIBED_MAX: Final = 64
 """Slow ranks and nodes described in one detection pass, the slowest first."""
-BEGIN_DEVIATIONS: Final = 2.0
-"""Standard errors by which steps before the begin of an open finding must be slow to belong to it."""
 CAUSES_READ_MAX: Final = 8
 """Ranks of a slow node whose causes are looked for."""
 GAP: Final = "gap_steps"
@@ -402,7 +398,7 @@ def _align_begin(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[i
     findings = [known[one.rank] for one in slow_ranks if one.rank in known]
     first = min(findings, key=lambda one: math.inf if one.since_step is None else one.since_step, default=None)
     found = None if first is None else first.since_step
-    if found is not None and (begin > found or not _was_slow(view, slow.rank, begin, found)):
+    if found is not None and (begin > found or not was_slow(view, slow.rank, begin, found)):
         begin = found
     since_range = find_since_range(slow, begin, view, None if first is None else first.since_range)
     level_from = known[slow.rank].evidence.get(LEVEL_FROM) if slow.rank in known else None
@@ -424,15 +420,6 @@ def _find_told_level(view: RunView, slow: SlowRank, known: Finding | None) -> in
     steps = view.series.steps[~np.isnan(view.excess_of(slow.rank))]
     later = np.count_nonzero((steps >= told) & (steps < slow.level_from_step))
     return 0 if later >= view.steps_min else round(told)
-
-
-def _was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> bool:
-    """Return whether a rank was slow between two steps: the median of its excess is clearly above none."""
-    excess = view.excess_of(rank)[(view.series.steps >= since_step) & (view.series.steps < until_step)]
-    known = excess[~np.isnan(excess)]
-    if len(known) < SIDE_MIN:
-        return False
-    return bool(np.median(known) >= max(SIGMA_FLOOR, BEGIN_DEVIATIONS * measure_noise(known).median_error(len(known))))
 
 
 def _find_cause(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> Cause:
