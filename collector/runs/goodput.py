@@ -1,6 +1,7 @@
 """Account for the time of a run, and how much of it trained: goodput (docs/definitions.md section 4). Pure.
 
-All time from the first rank's Hello to the end of the run is one of
+All time from the first rank's Hello to the end of the run is one of the following; before it come the steps that ranks
+had kept for a collector that came later.
 
     startup        before the first step begins
     productive     in steps, less `slow`
@@ -76,6 +77,7 @@ class Goodput:
         self._hold_ns = hold_ns
         self._held_ns = self._held_since_ns = 0
         self._begin_ns: int | None = None
+        self._hello_ns = 0
         self._settled_ns = 0
         self._doing: Activity = "startup"
         self._is_over = False
@@ -87,10 +89,12 @@ class Goodput:
     def begin(self, now_ns: int) -> None:
         """Start the account at the first rank's Hello; further calls change nothing."""
         if self._begin_ns is None:
-            self._begin_ns = self._settled_ns = now_ns
+            self._begin_ns = self._settled_ns = self._hello_ns = now_ns
 
-    def add_steps(self, end_ns: int, steps_ns: int) -> None:
-        """Add `steps_ns` of steps that ended since the last call, the last of them at `end_ns`.
+    def add_steps(self, end_ns: int, steps_ns: int, reported_ns: int = 0) -> None:
+        """Add `steps_ns` of steps that ended since the last call, the last of them at `end_ns`. `reported_ns` of them
+        are reported one by one, so that what they lost is known: those that were before the first Hello, and so do not
+        fit into the time since then, count, too.
 
         Steps that do not fit into the time since the last call were made in a gap before, if that is held; else the
         clocks of two reports disagree, and the difference is owed and settled from the next time between steps.
@@ -108,6 +112,11 @@ class Goodput:
         if not self._held_ns:
             self._held_since_ns = self._settled_ns
         worked_ns = min(owed_ns, self._held_ns + elapsed_ns)
+        if self._begin_ns is not None and end_ns - self._hello_ns < self._hold_ns:
+            before_ns = min(owed_ns - worked_ns, reported_ns)
+            self._begin_ns -= before_ns
+            self._steps_ns += before_ns
+            owed_ns -= before_ns
         self._steps_ns += worked_ns
         if self._doing == "steps":
             self._held_ns += elapsed_ns - worked_ns

@@ -213,7 +213,8 @@ class RunState:
             self.clocks = Clocks(now_ns, event.now_wall_s)
             attempt.record_report(number, report, now_ns, event.now_wall_s)
             if report.step_ns > attempt.step_ns:
-                self.goodput.add_steps(find_end_of_steps(report, now_ns), report.step_ns - attempt.step_ns)
+                reported_ns = int(report.steps.column("duration_ns").sum())
+                self.goodput.add_steps(find_end_of_steps(report, now_ns), report.step_ns - attempt.step_ns, reported_ns)
                 attempt.step_ns = report.step_ns
         elif isinstance(event, SamplesSeen):
             self.line_search.take(number, event.taken)

@@ -26,7 +26,7 @@ from rankscope.collector.detect.links.slow_links import (
     find_locations,
     find_slow_links,
 )
-from rankscope.collector.detect.stragglers.begin import find_since_range
+from rankscope.collector.detect.stragglers.begin import find_since_range, was_slow
 from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, find_step_before, price
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
@@ -132,7 +132,7 @@ def _describe(
     """Build the finding about one link, some of whose groups are slow now, and what each step lost to it."""
     leader = _find_leader(slow)
     before = next((finding for finding in known if not set(finding.groups).isdisjoint(location.groups)), None)
-    since_step = min(_since_step(link, before) for link in slow)
+    since_step = min(_since_step(links.view, link, before) for link in slow)
     since_range = _find_since_range(links, slow, since_step, before)
     since_min, since_max = since_range or (None, None)
     step_before_ns = _find_step_before(view, location, since_step, before)
@@ -189,11 +189,13 @@ def _join_evidence(signs: Iterable[Sequence[Sign]]) -> dict[str, float]:
     return {name: value for there in signs for sign in there for name, value in sign.evidence.items()}
 
 
-def _since_step(link: SlowLink, before: Finding | None) -> int:
-    """Return the first slow step, at the latest that of the open finding."""
+def _since_step(view: RunView, link: SlowLink, before: Finding | None) -> int:
+    """Return the first slow step. That of an open finding is kept, unless steps before it were slow, too."""
+    found = link.slow.since_step
     if before is None or before.since_step is None:
-        return link.slow.since_step
-    return min(before.since_step, link.slow.since_step)
+        return found
+    is_earlier = found < before.since_step and was_slow(view, link.slow.rank, found, before.since_step)
+    return found if is_earlier else before.since_step
 
 
 def _find_since_range(

@@ -13,7 +13,8 @@ import numpy as np
 
 from rankscope.collector.detect.finding import DRIFTING, RUN_SLOWDOWN, Finding, SinceRange
 from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
-from rankscope.collector.detect.statistics.change_points import SIDE_MIN, find_clear_change
+from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR, find_clear_change
+from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
@@ -22,6 +23,8 @@ BESIDE_STEPS: Final = 32
 """Steps on either side of the gap that are compared: enough for the level there."""
 RISE_SHARE: Final = 0.5
 """Share of the rank's excess by which the steps must have become longer."""
+BEGIN_DEVIATIONS: Final = 2.0
+"""Standard errors by which steps before the begin of an open finding must be slow to belong to it."""
 
 
 def date_begin(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> SlowRank:
@@ -95,6 +98,15 @@ def find_since_range(slow: SlowRank, begin: int, view: RunView, found: SinceRang
             earliest = max(earliest, found[0])
         latest = min(latest, found[1])  # what was found then had begun
     return min(earliest, begin), max(latest, begin)
+
+
+def was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> bool:
+    """Return whether a rank was slow between two steps: the median of its excess is clearly above none."""
+    excess = view.excess_of(rank)[(view.series.steps >= since_step) & (view.series.steps < until_step)]
+    known = excess[~np.isnan(excess)]
+    if len(known) < SIDE_MIN:
+        return False
+    return bool(np.median(known) >= max(SIGMA_FLOOR, BEGIN_DEVIATIONS * measure_noise(known).median_error(len(known))))
 
 
 def _is_in_gap(slow: SlowRank, step: int) -> bool:

@@ -2,7 +2,9 @@
 
 Without it the step would last for the slowest rank that is healthy: ranks vary, and the largest of many is longer than
 their median. In a pipeline the rank would wait as its peers do: a stage that is slow hides the bubbles behind its own
-work, and they come back once it is as fast as its peers. So there the time in point-to-point operations counts as well.
+work, and they come back once it is as fast as its peers. So there the time in point-to-point operations counts as well,
+and no step has lost more than it is longer than the steps before any rank was slow, where these are known: what a stage
+does while it would wait for another costs nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,12 +38,14 @@ class Cost(NamedTuple):
 
 class Healthy:
     """What a step would at least last for without the slow ranks: the longest time of any other rank with equal work,
-    found once for all of them. `slow` are the ranks that are known to be slow.
+    found once for all of them. `slow` are the ranks that are known to be slow; `step_before_ns`: the step of a pipeline
+    before any was, None where it is not known, or no pipeline's.
     """
 
-    def __init__(self, view: RunView, slow: Collection[int] = ()) -> None:
+    def __init__(self, view: RunView, slow: Collection[int] = (), step_before_ns: float | None = None) -> None:
         self._view = view
         self._slow = frozenset(slow)
+        self.step_before_ns = step_before_ns
         self._longest_ns: dict[tuple[int, ...], Floats] = {}
 
     def longest_beside(self, slow: SlowRank) -> Floats:
@@ -58,6 +62,13 @@ class Healthy:
             self._longest_ns[work] = of_work_ns
         return np.maximum(median_ns, self._longest_ns[work])
 
+    def bound_ns(self, slow: SlowRank, rest_ns: float = 0.0) -> Floats:
+        """Return what each step can have lost to a slow rank at most, shape (n,) in ns: what it is longer than the
+        longest healthy rank and a `rest_ns`, or than the steps before. NaN where not known.
+        """
+        least_ns = self.longest_beside(slow) + rest_ns
+        return np.maximum(self._view.longest_ns - np.maximum(least_ns, self.step_before_ns or 0.0), 0.0)
+
     def usual_rest_ns(self, slow: SlowRank, before_step: int) -> float:
         """Return by how much a step was longer than that before a step: what others move without computing. 0 where
         fewer than `steps_min` such steps are known.
@@ -73,7 +84,7 @@ def lost_to(slow: SlowRank, view: RunView, healthy: Healthy, *, is_charged_once:
     known.
 
     lost = own time of the straggler - the longest of a healthy rank (`Healthy`) - the time that the median peer is
-    longer in point-to-point operations, at most the step less the longest of a healthy rank. With `is_charged_once` a
+    longer in point-to-point operations, at most `Healthy.bound_ns`. With `is_charged_once` a
     step is charged only to the rank with the largest excess, so that two stragglers are not both charged for it. For an
     intermittent slowness only the slow steps are charged.
     """
@@ -86,9 +97,8 @@ def lost_to(slow: SlowRank, view: RunView, healthy: Healthy, *, is_charged_once:
     if is_charged_once:
         charged &= view.worst == column
     healthy_ns = healthy.longest_beside(slow)
-    at_most_ns = np.maximum(view.longest_ns - healthy_ns, 0.0)
     saved_ns = series.own_ns[:, column] - healthy_ns - _bubbles_hidden_ns(slow, view)
-    lost_ns = np.where(charged, np.clip(saved_ns, 0.0, at_most_ns), 0.0)
+    lost_ns = np.where(charged, np.clip(saved_ns, 0.0, healthy.bound_ns(slow)), 0.0)
     return np.where(known, lost_ns, np.nan)
 
 
@@ -114,8 +124,7 @@ def lost_together(slow_ranks: Sequence[SlowRank], view: RunView, healthy: Health
     slow, in `before_step`.
     """
     lost_ns = np.sum([lost_to(one, view, healthy, is_charged_once=False) for one in slow_ranks], axis=0)
-    rest_ns = view.longest_ns - healthy.longest_beside(slow_ranks[0])
-    at_most_ns = np.maximum(rest_ns - healthy.usual_rest_ns(slow_ranks[0], before_step), 0.0)
+    at_most_ns = healthy.bound_ns(slow_ranks[0], healthy.usual_rest_ns(slow_ranks[0], before_step))
     return np.asarray(np.clip(lost_ns, 0.0, at_most_ns))
 
 
@@ -151,6 +160,18 @@ def find_step_before(view: RunView, since_step: int, known: Finding | None, from
     before_ns = view.longest_ns[(view.series.steps < since_step) & (view.series.steps >= from_step)]
     before_ns = before_ns[~np.isnan(before_ns)]
     return float(np.median(before_ns)) if len(before_ns) else None
+
+
+def find_pipeline_before(view: RunView, since_step: int, known: Collection[Finding]) -> float | None:
+    """Return the median step of a pipeline before any of its ranks became slow, in ns; as it was found first, where
+    that is no longer kept. None where it is not known, and where ranks do not wait for stages.
+    """
+    if view.series.handover_ns is None:
+        return None
+    told_ns = [one.evidence[STEP_BEFORE] for one in known if STEP_BEFORE in one.evidence]
+    before_ns = view.longest_ns[(view.series.steps < since_step) & ~np.isnan(view.longest_ns)]
+    found_ns = [float(np.median(before_ns))] if len(before_ns) >= view.steps_min else []
+    return min(told_ns or found_ns, default=None)
 
 
 def price(lost_ns: Floats, view: RunView, from_step: int, *, is_over_level: bool = False) -> Cost:

@@ -17,11 +17,18 @@ from rankscope.collector.detect.finding import (
     Finding,
 )
 from rankscope.collector.detect.finding_words import describe_begin
-from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR
-from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
-from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
-from rankscope.collector.detect.stragglers.cost import Cost, Healthy, lost_to, lost_together, price, spared_by
+from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range, was_slow
+from rankscope.collector.detect.stragglers.cost import (
+    STEP_BEFORE,
+    Cost,
+    Healthy,
+    find_pipeline_before,
+    lost_to,
+    lost_together,
+    price,
+    spared_by,
+)
 from rankscope.collector.detect.stragglers.doubt import describe_doubt
 from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
 from rankscope.collector.detect.stragglers.more_work import MORE_WORK
@@ -61,8 +68,6 @@ EXPLAINED_RATIO_MAX: Final = 1.25
 """Ratio of a rank's excess to its transfers' up to which the transfers explain it: both are medians of noisy steps."""
 DESCRIBED_MAX: Final = 64
 """Slow ranks and nodes described in one detection pass, the slowest first."""
-BEGIN_DEVIATIONS: Final = 2.0
-"""Standard errors by which steps before the begin of an open finding must be slow to belong to it."""
 CAUSES_READ_MAX: Final = 8
 """Ranks of a slow node whose causes are looked for."""
 GAP: Final = "gap_steps"
@@ -235,10 +240,11 @@ class _Together:
         self._known = known
         self.found = found
         self._slow = known.keys() | {slow.rank for one in found for slow in one.ranks}
-        self._healthy = Healthy(view, self._slow)
         begins = [slow.since_step for one in found for slow in one.ranks]
         begins += [one.since_step for one in known.values() if one.since_step is not None]
         self._before_step = min(begins, default=0)
+        before_ns = find_pipeline_before(view, self._before_step, known.values())
+        self._healthy = Healthy(view, self._slow, before_ns)
         self.lost_ns = [self._lost_to(one.ranks) for one in found]
 
     def _lost_to(self, slow_ranks: Sequence[SlowRank]) -> Floats:
@@ -261,6 +267,12 @@ class _Together:
             rest_ns = self._healthy.usual_rest_ns(self.found[number].ranks[0], self._before_step)
             lost_ns = spared_by(lost_ns, self._view, others, rest_ns)
         return price(lost_ns, self._view, since_step)
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """Return what the cost of a pipeline's rank stands on, for the passes after this one."""
+        before_ns = self._healthy.step_before_ns
+        return {} if before_ns is None else {STEP_BEFORE: before_ns}
 
     def _ranks_of(self, number: int) -> set[int]:
         """Return the ranks of one of them, with those that an open finding about any of them has."""
@@ -290,6 +302,7 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         **cause.evidence,
         **({} if witness is None else witness.evidence),
         **_wait_caused(view, slow_ranks, slow),
+        **together.evidence,
         "own_ns": slow.own_ns,
         "peers_own_ns": slow.peers_own_ns,
         **slow.tests,
@@ -385,7 +398,7 @@ def _align_begin(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[i
     findings = [known[one.rank] for one in slow_ranks if one.rank in known]
     first = min(findings, key=lambda one: math.inf if one.since_step is None else one.since_step, default=None)
     found = None if first is None else first.since_step
-    if found is not None and (begin > found or not _was_slow(view, slow.rank, begin, found)):
+    if found is not None and (begin > found or not was_slow(view, slow.rank, begin, found)):
         begin = found
     since_range = find_since_range(slow, begin, view, None if first is None else first.since_range)
     level_from = known[slow.rank].evidence.get(LEVEL_FROM) if slow.rank in known else None
@@ -407,15 +420,6 @@ def _find_told_level(view: RunView, slow: SlowRank, known: Finding | None) -> in
     steps = view.series.steps[~np.isnan(view.excess_of(slow.rank))]
     later = np.count_nonzero((steps >= told) & (steps < slow.level_from_step))
     return 0 if later >= view.steps_min else round(told)
-
-
-def _was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> bool:
-    """Return whether a rank was slow between two steps: the median of its excess is clearly above none."""
-    excess = view.excess_of(rank)[(view.series.steps >= since_step) & (view.series.steps < until_step)]
-    known = excess[~np.isnan(excess)]
-    if len(known) < SIDE_MIN:
-        return False
-    return bool(np.median(known) >= max(SIGMA_FLOOR, BEGIN_DEVIATIONS * measure_noise(known).median_error(len(known))))
 
 
 def _find_cause(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> Cause:

@@ -494,7 +494,7 @@ def _host(
 ) -> tuple[str, str]:
     """Return why a host without a device is slow: its training thread computes longer, or waits itself. On a GPU a slow
     host shows as an idle device, which only device windows measure; where they have not, waits for a core count as
-    they are.
+    they are, and so does a wait in forward, if its thread computes as much less than its peers' do.
     """
     where = _where(evidence, excess_ns)
     if not has_device and CPU_EXCESS in evidence:
@@ -506,7 +506,18 @@ def _host(
     for_core = None if is_device_busy else find_core_wait(slow, EXPLAINS * excess_ns, evidence, samples)
     if for_core is not None:
         return CPU_PRESSURE, f"{for_core}{where}"
+    if not is_device_busy and _is_asleep_in_forward(excess_ns, evidence):
+        return _waiting(slow, excess_ns, evidence, samples)
     return "unattributed", f"no known cause{where}"
+
+
+def _is_asleep_in_forward(excess_ns: float, evidence: Mapping[str, float]) -> bool:
+    """Return whether a host is longer in forward, and on no CPU for as long. Hosts that wait for their devices spin, in
+    forward where the queue of launches is full: then it would compute as long as its peers.
+    """
+    least_ns = EXPLAINS * excess_ns
+    is_longer = evidence.get("forward_excess_ns", 0.0) >= least_ns
+    return is_longer and COMPUTE_EXCESS not in evidence and evidence.get(CPU_EXCESS, 0.0) <= -least_ns
 
 
 def _waiting(

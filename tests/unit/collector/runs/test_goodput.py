@@ -96,6 +96,17 @@ def test_steps_before_the_collector_came_are_not_counted() -> None:
     assert spent(goodput, BEGIN + 12) == {"productive": 2 + 4, "between_steps": 6}
 
 
+def test_steps_that_were_kept_for_a_late_collector_count_by_what_is_reported_of_them() -> None:
+    goodput = Goodput(hold_ns=10)
+    goodput.begin(BEGIN)
+    goodput.add_steps(BEGIN + 1, 40, reported_ns=40)
+    goodput.add_steps(BEGIN + 2, 5_000, reported_ns=30)  # the others were lost: what they have cost is not known
+    assert spent(goodput, BEGIN + 2)["productive"] == 40 + 30 + 1
+    goodput.add_steps(BEGIN + 20, 500, reported_ns=500)  # too late to have waited for the collector
+    assert spent(goodput, BEGIN + 20)["productive"] == 40 + 30 + 1 + 18
+    goodput.validate()
+
+
 def test_time_that_no_step_fills_is_between_steps() -> None:
     goodput = stepping()
     goodput.add_steps(BEGIN + 25, 8)

@@ -299,6 +299,17 @@ def test_open_link_finding_keeps_its_first_step_and_past() -> None:
     assert not DETECTOR.has_passed(view, known, ())
 
 
+def test_begin_of_an_open_finding_moves_back_over_slow_steps_alone() -> None:
+    view = view_of(PAIR, flawless=True)
+    known = only(view)
+    for ns in view.transfers.ns.values():
+        ns[: BEGIN - 2] = np.nan  # of the steps before two are kept
+    assert (known.since_step, only(view).since_step) == (BEGIN, BEGIN - 2)
+    assert only(view, known).since_step == BEGIN
+    later = msgspec.structs.replace(known, since_step=BEGIN + 20)
+    assert only(view_of(PAIR, flawless=True), later).since_step == BEGIN
+
+
 @pytest.mark.parametrize("slow", [PAIR, ODD])
 def test_finding_has_passed_when_every_group_has_recovered(slow: str) -> None:
     known = only(view_of(PAIR, ODD))

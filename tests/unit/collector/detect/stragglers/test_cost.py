@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 
+from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.stragglers.cost import (
+    STEP_BEFORE,
     Cost,
     Healthy,
+    find_pipeline_before,
     lost_to,
     lost_together,
     price,
@@ -161,6 +164,30 @@ def test_waits_of_other_stages_say_nothing_about_bubbles() -> None:
 
 def test_longest_peer_in_the_pipeline_bounds_what_is_lost() -> None:
     assert lost_in_a_pipeline([20.0, 20.0, 20.0, 5.0], peers_ms=(90.0, 100.0, 120.0)) == pytest.approx([30.0 - 15.0])
+
+
+def before_of_pipeline(is_pipeline: bool, *known: Finding) -> float | None:
+    """The step before step 12, in ms: 20 steps, of which the first 12 take 140 ms, the others 160."""
+    series = series_of([[100.0] * 4] * 20, step_ms=[[140.0] * 4] * 12 + [[160.0] * 4] * 8)
+    handover = to_ns([[20.0] * 4] * 20) if is_pipeline else None
+    found = find_pipeline_before(view_of(dataclasses.replace(series, handover_ns=handover)), 12, known)
+    return None if found is None else found / MS
+
+
+def test_step_of_a_pipeline_loses_what_it_is_longer_than_those_before() -> None:
+    series = dataclasses.replace(
+        series_of([[100.0, 100.0, 100.0, 150.0]], step_ms=[[160.0] * 4]), handover_ns=to_ns([[5.0] * 4])
+    )
+    view, slow = view_of(series), slow_of(3, (0, 1, 2), own_ms=150.0, peers_ms=100.0)
+    for before_ms, lost_ms in ((140.0, 20.0), (100.0, 50.0), (170.0, 0.0)):
+        assert lost_to(slow, view, Healthy(view, {3}, before_ms * MS)) / MS == pytest.approx(lost_ms)
+
+
+def test_step_before_is_known_of_pipelines_and_kept_by_findings() -> None:
+    told = Finding(kind="straggler", cause="", suggestion="", evidence={STEP_BEFORE: 130.0 * MS})
+    assert before_of_pipeline(True) == 140.0
+    assert before_of_pipeline(True, told) == 130.0
+    assert before_of_pipeline(False, told) is None
 
 
 def together(first_ms: float, second_ms: float, step_ms: float) -> float:

@@ -267,6 +267,15 @@ def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
     assert (cause.name, cause.because) == ("unattributed", "no known cause, 50.0 ms of it in forward")
 
 
+@pytest.mark.parametrize(("cpu_ms", "name"), [(65.0, "unseen_wait"), (65.1, "unattributed"), (90.0, "unattributed")])
+def test_host_that_computes_less_by_what_its_forward_is_longer_waits_itself(cpu_ms: float, name: str) -> None:
+    # Its peers spin until their devices are done, and so have the CPU for 90 ms of each step.
+    cause = cause_of(devices=gpus(gpu(), gpu()), cpu_ms=alike(cpu_ms, 90.0), phases_ms={"forward": alike(60.0)})
+    assert cause.name == name
+    other = cause_of(devices=gpus(gpu(), gpu()), cpu_ms=alike(cpu_ms, 90.0), phases_ms={"backward": alike(60.0)})
+    assert other.name == "unattributed"
+
+
 # -- PCIe link --------------------------------------------------------------------------------------------------------
 
 
