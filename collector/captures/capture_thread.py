@@ -138,7 +138,7 @@ class CaptureThread:
             return NO_STORE
         run = self._find_run(request.run)
         if run is None:
-            return CaptureRefusal(404, f"there is no run {request.run!r}; /api/v1/runs and rankscope status list them")
+            return CaptureRefusal(404, f"no run {request.run!r} is known to this collector; /api/v1/runs lists them")
         chosen = choose_ranks(request, run, self._config.capture_ranks_max)
         if isinstance(chosen, CaptureRefusal):
             return chosen

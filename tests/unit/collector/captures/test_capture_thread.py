@@ -114,7 +114,7 @@ def test_captures_are_counted_by_how_they_have_ended(collector: Collector) -> No
 
 def test_unknown_run_is_refused(collector: Collector) -> None:
     found = collector.captures.order(CaptureRequest(run="gpt"))
-    assert found == CaptureRefusal(404, "there is no run 'gpt'; /api/v1/runs and rankscope status list them")
+    assert found == CaptureRefusal(404, "no run 'gpt' is known to this collector; /api/v1/runs lists them")
 
 
 def test_collector_without_a_store_refuses(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_json_is_the_whole_report(path: Path) -> None:
 
 
 def test_unknown_run_is_an_error_that_lists_the_runs(path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"no run 'gpt' is in .*; the latest there are '(bert|beside)'"):
+    with pytest.raises(UnavailableError, match=r"no run 'gpt' is known to .*\. It has '(bert|beside)'"):
         report_of(path, "gpt")
 
 
