@@ -14,6 +14,7 @@ import msgspec
 from rankscope.collector.client import Collector, add_url, choose_run, fetch, fetch_runs, find_collector
 from rankscope.collector.commands.command import add_json, add_run, asks_for_json, give_json, read_run
 from rankscope.collector.commands.incidents import fetch_incidents, to_plain
+from rankscope.collector.detect.finding import place_run
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.publish.api.rank_views import RankAnswer
@@ -43,8 +44,8 @@ class Status:
     summary = "print the runs of a collector, each with its verdict and its worst ranks"
     example = """\
 rankscope status                           all runs, each with its verdict and its worst ranks
-rankscope status bert --all          every rank of one run
-rankscope status bert --rank 17      one rank compared with its peer ranks
+rankscope status bert --all                every rank of one run
+rankscope status bert --rank 17            one rank compared with its peer ranks
 rankscope status --store postgresql://db/rankscope      the runs of all collectors that share a store
 RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope status"""
 
@@ -110,13 +111,11 @@ def _read_runs(collector: Collector, ids: Sequence[str], incidents: Sequence[Inc
 def _render_runs(
     collector: Collector, ids: Sequence[str], colors: Colors, *, with_all: bool, is_chosen: bool
 ) -> list[str]:
-    """Return an overview of several runs, and the text of each: those with open findings first, those that are over
-    last.
-    """
+    """Return an overview of several runs, and the text of each, those first that need somebody most."""
     statuses = [_fetch_run(collector, run_id, f"/status?worst={WORST}", RunStatus) for run_id in ids]
     named = Counter(one.run.run for one in statuses)
     statuses = [_name_by_id(one) if named[one.run.run] > 1 else one for one in statuses]
-    statuses.sort(key=lambda one: (one.run.end is not None, not one.run.open_findings))
+    statuses.sort(key=lambda one: place_run(one.run.open_findings, is_over=one.run.end is not None))
     texts = [render_overview(statuses, colors)] if len(statuses) > 1 else []
     for one in statuses:
         if with_all:
