@@ -1,3 +1,5 @@
+"""Files that options name: whether they can be written, and that they are written whole."""
+
 import os
 from pathlib import Path
 
