@@ -142,7 +142,7 @@ class Service:
     def _make_captures(self) -> tuple[CaptureThread, IncidentCaptures | None]:
         captures = CaptureThread(
             self._config, self._clock, self._faults,
-            find_run=lambda asked: self._updates.runs.get(asked),  # noqa: PLW0108 - made later
+            read_runs=lambda: self._updates.runs,  # made later
             send=lambda boot_id, message: self._exchange.answer(SendToRank(boot_id, message)),
             on_changed=self._link.wake,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import quote
 
 from rankscope.collector.captures.capture import ALL, COMPLETE, ENDED, SLOWEST, Around, Capture, CaptureFile
-from rankscope.collector.client import Collector, add_control, choose_run, fetch, fetch_blocks, find_controlled, post
+from rankscope.collector.client import Collector, add_control, fetch, fetch_blocks, find_controlled, post
 from rankscope.collector.commands.command import add_needed_run
 from rankscope.collector.private_files import make_private_folder, open_private
 from rankscope.collector.publish.api.capture_routes import CAPTURES_PATH, CAPTURES_SUFFIX, CaptureOptions
@@ -89,8 +89,7 @@ rankscope capture bert --ranks all --stacks -o traces"""
         if options.output is not None:
             _check_folder(options.output)
         url = f"{collector.url}{CAPTURES_PATH}"
-        run_id = choose_run(options.run, *collector)
-        orders = f"{collector.url}{RUNS_PATH}/{quote(run_id, safe='')}{CAPTURES_SUFFIX}"
+        orders = f"{collector.url}{RUNS_PATH}/{quote(options.run, safe='')}{CAPTURES_SUFFIX}"
         try:
             capture = post(orders, order, Capture, collector.credentials)
             url = f"{url}/{quote(capture.id, safe='')}"
