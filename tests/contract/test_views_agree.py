@@ -147,6 +147,13 @@ def test_every_view_has_the_headline(run: RunSnapshot) -> None:
             assert one.headline in squeeze(text), (name, one.headline)
 
 
+def test_commands_of_a_suggestion_can_be_typed_as_they_are(run: RunSnapshot) -> None:
+    for one in run.findings:
+        assert not re.search(r"\bRUN\b|--rank N\b|around:N\b", one.suggestion), one.suggestion
+    if any(one.kind == "hang" for one in run.findings):
+        assert f"rankscope status {run.run} --rank 2" in run.findings[0].suggestion
+
+
 def test_screen_of_top_has_the_first_headline(run: RunSnapshot) -> None:
     if run.open_findings and run.end is None:
         assert run.open_findings[0].headline in squeeze(draw_top(run))
