@@ -184,7 +184,7 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
     """Context manager that charges the time inside to a phase of the current step: `with phase("checkpoint"):`.
 
     The names of `rankscope.measure.records.PHASES` add to the detected phase; any other name makes a phase of its own,
-    at most `phases_max` of them per process.
+    at most 16 of them per process.
     """
 
     def __init__(self, name: str) -> None:

@@ -17,8 +17,10 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from rankscope.measure.errors import UnavailableError
 from rankscope.measure.flops import FORMULAS, NO_FORMULA, Inputs, count_flops, has_no_product
 from rankscope.measure.median import find_median
+from rankscope.measure.output_files import write_output
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 PASSES: Final = 5
@@ -467,10 +469,9 @@ def main(arguments: Sequence[str]) -> int:
     content = f"{json.dumps(found.to_plain(), indent=2)}\n"
     if options.json_file:
         try:
-            with open(options.json_file, "w", encoding="utf-8") as file:
-                file.write(content)
-        except OSError as error:
-            parser.error(f"{options.json_file} (from --json-file) cannot be written: {error.strerror}")
+            write_output(options.json_file, "--json-file", content.encode())
+        except UnavailableError as error:
+            parser.error(str(error))
     sys.stdout.write(content if options.json else f"{found.render(options.depth, options.top)}\n")
     return 0
 

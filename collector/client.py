@@ -17,6 +17,7 @@ import msgspec
 
 from rankscope.collector.address_token import split_token
 from rankscope.collector.client_config import DEFAULT_URL, ClientConfig, read_client_config
+from rankscope.collector.run_ids import find_run_id
 from rankscope.collector.wrong_address import WHERE, describe_failure
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import read_private_text
@@ -178,6 +179,13 @@ def fetch_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...
     collector answers.
     """
     return tuple(known.run_id or known.run for known in fetch(f"{url}/api/v1/runs", _Runs, credentials).runs)
+
+
+def choose_run(asked: str, url: str, credentials: Credentials = ANONYMOUS) -> str:
+    """Return the id of the run with this id, or of the latest with this name. Raises UnavailableError, with a near
+    name, where the collector at `url` knows none.
+    """
+    return find_run_id(asked, fetch_runs(url, credentials), f"the collector at {url}")
 
 
 def fetch(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:

@@ -7,13 +7,21 @@ several collectors share the name of the collector follows: runs of one name may
 clusters.
 """
 
+import difflib
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
+from rankscope.measure.errors import UnavailableError
+
 _ID: Final = re.compile(r"(.+)@(\d{8}T\d{6}Z)(?:\.[A-Za-z0-9_-]+)?", re.DOTALL)
 _BEGUN: Final = "%Y%m%dT%H%M%SZ"
+NEAR_AMONG_MAX: Final = 1_000
+"""Runs among which a near name is looked for."""
+SHOWN_MAX: Final = 5
+ASKED_SHOWN_MAX: Final = 80
+"""Characters of a name that nobody knows."""
 
 
 def make_run_id(name: str, wall_s: float, *, latest_id: str | None = None, collector: str = "") -> str:
@@ -56,6 +64,33 @@ def choose_run_id(asked: str, known: Iterable[str]) -> str | None:
     if asked in ids and read_run_name(asked) != asked:
         return asked
     return max((one for one in ids if read_run_name(one) == asked), default=asked if asked in ids else None)
+
+
+def find_run_id(asked: str, known: Iterable[str], holder: str) -> str:
+    """Return the id as `choose_run_id` does. Raises UnavailableError where there is none, as `describe_unknown_run`."""
+    ids = list(known)
+    found = choose_run_id(asked, ids)
+    if found is None:
+        raise UnavailableError(describe_unknown_run(asked, ids, holder))
+    return found
+
+
+def describe_unknown_run(asked: str, known: Iterable[str], holder: str) -> str:
+    r"""Return the sentence, the same everywhere, about a run that `holder` does not know: a near name, else those
+    it has.
+
+    >>> known = ["bert@20261125T103005Z", "bert@20261125T110000Z", "t5@20261125T103005Z"]
+    >>> print(describe_unknown_run("brt", known, "runs.db"), describe_unknown_run("gpt", known, "runs.db"), sep="\n")
+    no run 'brt' is known to runs.db. Did you mean 'bert'?
+    no run 'gpt' is known to runs.db. It has 'bert', 't5'.
+    """
+    ids = list(known)[:NEAR_AMONG_MAX]
+    names = list(dict.fromkeys(map(read_run_name, ids)))
+    near = difflib.get_close_matches(asked[:ASKED_SHOWN_MAX], [*names, *ids], n=1)
+    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+    has = f"It has {', '.join(map(repr, names[:SHOWN_MAX]))}{more}." if names else "It has none yet."
+    cure = f"Did you mean {near[0]!r}?" if near else has
+    return f"no run {asked[:ASKED_SHOWN_MAX]!r} is known to {holder}. {cure}"
 
 
 def name_run(name: str, run_id: str) -> str:

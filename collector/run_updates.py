@@ -278,7 +278,7 @@ class RunUpdates:
                 answer = self._admission.refuse_replaced(boot_id, detail)
                 self._exchange.answer(SendToRank(boot_id, answer))
             case OpenFinding(run, finding):
-                LOG.warning("run %r: %s", run, finding.sentence)
+                LOG.warning("run %r: finding %d: %s", run, finding.number, finding.sentence)
                 self._journal.open(run, finding, ns_to_s(self._clock.wall_ns()))
             case UpdateFinding(run, finding):
                 LOG.warning("run %r: finding %d is now: %s", run, finding.number, finding.sentence)

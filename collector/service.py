@@ -142,7 +142,7 @@ class Service:
     def _make_captures(self) -> tuple[CaptureThread, IncidentCaptures | None]:
         captures = CaptureThread(
             self._config, self._clock, self._faults,
-            find_run=self._updates.runs.get,
+            runs=self._updates.runs,
             send=lambda boot_id, message: self._exchange.answer(SendToRank(boot_id, message)),
             on_changed=self._published.set,
         )  # fmt: skip

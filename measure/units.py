@@ -54,6 +54,15 @@ def format_duration(nanoseconds: float) -> str:
     return f"{nanoseconds / NS_PER_S:.1f} s"
 
 
+def format_share(ratio: float, decimals: int = 1) -> str:
+    """Return a share of a whole, 0 to 1, as text in percent.
+
+    >>> format_share(0.192), format_share(0.61, 0)
+    ('19.2 %', '61 %')
+    """
+    return f"{100 * ratio:.{decimals}f} %"
+
+
 _SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 

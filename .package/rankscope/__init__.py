@@ -1,4 +1,4 @@
-"""The calls for a training script. All are optional and none raises:
+"""The calls for a training script. All are optional, and none but profile_model raises, whatever value it is given:
 
     import rankscope
 

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NoReturn
 
@@ -14,7 +14,7 @@ import msgspec
 from rankscope.agent.guard import describe, log_line, print_traceback
 from rankscope.agent.identity import read_identity
 from rankscope.agent.preflight.ending import Watch, block_sigterm, leave
-from rankscope.agent.preflight.files import check_output, find_hosts, write_whole
+from rankscope.agent.preflight.files import find_hosts
 from rankscope.agent.preflight.meeting import IncompleteError, Meeting
 from rankscope.agent.preflight.options import parse_options
 from rankscope.agent.preflight.past import NodesPast
@@ -22,6 +22,7 @@ from rankscope.agent.preflight.results import EXIT_STATUS, Named, Report, Status
 from rankscope.agent.preflight.text import build_sentence, collect_reasons, describe_slow, render
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
+from rankscope.measure.output_files import check_place, write_whole
 
 JOIN_S: Final = 120.0
 """How long the ranks may need to meet: nodes start at different times."""
@@ -66,7 +67,7 @@ def _check_outputs(options: Namespace) -> None:
     try:
         for path, option in ((options.json_file, "--json-file"), (options.exclude_file, "--exclude-file")):
             if path:
-                check_output(path, option)
+                check_place(path, option)
     except UnavailableError as error:
         log_line(f"preflight: {error}")
         sys.exit(USAGE_ERROR)
@@ -184,13 +185,13 @@ def _write(options: Namespace, report: Report, text: str) -> None:
     hosts, no_hosts = find_hosts(report)
     for name in no_hosts:
         log_line(f"preflight: left out {name!a} of the hosts to exclude, which is no host name")
-    writing: tuple[tuple[str, Callable[[str], None]], ...] = (
-        (options.json_file, lambda path: write_whole(path, text)),
-        (options.exclude_file, lambda path: write_whole(path, "".join(f"{host}\n" for host in hosts))),
+    writing = (
+        (options.json_file, "--json-file", text),
+        (options.exclude_file, "--exclude-file", "".join(f"{host}\n" for host in hosts)),
     )
-    for path, write in writing:
+    for path, option, content in writing:
         try:
             if path:
-                write(path)
+                write_whole(path, option, content)
         except UnavailableError as error:
             log_line(f"preflight: {error}")

@@ -1,10 +1,8 @@
 """Write what a pre-flight concluded: the JSON, the hosts to exclude, and the history of the nodes."""
 
-import contextlib
 import os
 import re
 import statistics
-import tempfile
 from collections.abc import Sequence
 from typing import Final
 
@@ -103,40 +101,3 @@ def find_hosts(report: Report) -> tuple[list[str], list[str]]:
     """Return the named nodes that are host names, and those that are none and so cannot be excluded."""
     names = [one.node for one in report.named]
     return [name for name in names if HOST_NAME.fullmatch(name)], [n for n in names if not HOST_NAME.fullmatch(n)]
-
-
-def check_output(path: str, option: str) -> None:
-    """Raise UnavailableError where `write_whole` could not replace the file that an option names, or should not: a
-    pipe or a device would be a file afterwards. Nothing is written.
-    """
-    folder = os.path.dirname(path) or "."
-    problem = ""
-    if not os.path.isdir(folder):
-        problem = f"there is no folder {folder}"
-    elif os.path.isdir(path):
-        problem = "it is a folder"
-    elif os.path.exists(path) and not os.path.isfile(path):
-        problem = "it is no file"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        problem = f"this user may not write in {folder}"
-    if problem:
-        raise UnavailableError(f"{path} (from {option}) cannot be written: {problem}. Name another file.")
-
-
-def write_whole(path: str, text: str) -> None:
-    """Replace a file as a whole: who reads it meanwhile gets the old or the new one. Raise UnavailableError."""
-    partial = ""
-    try:
-        folder, name = os.path.split(path)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=folder or ".", prefix=f".{name}.", delete=False
-        ) as file:
-            partial = file.name
-            file.write(text)
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except OSError as error:
-        if partial:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}. Name another file.") from error

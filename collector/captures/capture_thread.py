@@ -33,7 +33,9 @@ from rankscope.collector.captures.store import CaptureStore, describe_disk_error
 from rankscope.collector.config import CollectorConfig, find_beside_store
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.process_tuning import name_this_thread
+from rankscope.collector.run_ids import describe_unknown_run
 from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.runs import Runs
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import CapturePart, CaptureState, Message
 from rankscope.measure.units import ns_to_s, s_to_ns
@@ -58,7 +60,7 @@ FromRank = tuple[str, CaptureState | CapturePart]
 
 
 class CaptureThread:
-    """All captures of a collector. `find_run` returns a run by its id or name; `send` sends a message to a rank
+    """All captures of a collector. `runs` are all runs; `send` sends a message to a rank
     process, `on_changed` is called when `captures` is another object. Without a store every order is refused.
     """
 
@@ -68,14 +70,14 @@ class CaptureThread:
         clock: Clock,
         faults: FaultLog,
         *,
-        find_run: Callable[[str], RunState | None],
+        runs: Runs,
         send: Callable[[str, Message], object],
         on_changed: Callable[[], object],
     ) -> None:
         self._config = config
         self._clock = clock
         self._faults = faults
-        self._find_run = find_run
+        self._runs = runs
         self._on_changed = on_changed
         self._lock = threading.Lock()
         self._known: dict[str, Capture] = {}
@@ -136,9 +138,10 @@ class CaptureThread:
     def _order(self, request: CaptureRequest) -> Capture | CaptureRefusal:
         if self._around is None:
             return NO_STORE
-        run = self._find_run(request.run)
+        runs = self._runs
+        run = runs.get(request.run)
         if run is None:
-            return CaptureRefusal(404, f"there is no run {request.run!r}; /api/v1/runs and rankscope status list them")
+            return CaptureRefusal(404, describe_unknown_run(request.run, (one.run for one in runs), "this collector"))
         chosen = choose_ranks(request, run, self._config.capture_ranks_max)
         if isinstance(chosen, CaptureRefusal):
             return chosen
@@ -206,7 +209,9 @@ class CaptureThread:
             with self._contain(work):
                 is_busy = any(one.is_analyzing for one in self._on.values())  # one analysis at a time
                 work.go_on(
-                    self._now_s(), _find_ended(work, self._find_run(work.capture.run_id)), may_analyze=not is_busy
+                    self._now_s(),
+                    _find_ended(work, self._runs.get(work.capture.run_id)),
+                    may_analyze=not is_busy,
                 )
             if work.is_over:
                 del self._on[work.capture.id]

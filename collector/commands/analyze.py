@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rankscope.collector.commands.command import add_json, give_json, write_output
+from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.commands.memory import write_flows_of
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
 from rankscope.collector.traces import analyze
@@ -20,6 +20,7 @@ from rankscope.collector.traces.recognized import check_output, compile_rank_fro
 from rankscope.collector.traces.report import TraceReport
 from rankscope.collector.traces.spans import Span, read_span
 from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.output_files import write_output
 
 TOP: Final = 20
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from rankscope.collector.captures.capture import ALL, COMPLETE, ENDED, SLOWEST, Around, Capture, CaptureFile
 from rankscope.collector.client import Collector, add_control, fetch, fetch_blocks, find_controlled, post
+from rankscope.collector.commands.command import add_needed_run
 from rankscope.collector.private_files import make_private_folder, open_private
 from rankscope.collector.publish.api.capture_routes import CAPTURES_PATH, CAPTURES_SUFFIX, CaptureOptions
 from rankscope.collector.publish.routes import RUNS_PATH
@@ -49,7 +50,7 @@ rankscope capture bert --ranks all --stacks -o traces"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the run, what to capture, what to wait for, and the address."""
-        parser.add_argument("run", metavar="RUN", help="the run: an id, or a name for its latest run")
+        add_needed_run(parser)
         parser.add_argument(
             "--ranks",
             default=SLOWEST,

@@ -1,20 +1,19 @@
 """Define the interface of a command, and share what several need: options of settings, the announced line."""
 
 import argparse
-import errno
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from rankscope.collector.output_files import check_place
-from rankscope.measure.errors import UnavailableError
+from rankscope.measure.output_files import check_place, write_output
 from rankscope.measure.settings import Settings, find_settings
+
+RUN: Final = "the run: an id, or a name for its latest run"
 
 
 class Command(Protocol):
@@ -92,6 +91,11 @@ def add_run(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--run", default=None, help=argparse.SUPPRESS)
 
 
+def add_needed_run(parser: argparse.ArgumentParser) -> None:
+    """Add a run without which the command has nothing to do, as `options.run`."""
+    parser.add_argument("run", metavar="RUN", help=RUN)
+
+
 def read_run(options: argparse.Namespace) -> str | None:
     """Return the run that is named; None where none is."""
     named: str | None = options.run_named or options.run
@@ -109,15 +113,9 @@ def add_json(parser: argparse.ArgumentParser, what: str, form: argparse._Mutuall
 
 
 def check_json_file(options: argparse.Namespace) -> None:
-    """Raise UnavailableError where `--json-file` cannot be written, before a work of minutes. Nothing is opened, which
-    a reader of a pipe would see, and nothing is made.
-    """
-    path: Path | None = options.json_file
-    if path is None:
-        return
-    check_place(path, "--json-file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UnavailableError(f"{path} (from --json-file) cannot be written: {os.strerror(errno.EACCES)}")
+    """Raise UnavailableError where `--json-file` cannot be written, before a work of minutes."""
+    if options.json_file is not None:
+        check_place(options.json_file, "--json-file")
 
 
 def asks_for_json(options: argparse.Namespace) -> bool:
@@ -136,21 +134,6 @@ def give_json(options: argparse.Namespace, value: object) -> bool:
         if options.json:
             print(content.decode())
     return not options.json
-
-
-def write_output(path: Path, option: str, content: bytes) -> None:
-    """Write the file that an option names. Raises UnavailableError."""
-    with naming(path, option):
-        path.write_bytes(content)
-
-
-@contextmanager
-def naming(path: Path, option: str) -> Iterator[None]:
-    """Raise an OSError inside as UnavailableError with the file and the option that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(f"{path} (from {option}) cannot be written: {error.strerror}") from error
 
 
 def announce(addresses: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from rankscope.collector.client import add_url, fetch, find_collector
-from rankscope.collector.commands.command import add_json, give_json, write_output
+from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.comparison.baseline import find_baseline
 from rankscope.collector.comparison.compared_runs import FORCE, check_margin, compare_read, note_baseline
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
@@ -23,6 +23,7 @@ from rankscope.collector.reports.run_comparison_text import render_comparison, r
 from rankscope.collector.reports.terminal_colors import choose_colors
 from rankscope.collector.store_address import StoreAddress, read_store_option
 from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.output_files import write_output
 
 LAST_GOOD: Final = "last-good"
 SIDES: Final = 2

@@ -13,7 +13,7 @@ import msgspec
 from rankscope.collector.captures.capture import Capture, find_captures_folder
 from rankscope.collector.captures.incident_views import IncidentView, link_incidents
 from rankscope.collector.captures.store import read_kept
-from rankscope.collector.client import ANONYMOUS, Credentials, add_url, fetch, find_collector
+from rankscope.collector.client import ANONYMOUS, Credentials, add_url, choose_run, fetch, find_collector
 from rankscope.collector.commands.command import add_json, add_run, give_json, read_run
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.kept_nodes import read_histories
@@ -22,6 +22,7 @@ from rankscope.collector.publish.api.capture_routes import CAPTURES_PATH, Captur
 from rankscope.collector.reports.capture_text import describe_link
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.storage.stored_runs import read_runs
 from rankscope.collector.store_address import read_store_option
 
 
@@ -61,7 +62,7 @@ rankscope incidents bert --store runs.db --json"""
         )
 
     def run(self, options: argparse.Namespace) -> int:
-        """Print the incidents and return 0. Raises UnavailableError without a collector or a store."""
+        """Print the incidents and return 0. Raises UnavailableError without a collector or a store, or the run."""
         found = _ask_collector(options) if options.store is None else _read_folder(options)
         incidents = sorted(found.incidents, key=lambda incident: (not incident.is_open, -incident.id))
         if not give_json(options, incidents):
@@ -74,7 +75,10 @@ rankscope incidents bert --store runs.db --json"""
 
 def _ask_collector(options: argparse.Namespace) -> _Found:
     url, credentials = find_collector(options)
-    found = fetch_incidents(url, credentials, run=read_run(options), only_open=options.open)
+    run = read_run(options)
+    found = fetch_incidents(url, credentials, run=run, only_open=options.open)
+    if run is not None and not found:
+        choose_run(run, url, credentials)  # a run without incidents is not a name that nobody knows
     captures: Sequence[Capture] = ()
     if not options.json and any(one.captures for one in found):
         captures = fetch(f"{url}{CAPTURES_PATH}", CaptureList, credentials).captures
@@ -82,7 +86,10 @@ def _ask_collector(options: argparse.Namespace) -> _Found:
 
 
 def _read_folder(options: argparse.Namespace) -> _Found:
-    found = _filter(read_store(options.store).incidents, run=read_run(options), only_open=options.open)
+    run = read_run(options)
+    found = _filter(read_store(options.store).incidents, run=run, only_open=options.open)
+    if run is not None and not found:
+        read_runs(options.store, run)
     histories = read_histories(options.store)
     if not isinstance(options.store, Path):  # the captures of each collector are in its own folder
         return _Found(link_incidents(found, (), histories), (), str)

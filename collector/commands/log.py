@@ -7,9 +7,9 @@ import threading
 import time
 from typing import Final
 
-from rankscope.collector.client import add_url, fetch_runs, find_collector
+from rankscope.collector.client import add_url, choose_run, find_collector
+from rankscope.collector.commands.command import add_needed_run
 from rankscope.collector.loggers.following import Follower, Sink
-from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.top.snapshot_fetch import fetch_run_view
 from rankscope.measure.errors import SettingError, UnavailableError
 
@@ -31,7 +31,7 @@ rankscope log bert --to wandb --project nodes"""
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the address, the run and the logger."""
         add_url(parser)
-        parser.add_argument("run", metavar="RUN", help="an id, or a name for its latest run")
+        add_needed_run(parser)
         parser.add_argument(
             "--to", choices=sorted(SINKS), required=True, help="the logger; its own variables say where it writes"
         )
@@ -62,11 +62,7 @@ rankscope log bert --to wandb --project nodes"""
         if options.ranks < 0:
             raise SettingError(f"--ranks is {options.ranks}; the smallest allowed is 0.")
         url, credentials = find_collector(options)
-        run_id = choose_run_id(options.run, fetch_runs(url, credentials))
-        if run_id is None:
-            raise UnavailableError(
-                f"no run {options.run!r} is known to the collector at {url}; `rankscope status` lists them."
-            )
+        run_id = choose_run(options.run, url, credentials)
         sink = open_sink(options.to, run_id, options.project, options.into)
         follower = Follower(
             lambda: fetch_run_view(url, credentials, run_id, time.time()), sink,

@@ -10,8 +10,9 @@ from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.memory.snapshot_process import read_snapshot
 from rankscope.collector.reports.trace_cells import MISSING
 from rankscope.collector.traces.report import TraceReport
-from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.errors import SettingError
 from rankscope.measure.memory_flow import MemoryFlow
+from rankscope.measure.output_files import write_output
 
 TOP: Final = 20
 FLOWS_MAX: Final = 16
@@ -70,10 +71,7 @@ def write_flow(path: Path, option: str, flows: Sequence[tuple[str, MemoryFlow]])
     """
     from rankscope.collector.reports.memory_flow import render_flow  # noqa: PLC0415 - only with the option
 
-    try:
-        path.write_text(render_flow(flows), encoding="utf-8")
-    except OSError as error:
-        raise UnavailableError(f"{path} (from {option}) cannot be written: {error.strerror}") from error
+    write_output(path, option, render_flow(flows).encode())
 
 
 def write_flows_of(report: TraceReport, path: Path) -> None:

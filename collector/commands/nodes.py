@@ -1,11 +1,8 @@
 """`rankscope nodes`: list the nodes by how often they have held up a run, and write those to exclude to a file."""
 
 import argparse
-import contextlib
 import re
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +13,8 @@ from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, N
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.store_address import read_store_option
-from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.errors import SettingError
+from rankscope.measure.output_files import write_whole
 from rankscope.measure.preflights import NAMED, NOT_JUDGED, NOT_NAMED, LastPreflight
 
 HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -77,7 +75,7 @@ rankscope nodes --store runs.db --exclude-file exclude.txt"""
             print(render_nodes(found))
         if options.exclude_file is not None:
             names = choose_excluded(found, options.runs_min, options.ratio_min)
-            _write(options.exclude_file, names)
+            write_whole(options.exclude_file, "--exclude-file", "".join(f"{name}\n" for name in names))
             limits = f"held up at least {options.runs_min} runs, ratio at least {options.ratio_min:g}"
             print(f"{len(names)} node{'s' * (len(names) != 1)} ({limits}) in {options.exclude_file}", file=sys.stderr)
         return 0
@@ -148,19 +146,3 @@ def _build_cells(record: NodeRecord) -> tuple[str, ...]:
         _describe_preflight(record.preflight),
         printable(", ".join(f"{cause} {count}" for cause, count in record.causes.items())),
     )
-
-
-def _write(path: Path, names: Sequence[str]) -> None:
-    """Replace the file as a whole: a job that starts meanwhile reads the old or the new list."""
-    partial = None
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            partial = Path(file.name)
-            file.write("".join(f"{name}\n" for name in names))
-        partial.chmod(0o644)
-        partial.replace(path)
-    except OSError as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}. Name another file.") from error

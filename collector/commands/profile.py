@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.collector.commands.analyze import TOP, print_errors
-from rankscope.collector.commands.command import add_json, check_json_file, give_json, write_output
+from rankscope.collector.commands.command import add_json, check_json_file, give_json
 from rankscope.collector.commands.progress import ALL_GOOD
 from rankscope.measure.capture_limits import CAPTURE_STEPS_MAX
 from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.output_files import write_output
 
 SKIP: Final = 5
 STEPS: Final = 3

@@ -6,7 +6,7 @@ import sys
 from urllib.parse import quote
 
 from rankscope.collector.client import add_url, fetch, find_collector
-from rankscope.collector.commands.command import add_json, give_json
+from rankscope.collector.commands.command import add_json, add_needed_run, give_json
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
 from rankscope.collector.reports.run_sections import TOP, render_text
@@ -28,7 +28,7 @@ rankscope report bert --store runs.db --html > bert.html"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the run, where it is read, and the form."""
-        parser.add_argument("run", help="the run's name, as `rankscope status` shows it")
+        add_needed_run(parser)
         add_url(parser)
         parser.add_argument(
             "--store",

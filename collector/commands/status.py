@@ -1,7 +1,6 @@
 """`rankscope status`: print the runs of a collector, the verdict first, in a few lines even for thousands of ranks."""
 
 import argparse
-import difflib
 import os
 import sys
 import time
@@ -12,9 +11,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.client import Collector, add_url, fetch, fetch_runs, find_collector
+from rankscope.collector.client import Collector, add_url, choose_run, fetch, fetch_runs, find_collector
 from rankscope.collector.commands.command import add_json, add_run, asks_for_json, give_json, read_run
 from rankscope.collector.commands.incidents import fetch_incidents, to_plain
+from rankscope.collector.detect.finding import place_run
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.publish.api.rank_views import RankAnswer
@@ -24,12 +24,12 @@ from rankscope.collector.reports.status_text import render_all_ranks, render_one
 from rankscope.collector.reports.stored_runs_table import render_runs
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
 from rankscope.collector.reports.trace_cells import printable
-from rankscope.collector.run_ids import choose_run_id, name_run, read_run_name
+from rankscope.collector.run_ids import name_run
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.storage.stored_runs import read_runs
 from rankscope.collector.store_address import read_store_option
-from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.errors import SettingError
 
 WORST: Final = 10
 """Ranks listed of each run."""
@@ -44,8 +44,8 @@ class Status:
     summary = "print the runs of a collector, each with its verdict and its worst ranks"
     example = """\
 rankscope status                           all runs, each with its verdict and its worst ranks
-rankscope status bert --all          every rank of one run
-rankscope status bert --rank 17      one rank compared with its peer ranks
+rankscope status bert --all                every rank of one run
+rankscope status bert --rank 17            one rank compared with its peer ranks
 rankscope status --store postgresql://db/rankscope      the runs of all collectors that share a store
 RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope status"""
 
@@ -69,14 +69,15 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
         if options.store is not None:
             return _show_stored(options)
         collector = find_collector(options)
-        ids = _choose_runs(fetch_runs(*collector), read_run(options))
+        wanted = read_run(options)
+        ids = fetch_runs(*collector) if wanted is None else (choose_run(wanted, *collector),)
         if options.rank is not None:
             return _show_rank(collector, ids, options)
         incidents = [one for one in fetch_incidents(*collector, only_open=True) if one.run_id in ids]
         if asks_for_json(options) and not give_json(options, _read_runs(collector, ids, incidents)):
             return 0
         colors = choose_colors(sys.stdout, os.environ)
-        for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=read_run(options) is not None):
+        for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=wanted is not None):
             print(text, end="\n\n")
         if not ids:
             print("no run has reported to this collector")
@@ -107,27 +108,14 @@ def _read_runs(collector: Collector, ids: Sequence[str], incidents: Sequence[Inc
     return [{**run, "open_incidents": by_run[run_id]} for run_id, run in runs.items()]
 
 
-def _choose_runs(known: Sequence[str], wanted: str | None) -> Sequence[str]:
-    if wanted is None:
-        return known
-    run_id = choose_run_id(wanted, known)
-    if run_id is not None:
-        return [run_id]
-    near = difflib.get_close_matches(wanted, {*map(read_run_name, known), *known}, n=1)
-    cure = f"Did you mean {printable(near[0])!r}?" if near else "`rankscope status` lists those it knows."
-    raise UnavailableError(f"--run is {wanted!r}, a run that this collector does not know. {cure}")
-
-
 def _render_runs(
     collector: Collector, ids: Sequence[str], colors: Colors, *, with_all: bool, is_chosen: bool
 ) -> list[str]:
-    """Return an overview of several runs, and the text of each: those with open findings first, those that are over
-    last.
-    """
+    """Return an overview of several runs, and the text of each, those first that need somebody most."""
     statuses = [_fetch_run(collector, run_id, f"/status?worst={WORST}", RunStatus) for run_id in ids]
     named = Counter(one.run.run for one in statuses)
     statuses = [_name_by_id(one) if named[one.run.run] > 1 else one for one in statuses]
-    statuses.sort(key=lambda one: (one.run.end is not None, not one.run.open_findings))
+    statuses.sort(key=lambda one: place_run(one.run.open_findings, is_over=one.run.end is not None))
     texts = [render_overview(statuses, colors)] if len(statuses) > 1 else []
     for one in statuses:
         if with_all:
@@ -150,7 +138,7 @@ def _show_rank(collector: Collector, ids: Sequence[str], options: argparse.Names
         raise SettingError(f"--rank is {number}; ranks are whole numbers from 0.")
     if len(ids) != 1:
         known = ", ".join(map(printable, ids)) or "none"
-        raise SettingError(f"--rank is {number}; name its run with --run. This collector knows: {known}.")
+        raise SettingError(f"--rank is {number}; name its run in front of it. This collector knows: {known}.")
     run = _fetch_run(collector, ids[0], "?ranks=none", RunSnapshot)
     found = _fetch_run(collector, ids[0], f"/ranks/{number}", RankAnswer)
     if not give_json(options, found):

@@ -21,6 +21,7 @@ from rankscope.collector.comparison.run_comparison import (
 from rankscope.collector.detect.run_rules.earlier_runs import DEVIATION_FLOOR
 from rankscope.collector.steps.run_start import USES, USUAL_RATIO_MAX
 from rankscope.measure.text import to_line
+from rankscope.measure.units import format_share
 
 NAMED_SHARE_MIN: Final = 0.1
 NODES_NAMED_MAX: Final = 4
@@ -113,7 +114,8 @@ def _describe_long(found: RunComparison) -> str:
     if not found.a.long_steps and not found.b.long_steps:
         return ""
     row = next(row for row in found.step_times if row.name.endswith(ALL_STEPS))
-    shares = f"{found.a.long_time_ratio:.1%} of the time of A and {found.b.long_time_ratio:.1%} of B"
+    of_a, of_b = format_share(found.a.long_time_ratio), format_share(found.b.long_time_ratio)
+    shares = f"{of_a} of the time of A and {of_b} of B"
     is_known = judge(row, found.margin) == "no difference"
     verdict = "within the margin too" if is_known else "so whether these cost more is not known"
     return (

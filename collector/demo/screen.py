@@ -13,7 +13,7 @@ from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.rank_medians import describe_median_steps
-from rankscope.measure.units import NS_PER_MS, format_duration
+from rankscope.measure.units import NS_PER_MS, format_duration, format_share
 
 WIDTH: Final = 100
 LABEL: Final = 10
@@ -194,10 +194,10 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
     if goodput.goodput_ratio is None:
         return []
     losses = [("slow ranks", goodput.slow_ns), ("start-up", goodput.startup_ns), ("stalls", goodput.stalled_ns)]
-    shares = [(lost_ns / goodput.wall_ns, name) for name, lost_ns in losses]
-    lost = ", ".join(f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True) if share >= LOSS_MIN)
-    text = f"  Goodput {goodput.goodput_ratio:.0%} of {format_duration(goodput.wall_ns)}{f': {lost}' if lost else ''}"
-    return [text.replace("%", " %")]
+    shares = sorted(((lost_ns / goodput.wall_ns, name) for name, lost_ns in losses), reverse=True)
+    lost = ", ".join(f"{name} {format_share(share, 0)}" for share, name in shares if share >= LOSS_MIN)
+    productive = f"{format_share(goodput.goodput_ratio, 0)} of {format_duration(goodput.wall_ns)}"
+    return [f"  Goodput {productive}{f': {lost}' if lost else ''}"]
 
 
 def _name_others(run: RunSnapshot, found: Finding | None) -> list[str]:

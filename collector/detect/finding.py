@@ -278,6 +278,15 @@ def order_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(known, key=place)
 
 
+def place_run(open_findings: Iterable[Finding], *, is_over: bool) -> tuple[bool, int, float]:
+    """Return a key that sorts runs by how much they need somebody: running ones by the severity of their open findings,
+    then by cost, those without any after them, and those that are over last.
+    """
+    known = list(open_findings)
+    severity = max((SEVERITIES.index(one.severity) for one in known if one.severity in SEVERITIES), default=-1)
+    return is_over, -severity, -sum(one.lost_rank_seconds or 0.0 for one in known)
+
+
 WORDS: Final[Mapping[str, Callable[[Finding], str]]] = {
     "headline": write_headline,
     "figures": write_figures,

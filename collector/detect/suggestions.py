@@ -5,6 +5,8 @@ from here (`python -m tests.contract.suggestion_pages` writes the advice into th
 cause; where that is not known, it names the measurement that shows it. RUN and N stand for what the finding names.
 """
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -367,6 +369,19 @@ def suggest(kind: str, cause: str, variant: str = "") -> str:
         return UNKNOWN_KIND
     found = advice.by_cause.get(f"{cause}: {variant}") if variant else None
     return found or advice.by_cause.get(cause) or advice.by_cause.get(UNATTRIBUTED, UNKNOWN_KIND)
+
+
+def fill_commands(suggestion: str, run: str, ranks: Sequence[int]) -> str:
+    """Return a suggestion with the name of the run, and the first of `ranks`, in its commands, which then can be typed
+    as they are.
+
+    >>> fill_commands("See where it is: rankscope status RUN --rank N, or `py-spy dump`.", "bert", (2, 3))
+    'See where it is: rankscope status bert --rank 2, or `py-spy dump`.'
+    >>> fill_commands("A capture shows it: rankscope capture RUN --ranks around:N --wait.", "my run", (7,))
+    "A capture shows it: rankscope capture 'my run' --ranks around:7 --wait."
+    """
+    named = re.sub(r"\bRUN\b", lambda _: shlex.quote(run), suggestion)
+    return re.sub(r"(--rank |around:)N\b", rf"\g<1>{ranks[0]}", named) if ranks else named
 
 
 def find_runbook(kind: str, nodes: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ class RunFindings(NamedTuple):
 
     `is_over`: all its ranks have ended. `is_judged`: detection gives verdicts and does not abstain. `failure`: how the
     run ended, in the form of a finding, None unless it ended badly. `is_superseded`: a later run of its name has begun.
-    `findings_as_closed`: all its findings with their sentences in the past tense.
+    `findings_as_closed`: all its findings in their closed form.
     """
 
     run: str
@@ -187,7 +187,7 @@ class Ledger:
             return
         state, into = self._open_states[number], self._owners.get((run, -1 if merged_into is None else merged_into))
         if into is None:
-            self._follow(number, finding, now_wall_s)  # its last sentence is in the past tense
+            self._follow(number, finding, now_wall_s)  # in its closed form
         del state.lost_rank_s[finding.number]
         if into is None:
             state.carried_rank_s = _add(state.carried_rank_s, finding.lost_rank_seconds)
@@ -214,7 +214,7 @@ class Ledger:
         for incident in [incident for incident in self._incidents.values() if incident.is_open]:
             reason = self._find_end(incident, by_id.get(incident.run_id), now_wall_s)
             if reason is not None:
-                self._use_past_tense(incident, by_id.get(incident.run_id), now_wall_s)
+                self._use_closed_form(incident, by_id.get(incident.run_id), now_wall_s)
                 self._resolve(incident.id, reason, now_wall_s)
             elif incident.kind not in OF_ENDS:  # a failed run costs no more over time
                 self._put(escalate(incident, self._rules, now_wall_s))
@@ -243,8 +243,8 @@ class Ledger:
             return None
         return RESTARTED if run is None else NOT_FOUND_AGAIN
 
-    def _use_past_tense(self, incident: Incident, run: RunFindings | None, now_wall_s: float) -> None:
-        """Replace the sentence of an incident whose finding was never closed by that in the past tense: its run is
+    def _use_closed_form(self, incident: Incident, run: RunFindings | None, now_wall_s: float) -> None:
+        """Give an incident whose finding was never closed the words of a closed one: its run is
         lost, or has ended while no collector was running.
         """
         state = self._open_states.get(incident.id)

@@ -188,7 +188,7 @@ class Routes:
         run = snapshot.find_run(name)
         if run is not None:
             return Response(HTTPStatus.OK, JSON, self._encode_run(snapshot, run))
-        return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs")
+        return refuse(HTTPStatus.NOT_FOUND, snapshot.describe_unknown(name))
 
     def _dump_run(self, name: str) -> Response:
         try:
@@ -196,7 +196,7 @@ class Routes:
         except UnavailableError as error:
             return refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         if found is None:
-            return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs")
+            return refuse(HTTPStatus.NOT_FOUND, self._read_snapshot().describe_unknown(name))
         return Response(HTTPStatus.OK, JSON, found)
 
     def _encode_run(self, snapshot: Snapshot, run: RunSnapshot) -> bytes:

@@ -1,6 +1,7 @@
 """Lay out a finding, or an incident, as lines of text: its headline, and below it what each of its fields says.
 
-Terminal, report and page have the same fields in this order; what they say is written in `detect/finding_words.py`.
+Terminal and report have the fields in this order, the page begins with the cost; what they say is written in
+`detect/finding_words.py`.
 """
 
 from collections.abc import Sequence

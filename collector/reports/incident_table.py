@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Final
 
+from rankscope.collector.detect.finding_words import write_lost
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.reports.finding_text import render_facts
 from rankscope.collector.reports.trace_cells import printable
@@ -15,9 +16,10 @@ SENTENCE_WIDTH: Final = 116
 INDENT: Final = "      "
 CELL_LENGTH_MAX: Final = 24
 """Longer names of runs and causes are cut, so that the other columns stay in place."""
-HEADS: Final = ("id", "state", "severity", "since (UTC)", "for", "run", "kind", "subject", "cause", "rank-hours")
+COST: Final = "cost so far"
+HEADS: Final = ("id", "state", "severity", "since (UTC)", "for", "run", "kind", "subject", "cause", COST)
 NO_NOTES: Final[Mapping[int, Sequence[str]]] = {}
-NUMBERS: Final = frozenset({"id", "for", "rank-hours"})
+NUMBERS: Final = frozenset({"id", "for", COST})
 
 
 def render_incidents(
@@ -27,7 +29,7 @@ def render_incidents(
     with_sentences: bool = True,
     notes: Mapping[int, Sequence[str]] = NO_NOTES,
 ) -> str:
-    """Return the table, in the order given. Times of day are UTC, the cost is in hours summed over the ranks. `notes`
+    """Return the table, in the order given. Times of day are UTC, the cost is as in sentences. `notes`
     are lines below an incident, by its id; they are not wrapped, so that an address stays whole.
     """
     rows = [(incident, _build_cells(incident, now_wall_s)) for incident in incidents]
@@ -64,7 +66,7 @@ def _build_cells(incident: Incident, now_wall_s: float) -> dict[str, str]:
         "kind": _shorten(incident.kind),
         "subject": _shorten(incident.subject),
         "cause": _shorten(incident.cause),
-        "rank-hours": _format_hours(incident.lost_rank_seconds),
+        COST: write_lost(incident.lost_rank_seconds) or UNKNOWN,
     }
 
 
@@ -91,10 +93,6 @@ def format_utc(wall_s: float) -> str:
     '1970-01-01 00:00:00'
     """
     return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _format_hours(rank_seconds: float | None) -> str:
-    return UNKNOWN if rank_seconds is None else f"{rank_seconds / 3_600:.2f}"
 
 
 def _shorten(text: str) -> str:

@@ -15,10 +15,11 @@ from rankscope.measure.units import NS_PER_MS
 
 UNKNOWN: Final = "-"
 STATE_WIDTH: Final = 10
+WIDTHS: Final = {name: max(8, len(name)) for name in PHASES}
 HEAD: Final = (
     f"{'rank':>5} {'steps':>6} {'step ms':>8} "
-    + " ".join(f"{name[:8]:>8}" for name in PHASES)
-    + f" {'own ms':>8} {'slowdown':>8} {'compute':>7} {'comm':>6} {'overlap':>7} {'exposed':>7} {'idle':>6}"
+    + " ".join(f"{name:>{WIDTHS[name]}}" for name in PHASES)
+    + f" {'own ms':>8} {'slowdown':>8} {'compute %':>9} {'comm %':>6} {'overlap %':>9} {'exposed %':>9} {'idle %':>6}"
     + f"  {'state':<{STATE_WIDTH}} node"
 )
 STATE_COLORS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -44,10 +45,10 @@ def render_rank(rank: RankSnapshot, colors: Colors = PLAIN) -> str:
     shares = " ".join(
         f"{_percent(window, ratio):>{width}}"
         for ratio, width in (
-            (ratios.compute_ratio, 7),
+            (ratios.compute_ratio, 9),
             (ratios.communication_ratio, 6),
-            (ratios.overlap_ratio, 7),
-            (ratios.exposed_communication_ratio, 7),
+            (ratios.overlap_ratio, 9),
+            (ratios.exposed_communication_ratio, 9),
             (ratios.idle_ratio, 6),
         )
     )
@@ -60,7 +61,7 @@ def render_rank(rank: RankSnapshot, colors: Colors = PLAIN) -> str:
 
 def render_times(step_ns: float | None, phases_ns: Mapping[str, float], own_ns: float | None) -> str:
     """Return the columns of times: the step, its phases, the own time."""
-    phases = " ".join(f"{_ms(phases_ns.get(name)):>8}" for name in PHASES)
+    phases = " ".join(f"{_ms(phases_ns.get(name)):>{WIDTHS[name]}}" for name in PHASES)
     return f"{_ms(step_ns):>8} {phases} {_ms(own_ns):>8}"
 
 
@@ -75,4 +76,4 @@ def _ms(nanoseconds: float | None) -> str:
 
 def _percent(window: WindowBreakdown | None, ratio: Callable[[WindowBreakdown], float | None]) -> str:
     value = None if window is None else ratio(window)
-    return UNKNOWN if value is None else f"{100 * value:.0f}%"
+    return UNKNOWN if value is None else f"{100 * value:.0f}"

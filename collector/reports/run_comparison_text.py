@@ -19,6 +19,7 @@ from rankscope.collector.reports.trace_cells import (
     text_cell,
 )
 from rankscope.collector.reports.trace_text import WIDTH, render_section
+from rankscope.measure.units import format_share
 
 TOP: Final = 40
 """More rows than the tables have, with some phases of a user's own; the incidents beyond are counted."""
@@ -68,7 +69,7 @@ def _sides(found: RunComparison) -> Section:
         "ranks": lambda side: text_cell(side.world_size),
         "nodes": lambda side: text_cell(side.nodes),
         "attempts": lambda side: text_cell(side.attempts),
-        "long steps": lambda side: text_cell(f"{side.long_steps}, {side.long_time_ratio:.1%} of the time"),
+        "long steps": lambda side: text_cell(f"{side.long_steps}, {format_share(side.long_time_ratio)} of the time"),
         "steps/s": lambda side: amount(side.steps_per_s, decimals=3),
         "samples/s per rank": lambda side: amount(side.samples_per_s, decimals=1),
         "tokens/s per rank": lambda side: amount(side.tokens_per_s, decimals=1),
@@ -84,7 +85,7 @@ def _sides(found: RunComparison) -> Section:
 
 
 def _share(ratio: float | None) -> Cell:
-    return Cell(MISSING) if ratio is None else Cell(f"{ratio:.1%}", ratio)
+    return Cell(MISSING) if ratio is None else Cell(format_share(ratio), ratio)
 
 
 def _step_times(found: RunComparison) -> Section:

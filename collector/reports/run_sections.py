@@ -39,7 +39,7 @@ from rankscope.collector.runs.run_end_words import (
 from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.storage.run_reader import CurvePoint
-from rankscope.measure.units import NS_PER_MS, format_duration, format_length
+from rankscope.measure.units import NS_PER_MS, format_duration, format_length, format_share
 
 TOP: Final = 20
 """Default number of rows of a table; the JSON has all."""
@@ -87,7 +87,7 @@ def _facts(report: RunReport) -> Section:
         "attempts": f"{report.attempts}, {report.restart_count} of them restarts that torchrun counted",
         "steps": f"{report.steps} in the last attempt, {report.steps_kept} in the history",
         "step time": "-" if report.step_ns_median is None else format_duration(report.step_ns_median),
-        "goodput": "-" if ratio is None else f"{ratio:.1%} of {format_duration(report.goodput.wall_ns)}",
+        "goodput": "-" if ratio is None else f"{format_share(ratio)} of {format_duration(report.goodput.wall_ns)}",
         **_describe_flops(report),
         **({"energy": energy} if energy else {}),
         **({"checkpoints": checkpoints[0]} if checkpoints else {}),

@@ -35,12 +35,14 @@ from rankscope.collector.runs.run_status import (
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective, Stall, describe_frame, find_script_frame
-from rankscope.measure.units import format_duration
+from rankscope.measure.units import format_duration, format_share
 
 FINDINGS_SHOWN_MAX: Final = 5
 LINES_SHOWN_MAX: Final = 5
 NAMES_SHOWN_MAX: Final = 4
 """Runs named in the overview: each is below."""
+ANYTHING: Final = "other"
+"""The activity of a rank that is in nothing which has a name."""
 INDENT: Final = "  "
 
 
@@ -149,7 +151,7 @@ def _describe_run(status: RunStatus) -> str:
         parts.append(f"{status.steps:,} steps{speed}{step}")
     goodput = status.run.goodput.goodput_ratio
     if goodput is not None:
-        parts.append(f"goodput {goodput:.1%}")
+        parts.append(f"goodput {format_share(goodput)}")
     flops = describe_run_flops(status.flops)
     if flops:
         parts.append(flops)
@@ -285,14 +287,15 @@ def describe_stall(rank: RankSnapshot) -> str | None:
     if rank.stall.samples is not None and rank.stall.is_busy:
         frame = rank.stall.samples.frame
         return f"{who} is busy without training{'' if frame is None else f' at {describe_frame(frame)}'}"
-    return f"{who} is stalled in {_describe(rank.stall)}"
+    return f"{who} is stalled{_describe(rank.stall)}"
 
 
 def _describe(stall: Stall) -> str:
     frames = stall.stacks[0].frames if stall.stacks else ()
     frame = find_script_frame(frames)
     place = "" if frame is None else f" at {describe_frame(frame)}"
-    return f"{stall.activity}{place}{_describe_pending(stall.pending)}"
+    activity = "" if stall.activity == ANYTHING else f" in {stall.activity}"
+    return f"{activity}{place}{_describe_pending(stall.pending)}"
 
 
 def _describe_pending(pending: Sequence[PendingCollective]) -> str:

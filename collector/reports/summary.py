@@ -18,7 +18,7 @@ from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_status import find_energy, find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.measure.units import format_duration
+from rankscope.measure.units import format_duration, format_share
 
 SHARE_MIN = 0.0005
 """Smallest share shown: the smallest that rounds to a tenth of a percent."""
@@ -122,7 +122,7 @@ def _describe_speed(run: RunSnapshot) -> list[str]:
         for speed, unit in ((found.samples_per_s, "samples/s"), (found.tokens_per_s, "tokens/s"))
         if speed is not None
     ]
-    parts = [f"{found.steps_per_s:,.2f} steps/s, {found.reader_ratio:.1%} of the time waiting for data"]
+    parts = [f"{found.steps_per_s:,.2f} steps/s, {format_share(found.reader_ratio)} of the time waiting for data"]
     if known:
         parts.append(", ".join(f"{speed.per_rank:,.1f} {unit}" for speed, unit in known) + " per rank")
     summed = ", ".join(f"{speed.summed:,.1f} {unit}" for speed, unit in known if speed.summed is not None)
@@ -147,8 +147,8 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
         "not reported": goodput.unreported_ns,
     }
     shares = [(lost_ns / goodput.wall_ns, name) for name, lost_ns in losses.items()]
-    shown = [f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True) if share >= SHARE_MIN]
-    text = f"goodput: {goodput.goodput_ratio:.1%} of {format_duration(goodput.wall_ns)} in productive steps"
+    shown = [f"{name} {format_share(share)}" for share, name in sorted(shares, reverse=True) if share >= SHARE_MIN]
+    text = f"goodput: {format_share(goodput.goodput_ratio)} of {format_duration(goodput.wall_ns)} in productive steps"
     return [f"{text}; {', '.join(shown)}" if shown else text]
 
 

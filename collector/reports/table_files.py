@@ -35,7 +35,8 @@ def write_tables(report: TraceReport, folder: Path, kind: str) -> list[Path]:
                 write(path, [_flatten(row) for row in rows])
                 written.append(path)
     except OSError as error:
-        raise UnavailableError(f"{folder} (from --tables) cannot be written: {error.strerror}") from error
+        problem = f"{folder} (from --tables) cannot be written: {error.strerror}. Name another folder."
+        raise UnavailableError(problem) from error
     return written
 
 

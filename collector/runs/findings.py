@@ -20,9 +20,10 @@ from rankscope.collector.detect.finding import (
     order_findings,
 )
 from rankscope.collector.detect.sampled_lines import SampledLines
-from rankscope.collector.detect.suggestions import UNATTRIBUTED
+from rankscope.collector.detect.suggestions import UNATTRIBUTED, fill_commands
 from rankscope.collector.detect.view import Candidate, Detected, RunView, SingleLosses
 from rankscope.collector.invariants import ImpossibleNumbers, require
+from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
@@ -274,6 +275,9 @@ class RunFindings:
     def _open_or_update(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> None:
         """Open a finding, or update the open one; others that it merges are closed."""
         finding = candidate.finding
+        suggestion = fill_commands(finding.suggestion, read_run_name(self._run), finding.ranks)
+        if suggestion != finding.suggestion:
+            finding = msgspec.structs.replace(finding, suggestion=suggestion)
         kept, merged = match_open(self._open, finding)
         if kept is None:
             kept = self._open_new(finding, view)

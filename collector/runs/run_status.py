@@ -25,7 +25,7 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.records import Totals
-from rankscope.measure.units import format_duration, s_to_ns
+from rankscope.measure.units import format_duration, format_share, s_to_ns
 
 FAILED, NAMED, UNHEARD, STALLED, ALIVE, GONE = range(6)
 """Order of ranks in a status, the worst first: failed by itself; named by an open finding; does not report, or its
@@ -161,9 +161,9 @@ def describe_least_waiting(least: LeastWaiting) -> str:
     'Rank 5 waited for others least in 95 % of 40 steps, the next one 8.0 ms longer: it is slower, or has more work'
     """
     return (
-        f"Rank {least.rank} waited for others least in {least.share:.0%} of {least.steps} steps, the next one "
-        f"{format_duration(least.margin_ns)} longer: it is slower, or has more work"
-    ).replace("%", " %")
+        f"Rank {least.rank} waited for others least in {format_share(least.share, 0)} of {least.steps} steps, the next "
+        f"one {format_duration(least.margin_ns)} longer: it is slower, or has more work"
+    )
 
 
 def describe_state(rank: RankSnapshot) -> str:

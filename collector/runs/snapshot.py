@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.run_ids import choose_run_id
+from rankscope.collector.run_ids import choose_run_id, describe_unknown_run
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -325,6 +325,10 @@ class Snapshot:
         """Return the run with this id, or the latest one of this name; None when there is none."""
         run_id = choose_run_id(asked, (one.run_id for one in self._given))
         return next((run for run in self.runs if run.run_id == run_id), None)
+
+    def describe_unknown(self, asked: str) -> str:
+        """Return the sentence about a run that `find_run` does not find."""
+        return describe_unknown_run(asked, (one.run_id for one in self._given), "this collector")
 
     def compute_once(self, run: RunSnapshot, compute: Callable[[RunSnapshot], T]) -> T:
         """Return what `compute` returns of one of its runs, called once for all who ask, as a rule: two threads that

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rankscope.collector.run_ids import choose_run_id, read_run_name
+from rankscope.collector.run_ids import NEAR_AMONG_MAX, choose_run_id, describe_unknown_run, read_run_name
 from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempt, FormerAttempts, PlacedRank
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.steps.step_aggregates import StepAggregate
@@ -18,9 +18,6 @@ from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import DeviceSample
 from rankscope.measure.units import ns_to_s
-
-NAMES_SHOWN_MAX: Final = 8
-"""Runs named in the error when the requested one is not there."""
 
 ALL_ROWS: Final = 2**62
 """A limit of rows that is none."""
@@ -183,7 +180,8 @@ def opening_run(address: StoreAddress, run: str) -> Iterator[RunHistory]:
         run_id = choose_run_id(run, (one for (one,) in like))
         row = connection.execute("SELECT id, body, story FROM runs WHERE run = ?", (run_id,)).fetchone()
         if row is None:
-            raise UnavailableError(f"no run {run!r} is in {address}; {_name_runs(connection)}.")
+            known = connection.execute("SELECT run FROM runs ORDER BY changed_wall_s DESC LIMIT ?", (NEAR_AMONG_MAX,))
+            raise UnavailableError(describe_unknown_run(run, (one for (one,) in known), str(address)))
         unreadable: list[str] = []
         kept = load_run(connection, row, unreadable)
         if kept is None:
@@ -240,13 +238,6 @@ def _read_places(connection: Connection, run_id: int) -> Iterator[tuple[int, Pla
             continue
         uuids = tuple(device.uuid for device in place.devices)
         yield rank, PlacedRank(place.hello.identity.node, ns_to_s(place.hello.wall_ns), uuids)
-
-
-def _name_runs(connection: Connection) -> str:
-    found = connection.execute(
-        "SELECT run FROM runs ORDER BY changed_wall_s DESC LIMIT ?", (NAMES_SHOWN_MAX,)
-    ).fetchall()
-    return f"the latest there are {', '.join(repr(run) for (run,) in found)}" if found else "there is none in it"
 
 
 def _build_step(row: Sequence[Any]) -> StepAggregate:

@@ -4,10 +4,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.run_ids import describe_unknown_run, read_run_name
 from rankscope.collector.runs.saved_runs import SavedRun
 from rankscope.collector.storage.database import reading
 from rankscope.collector.store_address import StoreAddress
+from rankscope.measure.errors import UnavailableError
 
 RUNS_MAX: Final = 100
 """Runs that are listed, those that changed last."""
@@ -39,17 +40,22 @@ class StoredRuns(NamedTuple):
 
 
 def read_runs(address: StoreAddress, run: str | None = None, runs_max: int = RUNS_MAX) -> StoredRuns:
-    """Return the runs of a store, or those with this id or name. Raises UnavailableError when it cannot be used."""
+    """Return the runs of a store, or those with this id or name. Raises UnavailableError when it cannot be used, or
+    has none of these.
+    """
     found: list[StoredRun] = []
+    known: list[str] = []
     others = unreadable = 0
     with reading(address) as connection:
-        if not connection.has_table("runs"):
-            return StoredRuns((), 0, 0)
-        collector = connection.find_collector("runs")
-        rows = connection.execute(
-            f"SELECT run, {collector}, body FROM runs ORDER BY changed_wall_s DESC, run"  # noqa: S608 - a constant
-        )
+        if connection.has_table("runs"):
+            collector = connection.find_collector("runs")
+            rows = connection.execute(
+                f"SELECT run, {collector}, body FROM runs ORDER BY changed_wall_s DESC, run"  # noqa: S608 - a constant
+            )
+        else:
+            rows = ()
         for run_id, name, body in rows:
+            known.append(run_id)
             if run is not None and run not in {run_id, read_run_name(run_id)}:
                 continue
             if len(found) == runs_max:
@@ -59,6 +65,8 @@ def read_runs(address: StoreAddress, run: str | None = None, runs_max: int = RUN
                 found.append(_build(msgspec.json.decode(body, type=SavedRun), name))
             except (msgspec.DecodeError, TypeError):
                 unreadable += 1
+    if run is not None and not found and not unreadable:
+        raise UnavailableError(describe_unknown_run(run, known, str(address)))
     return StoredRuns(tuple(found), others, unreadable)
 
 

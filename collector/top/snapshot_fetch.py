@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from rankscope.collector.client import Credentials, fetch, fetch_runs
-from rankscope.collector.run_ids import choose_run_id
+from rankscope.collector.run_ids import find_run_id
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.errors import UnavailableError
@@ -113,13 +113,13 @@ class StepTrend:
 
 
 def fetch_run_view(url: str, credentials: Credentials, wanted: str, wall_s: float) -> RunView:
-    """Return the run `wanted` (an id or a name; empty: the first) of the collector at `url`. Raises
-    UnavailableError.
+    """Return the run `wanted` (an id or a name; empty: the first) of the collector at `url`, none while
+    it has no run at all. Raises UnavailableError, also where it has only others.
     """
     names = fetch_runs(url, credentials)
     if not names:
         return RunView(wall_s=wall_s)
-    name = quote(choose_run_id(wanted, names) or names[0], safe="")
+    name = quote(find_run_id(wanted, names, f"the collector at {url}") if wanted else names[0], safe="")
     run = fetch(f"{url}/api/v1/runs/{name}?ranks=none", RunSnapshot, credentials)
     page = fetch(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
     return RunView(wall_s=wall_s, runs=names, run=run, ranks=page.ranks)

@@ -119,7 +119,7 @@ def _time_columns() -> list[Column]:
 
 def _gpu_columns() -> list[Column]:
     return [
-        Column("util", 5, lambda row: make_line(_percent(_gpu(row).utilization_ratio))),
+        Column("util %", 6, lambda row: make_line(_percent(_gpu(row).utilization_ratio))),
         Column("mem GiB", 9, lambda row: make_line(_draw_memory(_gpu(row)))),
         Column("W", 5, lambda row: make_line(_whole(_gpu(row).power_watts))),
         Column("°C", 3, lambda row: make_line(_whole(_gpu(row).temperature_celsius))),
@@ -131,7 +131,7 @@ def _more_columns() -> list[Column]:
     return [
         Column("step", 9, lambda row: make_line(_whole(_worst(row).last_step))),
         Column("wait ms", 8, lambda row: make_line(_ms(_worst(row).wait_caused_ns_median))),
-        Column("MFU", 4, lambda row: make_line(_percent(_worst(row).mfu_ratio))),
+        Column("MFU %", 5, lambda row: make_line(_percent(_worst(row).mfu_ratio))),
     ]
 
 
@@ -182,7 +182,7 @@ def _ms(nanoseconds: float | None) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{100 * ratio:.0f}%"
+    return UNKNOWN if ratio is None else f"{100 * ratio:.0f}"
 
 
 def _whole(value: float | None, unit: float = 1) -> str:

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.collector.output_files import check_place
 from rankscope.collector.traces.files import TraceFile, rank_in_name, read_chunks
 from rankscope.collector.traces.origin import Origin, read_origin
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, UnavailableError
 from rankscope.measure.kineto_json import TraceBlocks
+from rankscope.measure.output_files import check_place, describe_unwritable
 
 FROM_PATTERN, FROM_HEAD, FROM_NAME = "--rank-from", "the trace", "the file's name"
 READERS_MAX = 16
@@ -128,7 +128,7 @@ def check_output(path: Path, option: str) -> None:
     """
     check_place(path, option)
     if path.is_file() and _is_trace(path):
-        raise UnavailableError(f"{path} (from {option}) is a trace, which would be lost: name another file")
+        raise UnavailableError(describe_unwritable(path, option, "it is a trace, which would be lost"))
 
 
 def _is_trace(path: Path) -> bool:

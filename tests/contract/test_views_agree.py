@@ -1,25 +1,35 @@
-"""All views of a run say the same of a finding: verdict, status, report as text and JSON, page, metric, alert, log."""
+"""All views of a run say the same of a finding: verdict, status, `top`, demo, report as text, page and JSON, incidents,
+webhook, OTLP, metric, alert, the collector's log, and the loggers in the training.
+"""
 
+import html
+import logging
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
 
+from rankscope.agent.integrations.run_log import NO_FINDINGS, describe_findings
+from rankscope.agent.run_report import ReceivedSummary, build_report
 from rankscope.collector.captures.incident_views import NO_LINKS, view_run
 from rankscope.collector.demo.screen import DemoOptions, write_end
 from rankscope.collector.detect.finding import Finding, order_findings, write_whole_cost
-from rankscope.collector.detect.finding_words import count_ranks_wasted, format_ratio
+from rankscope.collector.detect.finding_words import TENTHS_MIN, WHOLE_MIN, count_ranks_wasted, format_ratio
 from rankscope.collector.incidents.incident import Incident, begin
-from rankscope.collector.notifications.event import OPENED, describe
+from rankscope.collector.notifications.event import OPENED, Nodes, build_event, describe
+from rankscope.collector.notifications.otlp_logs import describe_attributes
 from rankscope.collector.publish.api.rank_views import list_ranks
 from rankscope.collector.publish.metrics import run_metrics
 from rankscope.collector.reports.incident_table import render_incidents
+from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.run_sections import render_text
 from rankscope.collector.reports.status_text import render_status
 from rankscope.collector.reports.summary import summarize, verdict
+from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.run_summary import build_run_summary
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
@@ -29,6 +39,8 @@ from rankscope.collector.top.drawing import draw
 from rankscope.collector.top.snapshot_fetch import RunView
 from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.runs.test_hang_story import HangStory
+from tests.unit.collector.runs.test_out_of_memory_story import failing_story
+from tests.unit.collector.test_runs_in_a_row import Standing
 
 WORDS_MAX: Final = 25
 """Words of a sentence."""
@@ -41,6 +53,12 @@ def _hang() -> Story:
     return story.hang(2, 31)
 
 
+def _stall_now_and_then(story: Story) -> Story:
+    for _ in range(12):
+        story.train(7).train(3, forward={1: 60.0})
+    return story
+
+
 RUNS: Final[dict[str, Callable[[], Story]]] = {
     "slow loader": lambda: Story(4).join().train(40).train(40, data={2: 50.0}),
     "slow host": lambda: Story(4).join().train(40).train(60, forward={2: 30.0}),
@@ -50,15 +68,24 @@ RUNS: Final[dict[str, Callable[[], Story]]] = {
     "all ranks slower": lambda: Story(4).join().train(60).train(60, forward=dict.fromkeys(range(4), 40.0)),
     "slow from the begin": lambda: Story(4).join().train(60, forward={0: 25.0}),
     "slow, and well again": lambda: Story(4).join().train(40).train(60, data={2: 50.0}).train(120),
-    "waits for data": lambda: Story(4).join().train(80, data=dict.fromkeys(range(4), 8.0)),
+    "waits for data": lambda: Story(4).join().train(80, data=dict.fromkeys(range(4), 60.0)),
     "hang": _hang,
+    "one rank slow now and then": lambda: _stall_now_and_then(Story(4).join().train(40)),
+    "out of memory": lambda: failing_story().tick(),
 }
+KINDS_MIN: Final = frozenset({"straggler", "run_slowdown", "data_bound", "hang", "out_of_memory"})
 
 
 @pytest.fixture(params=RUNS, scope="module")
-def run(request: pytest.FixtureRequest) -> RunSnapshot:
-    """A run as all views get it."""
-    return RUNS[request.param]().snapshot()
+def story(request: pytest.FixtureRequest) -> Story:
+    """A run with all that has happened in it."""
+    return RUNS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def run(story: Story) -> RunSnapshot:
+    """The run as all views get it."""
+    return story.snapshot()
 
 
 def incidents_of(run: RunSnapshot) -> list[Incident]:
@@ -79,6 +106,7 @@ def views_of(run: RunSnapshot) -> Iterator[tuple[str, str]]:
     yield "status", render_status(build_status(run, 4))
     yield "report", render_text(report_of(run), 20, width=1_000)
     yield "incidents", render_incidents(incidents_of(run), 50_060.0)
+    yield "report as a page", read_page(report_of(run))
     yield "webhook", "\n".join(describe(one, OPENED) for one in incidents_of(run))
 
 
@@ -88,14 +116,28 @@ def draw_top(run: RunSnapshot) -> str:
     return "\n".join("".join(span.text for span in line) for line in lines)
 
 
+def read_page(report: RunReport) -> str:
+    """The texts of a report as a page."""
+    return html.unescape(re.sub(r"<[^>]+>", " ", render_page(report, 20)))
+
+
 def squeeze(text: str) -> str:
     """Text as one line: views wrap it differently."""
     return re.sub(r"\s+", " ", text)
 
 
-def test_every_run_has_a_finding_but_the_well_ones() -> None:
+def test_every_run_has_a_finding() -> None:
     found = {name: len(make().snapshot().findings) for name, make in RUNS.items()}
-    assert sum(count > 0 for count in found.values()) >= 8, found
+    assert sum(count > 0 for count in found.values()) == len(RUNS), found
+
+
+def test_runs_are_of_different_kinds_and_causes() -> None:
+    findings = [one for make in RUNS.values() for one in make().snapshot().findings]
+    assert {one.kind for one in findings} >= KINDS_MIN
+    assert {one.pattern for one in findings} >= {"steady", "intermittent"}
+    assert {one.severity for one in findings} >= {"warning", "critical"}
+    assert {one.is_closed for one in findings} == {False, True}
+    assert len({one.cause for one in findings}) >= 5
 
 
 def test_every_view_has_the_headline(run: RunSnapshot) -> None:
@@ -103,6 +145,49 @@ def test_every_view_has_the_headline(run: RunSnapshot) -> None:
         findings = run.open_findings if name == "status" else run.findings
         for one in findings:
             assert one.headline in squeeze(text), (name, one.headline)
+
+
+def test_commands_of_a_suggestion_can_be_typed_as_they_are(run: RunSnapshot) -> None:
+    for one in run.findings:
+        assert not re.search(r"\bRUN\b|--rank N\b|around:N\b", one.suggestion), one.suggestion
+    if any(one.kind == "hang" for one in run.findings):
+        assert f"rankscope status {run.run} --rank 2" in run.findings[0].suggestion
+
+
+def test_screen_of_top_has_the_first_headline(run: RunSnapshot) -> None:
+    if run.open_findings and run.end is None:
+        assert run.open_findings[0].headline in squeeze(draw_top(run))
+
+
+def test_log_of_the_collector_has_what_was_found(caplog: pytest.LogCaptureFixture, story: Story) -> None:
+    updates = Standing().updates
+    with caplog.at_level(logging.WARNING, "rankscope"):
+        for effect in story.effects:
+            if isinstance(effect, OpenFinding | UpdateFinding | CloseFinding):
+                updates._carry_out(effect)
+    told = [one for one in story.effects if isinstance(one, OpenFinding | UpdateFinding | CloseFinding)]
+    assert len(caplog.messages) == len(told)
+    for one, message in zip(told, caplog.messages, strict=True):
+        assert message.startswith(f"run {one.run!r}: finding {one.finding.number}")
+        assert message.endswith(f": {one.reason if isinstance(one, CloseFinding) else one.finding.sentence}")
+    assert {one.finding.number for one in told} >= {one.number for one in story.snapshot().findings}
+
+
+def test_loggers_in_the_training_have_the_open_findings(run: RunSnapshot) -> None:
+    received = ReceivedSummary(build_run_summary(run, None), 0)
+    lines = describe_findings(build_report("story", 0, received, 0)).split("\n")
+    said = [f"{one.severity}: {one.sentence}" for one in run.open_findings]
+    assert lines == (said or [NO_FINDINGS])
+
+
+def test_otlp_has_the_fields_of_the_incident(run: RunSnapshot) -> None:
+    for one, incident in zip(run.findings, incidents_of(run), strict=True):
+        event = build_event(incident, OPENED, 1, 0.0, Nodes())
+        given = describe_attributes(event)
+        assert given["rankscope.incident.sentence"] == one.sentence
+        assert given.get("rankscope.incident.slowdown_ratio") == one.slowdown_ratio
+        assert one.sentence in event.text
+        assert event.action == one.suggestion
 
 
 def test_every_view_that_gives_a_cost_gives_the_same(run: RunSnapshot) -> None:
@@ -142,6 +227,19 @@ def test_metric_of_the_cost_is_what_is_said(run: RunSnapshot) -> None:
             assert float(said[1]) == pytest.approx(wasted[one.kind, one.subject], abs=0.05)
 
 
+def find_formats(alerts: str, value: str) -> set[tuple[str, ...]]:
+    """By which limit, and by which formats from there on and below, alerts write a value."""
+    form = rf'if ge {re.escape(value)} ([\d.]+) }}}}{{{{ printf "(\S+)" {re.escape(value)} }}}}{{{{ else }}}}'
+    return set(re.findall(form + r'\{\{ printf "(\S+)"', alerts))
+
+
+def test_alerts_write_numbers_as_sentences_do() -> None:
+    # Annotations are templates of Prometheus: with the same limits, and as many decimals.
+    alerts = squeeze((Path(__file__).parents[2] / "deploy/prometheus/rules/alerts.yml").read_text())
+    assert find_formats(alerts, "$value") == {(f"{TENTHS_MIN}", "%.1f", "%.2f")}
+    assert find_formats(alerts, ".Value") == {(f"{WHOLE_MIN:.1f}", "%.0f", "%.1f")}
+
+
 def test_every_table_of_ranks_says_which_steps_it_is_of(run: RunSnapshot) -> None:
     said = describe_median_steps(run.medians_of)
     plan = DemoOptions(ranks=run.world_size, steps=100, fault="host", slow_rank=2, slow_from=40)
@@ -159,7 +257,7 @@ def test_own_times_of_the_finding_are_those_of_a_table_of_its_steps(run: RunSnap
     # What is planted is the same in every slow step, so the table of the last steps has it too.
     ranks = {rank.identity.rank: rank for rank in run.ranks}
     for one in run.open_findings:
-        if one.kind == "straggler" and one.rank is not None:
+        if one.kind == "straggler" and one.rank is not None and one.pattern == "steady":
             assert ranks[one.rank].own_ns_median == pytest.approx(one.evidence["own_ns"], rel=0.02)
 
 

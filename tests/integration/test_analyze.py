@@ -195,7 +195,7 @@ def test_output_that_would_cost_a_trace_or_another_output_is_refused(tmp_path: P
     trace = tmp_path / "rank0.json.gz"
     ended = rankscope("analyze", trace, "--json-file", trace)
     assert ended.returncode == 1
-    assert "(from --json-file) is a trace, which would be lost: name another file" in ended.stderr
+    assert "it is a trace, which would be lost. Name another file." in ended.stderr
     assert trace.read_bytes() == WHOLE
     ended = rankscope("analyze", trace, "--json-file", tmp_path / "out", "--html", tmp_path / "out")
     assert ended.returncode == 2

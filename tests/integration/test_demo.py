@@ -201,5 +201,5 @@ def test_unwritable_result_is_an_error_before_training(tmp_path: Path) -> None:
     path = tmp_path / "no such folder" / "result.json"
     ended = demo("--json-file", str(path))
     assert (ended.exit_code, ended.stdout) == (1, "")
-    reason = f"{path} (from --json-file) cannot be written: there is no folder {path.parent}"
+    reason = f"{path} (from --json-file) cannot be written: there is no folder {path.parent}. Name another file."
     assert ended.stderr == f"rankscope: {reason}\n"

@@ -238,7 +238,7 @@ def test_a_run_is_found_by_its_encoded_name_and_comes_whole(server: HttpServer, 
 def test_a_run_that_is_not_known_is_404(server: HttpServer) -> None:
     answer = ask(server, "/api/v1/runs/%3Cscript%3E%FF")
     assert answer.status == 404
-    assert answer.error == "no run '<script>\ufffd' is known; /api/v1/runs lists the known runs"
+    assert answer.error == "no run '<script>\ufffd' is known to this collector. It has 'bert/large 100% ü'."
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 

@@ -1,6 +1,7 @@
 """What the charts of the live page draw and read aloud, in a real browser."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -245,6 +246,74 @@ def test_begin_of_a_finding_is_marked_without_a_store_too(page: LivePage, world:
     page.open("#run=gpt")
     page.wait_for_text("#events", "begin, step 60: ")
     assert page.text("#marks").split("\n") == ["a finding begins"]
+
+
+def count_line(page: LivePage, chart: str, x: float) -> int:
+    """How much of a vertical line of the color of a finding is in a chart at `x`, in pixels below the heads."""
+    _, height = page.size(chart)
+    red = page.color("event-finding")
+    drawn = [page.pixels(chart, x + aside)[CHART_TOP : round(height - CHART_BELOW)] for aside in (-1, 0)]
+    return max(sum(is_near(color, red, 60) for color in column) for column in drawn)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_begin_of_a_finding_is_drawn_on_every_chart_over_time(page: LivePage, world: LiveWorld, scheme: str) -> None:
+    prefer(page.browser, color_scheme=scheme)
+    found = finding_of(1, "Rank 1 is slow.", ranks=(1,), since_step=60, since_wall_s=BEGIN_WALL_S + 5.0)
+    (run,) = world.snapshot.runs
+    world.show(msgspec.structs.replace(run, open_findings=(found,)))
+    page.open("#run=gpt")
+    page.wait_for_text("#events", "begin, step 60: Rank 1 is slow.")
+    page.wait_for_rows("#phases-now", 5)
+    # The slices end 3, 5, 7 and 9 s after the first snapshot, and the first begins at 1.
+    width, height = page.size("#steps")
+    assert count_line(page, "#steps", LEFT + (width - LEFT - CHART_RIGHT) * (5 - 3) / (9 - 3)) > 0.9 * (
+        height - CHART_TOP - CHART_BELOW
+    )
+    assert count_line(page, "#steps", LEFT + (width - LEFT) / 2) == 0
+    for chart in ("#phases", "#device"):
+        width, height = page.size(chart)
+        middle = LEFT + (width - LEFT) * (5 - 1) / (9 - 1)
+        assert count_line(page, chart, middle) > 0.9 * (height - CHART_TOP - CHART_BELOW), chart
+        assert "begin, step 60: Rank 1 is slow." in read(page, chart[1:], *[Keys.ARROW_RIGHT] * 3)
+
+
+def test_begin_of_a_finding_is_drawn_beside_the_peers_of_its_rank(page: LivePage, world: LiveWorld) -> None:
+    world.tell(slow_story(), "gpt")
+    page.open("#run=gpt&rank=2")
+    page.wait_for_rows("#beside", 3)
+    page.wait_for_text("#open-findings", "Rank 2")
+    (run,) = world.snapshot.runs
+    (found,) = (one for one in run.open_findings if one.ranks == (2,))
+    assert found.since_step is not None
+    first = int(read(page, "peers", Keys.HOME).split()[1].rstrip(":"))
+    last = int(read(page, "peers", Keys.END).split()[1].rstrip(":"))
+    read(page, "peers", Keys.ESCAPE)
+    width, height = page.size("#peers")
+    column = (found.since_step - first + 0.5) / (last - first + 1)
+    assert count_line(page, "#peers", LEFT + column * (width - LEFT)) > 0.7 * (height - CHART_TOP - CHART_BELOW)
+    assert count_line(page, "#peers", LEFT + (column - 0.2) * (width - LEFT)) < 5
+
+
+def test_every_chart_has_ticks(browser: webdriver.Chrome, world: LiveWorld) -> None:
+    train(world, 100.0)
+    with noting_paint(browser, 1300), world.serve() as server:
+        page = LivePage(browser, server).open("#run=gpt&rank=1")
+        page.wait_for_text("#steps-basis", "The mean")
+        page.wait_for_rows("#beside", 2)
+        page.wait_for_rows("#phases-now", 5)
+        painted = read_painted(page)
+    texts = {name: [text for text, *_ in one["texts"]] for name, one in painted.items()}
+    for chart in ("steps", "peers"):
+        levels = [text for text in texts[chart] if re.fullmatch(r"0|\d+\.\d ms", text)]
+        assert levels[:1] == ["0"], chart
+        assert 3 <= len(set(levels)) == len(levels) <= 6, chart
+        heights = [y for text, _, _, y in painted[chart]["texts"] if text in levels]
+        assert heights == sorted(heights, reverse=True), "0 is below"
+    assert {"0 %", "25 %", "50 %", "75 %", "100 %"} <= set(texts["phases"])
+    for chart in ("steps", "phases"):
+        assert sum(bool(re.fullmatch(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d", text)) for text in texts[chart]) == 2, chart
+    assert sum(text.startswith("step ") for text in texts["peers"]) == 2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -117,24 +117,47 @@ def test_json_keeps_its_form_also_for_one_run(capsys: pytest.CaptureFixture[str]
     [
         (
             ("--run", "slwo"), 1,
-            "--run is 'slwo', a run that this collector does not know. Did you mean 'slow'?",
+            "no run 'slwo' is known to the collector at {url}. Did you mean 'slow'?",
         ),
         (
             ("--run", "xyz"), 1,
-            "--run is 'xyz', a run that this collector does not know. `rankscope status` lists those it knows.",
+            "no run 'xyz' is known to the collector at {url}. It has 'a/over', 'healthy', 'slow'.",
         ),
         (
             ("--rank", "3"), 2,
-            "--rank is 3; name its run with --run. This collector knows: a/over, healthy, slow.",
+            "--rank is 3; name its run in front of it. This collector knows: a/over, healthy, slow.",
         ),
         (("--run", "slow", "--rank", "-1"), 2, "--rank is -1; ranks are whole numbers from 0."),
     ],
 )  # fmt: skip
 def test_invalid_selection_is_an_error_with_its_cure(
-    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], status: int, said: str
+    capsys: pytest.CaptureFixture[str], url: str, options: tuple[str, ...], status: int, said: str
 ) -> None:
     assert main(["status", *options]) == status
-    assert capsys.readouterr().err == f"rankscope: {said}\n"
+    assert capsys.readouterr().err == f"rankscope: {said.format(url=url)}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "slwo"],
+        ["incidents", "slwo"],
+        ["top", "slwo", "--once"],
+        ["log", "slwo", "--to", "wandb"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_all_commands_say_the_same_of_a_run_that_nobody_knows(
+    words: list[str], url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 1
+    said = f"no run 'slwo' is known to the collector at {url}. Did you mean 'slow'?"
+    assert capsys.readouterr() == ("", f"rankscope: {said}\n")
+
+
+def test_run_without_incidents_is_not_one_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incidents", "healthy"]) == 0
+    assert "no run" not in capsys.readouterr().err
 
 
 def test_unknown_rank_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

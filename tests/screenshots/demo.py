@@ -10,13 +10,15 @@ from typing import IO, Final
 SAYS_WHERE: Final = "live page: "
 STEPS: Final = 600
 """Far more than a picture waits for: the job is ended with it."""
-SLOW_RANK: Final = 2
+RANKS: Final = 2
+"""As many as a small machine has cores: more would queue for them, which is a finding of its own."""
+SLOW_RANK: Final = 1
 
 
 @contextlib.contextmanager
 def running_demo() -> Iterator[str]:
     """Start it, with one slow rank; gives the HTTP address of its collector."""
-    command = [sys.executable, "-m", "rankscope.collector", "demo", "--ranks", "4"]
+    command = [sys.executable, "-m", "rankscope.collector", "demo", "--ranks", str(RANKS)]
     demo = subprocess.Popen(
         [*command, "--steps", str(STEPS), "--slow-rank", str(SLOW_RANK)],
         stdout=subprocess.PIPE,

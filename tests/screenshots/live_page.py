@@ -18,8 +18,9 @@ from tests.screenshots.demo import SLOW_RANK, running_demo
 
 DEFAULT: Final = Path(__file__).parents[2] / "docs" / "images" / "live-page.png"
 WIDTH: Final = 1_100
-HEIGHT_MAX: Final = 1_500
-"""CSS pixels: the runs, the findings, the step time with its events, and the heat map with the slow rank outlined."""
+HEIGHT: Final = 1_500
+"""CSS pixels of the window. The picture ends with the heat map, and the slow rank outlined in it, wherever that is."""
+MARGIN: Final = 8
 COLUMNS_MIN: Final = 125
 """Steps of the heat map, so that both is to be seen: how it was before step 60, and how it has been since."""
 FOUND_S_MAX: Final = 240.0
@@ -45,11 +46,11 @@ def main() -> None:
 def take_picture(browser: Chrome, address: str) -> bytes:
     """A PNG of the page once the slow rank has been found."""
     prefer(browser, color_scheme="light")
-    browser.set_window_size(WIDTH, HEIGHT_MAX)
+    browser.set_window_size(WIDTH, HEIGHT)
     browser.get(f"{address}#run={RUN}&rank={SLOW_RANK}")
     wait_until(browser, lambda: browser.execute_script(IS_FOUND, COLUMNS_MIN), FOUND_S_MAX)
-    last = find(browser, "#device").rect
-    clip = {"x": 0, "y": 0, "width": WIDTH, "height": min(HEIGHT_MAX, last["y"] + last["height"]), "scale": 1}
+    last = find(browser, ".scale").rect
+    clip = {"x": 0, "y": 0, "width": WIDTH, "height": last["y"] + last["height"] + MARGIN, "scale": 1}
     taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
     return base64.b64decode(taken["data"])
 

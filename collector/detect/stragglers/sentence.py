@@ -11,7 +11,7 @@ from rankscope.collector.steps.step_series import StepSeries
 
 def write_what(slow_ranks: Sequence[SlowRank], slow: SlowRank, series: StepSeries) -> str:
     """Return what one straggler, or several ranks of which `slow` is the slowest, are slower than."""
-    peers = _name_peers(slow, len(series.ranks), are_several=len(slow_ranks) > 1)
+    peers = _name_peers(slow_ranks, slow, len(series.ranks))
     return f"than {peers}{_describe_pattern(slow)}"
 
 
@@ -42,14 +42,23 @@ def describe_level(slow: SlowRank) -> tuple[str, ...]:
     return (f"by this much since step {step} only",)
 
 
-def _name_peers(slow: SlowRank, ranks: int, *, are_several: bool) -> str:
-    its = "their" if are_several else "its"
+def _name_peers(slow_ranks: Sequence[SlowRank], slow: SlowRank, ranks: int) -> str:
+    its = "their" if len(slow_ranks) > 1 else "its"
     if not slow.peers.do_same_work:
         others = "the other rank" if slow.peers.size == 1 else f"the other {slow.peers.size} ranks"
         return f"usual, compared with {others} (none known to do the same work)"
     if slow.peers.size == 1:
         return "the other rank" if ranks == 2 else f"{its} only peer"  # noqa: PLR2004 - it and the other
-    return f"{its} {slow.peers.size} peers"
+    count = _count_others(slow_ranks, slow)
+    return f"{its} only other peer" if count == 1 else f"{its} {count} peers"
+
+
+def _count_others(slow_ranks: Sequence[SlowRank], slow: SlowRank) -> int:
+    """Return how many peers a rank has besides those that are slow with it: all where these are all of them."""
+    known, others = set(slow.peers.ranks), [one for one in slow_ranks if one.rank != slow.rank]
+    is_sampled = len(known) < slow.peers.size
+    among = sum(one.rank in known or (is_sampled and not known.isdisjoint(one.peers.ranks)) for one in others)
+    return (slow.peers.size - among) or slow.peers.size
 
 
 def _describe_pattern(slow: SlowRank) -> str:

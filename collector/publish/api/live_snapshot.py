@@ -4,6 +4,7 @@ import msgspec
 
 from rankscope.collector.captures.capture import Capture
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
+from rankscope.collector.detect.finding import place_run
 from rankscope.collector.publish.api.live_captures import LiveCapture, build_live_captures
 from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, RunSummary, summarize_run
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
@@ -90,8 +91,11 @@ def build_live_snapshot(
     *,
     takes_orders: bool = False,
 ) -> LiveSnapshot:
-    """Return all runs, and one of them in full; None for an unknown one. `captures` are those of all runs."""
-    summaries = tuple(summarize_run(one) for one in snapshot.runs)
+    """Return all runs, those first that need somebody most, and one of them in full; None for an unknown one.
+    `captures` are those of all runs.
+    """
+    runs = sorted(snapshot.runs, key=lambda one: place_run(one.open_findings, is_over=one.end is not None))
+    summaries = tuple(map(summarize_run, runs))
     asked = None if run is None else snapshot.find_run(run)
     found = (
         _build_run(
@@ -102,7 +106,7 @@ def build_live_snapshot(
             captures=captures,
             links=links,
         )
-        for one, summary in zip(snapshot.runs, summaries, strict=True)
+        for one, summary in zip(runs, summaries, strict=True)
         if one is asked
     )
     return LiveSnapshot(

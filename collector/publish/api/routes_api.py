@@ -297,10 +297,10 @@ class Api:
         return self._read_snapshot().find_run(name)
 
     def _find(self, name: str, snapshot: Snapshot | None = None) -> RunSnapshot:
-        run = self._find_or_none(name) if snapshot is None else snapshot.find_run(name)
+        snapshot = snapshot or self._read_snapshot()
+        run = snapshot.find_run(name)
         if run is None:
-            error = f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs"
-            raise _RefusedError(HTTPStatus.NOT_FOUND, error)
+            raise _RefusedError(HTTPStatus.NOT_FOUND, snapshot.describe_unknown(name))
         return run
 
 

@@ -1,6 +1,6 @@
 // Two charts: time shares over time, and one rank between its peers. Each draws and returns what Readout asks for.
 
-import { roomFor, writeEnds, writeLevels } from "./axes.js";
+import { markBegin, roomFor, writeEnds, writeLevels, writeShares } from "./axes.js";
 import { color, clock, number, percent, span } from "./dom.js";
 
 const BELOW = 20;
@@ -49,12 +49,14 @@ export const addUp = (stretches) => {
   return sum;
 };
 
-/** Shares over time, stacked from below. `sharesOf` gives those of a stretch; one that has none leaves a gap. */
-export const drawShares = (pen, width, height, stretches, sharesOf) => {
+/** Shares over time, stacked from below. `sharesOf` gives those of a stretch; one that has none leaves a gap. `begins`
+ * are the times at which findings begin, with their texts. */
+export const drawShares = (pen, width, height, stretches, sharesOf, begins) => {
   const told = stretches.filter((stretch) => sharesOf(stretch).length);
   if (!told.length) return drawNothing(pen);
   const [begin, end] = [told[0].begin_wall_s, told.at(-1).end_wall_s];
-  const place = (wallS) => ((wallS - begin) / Math.max(1e-9, end - begin)) * width;
+  const left = roomFor(pen, ["100 %"]);
+  const place = (wallS) => left + ((wallS - begin) / Math.max(1e-9, end - begin)) * (width - left);
   for (const stretch of told) {
     const x = Math.floor(place(stretch.begin_wall_s));
     const wide = Math.max(1, Math.ceil(place(stretch.end_wall_s)) - x);
@@ -66,12 +68,18 @@ export const drawShares = (pen, width, height, stretches, sharesOf) => {
       top -= tall;
     }
   }
-  writeEnds(pen, [clock(begin), clock(end)], 0, width, height - 5);
+  const marked = begins.filter(({ wallS }) => begin <= wallS && wallS <= end);
+  for (const { wallS } of marked) markBegin(pen, place(wallS), height - BELOW);
+  writeEnds(pen, [clock(begin), clock(end)], left, width, height - 5);
+  writeShares(pen, left, height - BELOW);
   return {
     places: told.map((one) => place((one.begin_wall_s + one.end_wall_s) / 2)),
-    read: (column) => readShares(told[column], sharesOf),
+    read: (column) => [readShares(told[column], sharesOf), ...textsIn(told[column], marked)].join("; "),
   };
 };
+
+const textsIn = (stretch, begins) =>
+  begins.filter(({ wallS }) => stretch.begin_wall_s <= wallS && wallS <= stretch.end_wall_s).map(({ text }) => text);
 
 const readShares = (stretch, sharesOf) => {
   const parts = sharesOf(stretch).filter(({ share }) => share > 0);
@@ -85,8 +93,9 @@ const drawNothing = (pen) => {
   return null;
 };
 
-/** `recent` of a rank: its own time, and the median of its peers between the least and the most of them. */
-export const drawPeers = (pen, width, height, recent) => {
+/** `recent` of a rank: its own time, and the median of its peers between the least and the most of them. `since` are
+ * the first steps of the findings about it. */
+export const drawPeers = (pen, width, height, recent, since) => {
   const series = ["own_ns", "peers_own_ns_median", "peers_own_ns_min", "peers_own_ns_max"].map(
     (name) => recent?.[name] ?? [],
   );
@@ -116,6 +125,10 @@ export const drawPeers = (pen, width, height, recent) => {
   writeEnds(pen, ends, left, width, height - 5);
   pen.fillRect(left, height - BELOW, width - left, 1);
   writeLevels(pen, most, left, width, 0, height - BELOW);
+  for (const step of since) {
+    const column = recent.steps.findIndex((one) => one >= step);
+    if (column >= 0 && recent.steps[0] <= step) markBegin(pen, place(column), height - BELOW);
+  }
   return { places: recent.steps.map((_, column) => place(column)), read: (column) => readPeers(recent, column) };
 };
 

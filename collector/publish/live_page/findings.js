@@ -84,9 +84,9 @@ const build = (finding, onCapture) => {
   links.className = "links";
   const rows = FACTS.map((name) => element("div", {}, element("dt", {}, name), element("dd")));
   const facts = element("dl", { class: "facts" }, ...rows);
-  const node = element("li", {}, head, headline, facts, suggestion, line, links, evidence);
   const capture = onCapture === null ? null : captureButton(onCapture);
-  if (capture !== null) node.insertBefore(capture.button, evidence);
+  const tools = element("div", { class: "tools" }, links, ...(capture === null ? [] : [capture.button]));
+  const node = element("li", {}, head, headline, facts, suggestion, line, tools, evidence);
   let aimed = "";
   const update = (now) => {
     node.className = now.severity;

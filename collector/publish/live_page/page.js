@@ -171,7 +171,7 @@ const showSteps = (history, lastS) => {
   const begin = shown.points[0]?.wallS ?? Infinity; // what happened before is in the list of incidents
   shown.events = eventsOf(shown.points, shown.incidents, shown.snapshot.run, wallOf).filter(({ wallS }) => wallS >= begin);
   describeSteps(shown.points, shown.events, Boolean(history.steps?.length));
-  drawn.steps();
+  for (const one of ["steps", "phases", "device"]) drawn[one]();
 };
 
 /** Show ranks in the heat map with some beside them, and read the slowest of their cells. */
@@ -307,6 +307,14 @@ const readAddress = () => {
   followRun();
 };
 
+const begins = () => shown.events.filter(({ kind }) => kind === "begin");
+
+/** The first steps of the open findings about the rank that is shown. */
+const sinceSteps = () =>
+  (shown.snapshot?.run?.open_findings ?? [])
+    .filter((one) => one.ranks.includes(shown.rank) && one.since_step !== null)
+    .map((one) => one.since_step);
+
 /** A chart whose values can be read, by the id of its canvas. */
 const readable = (id, draw) => {
   const marking = (...pen) => {
@@ -321,9 +329,9 @@ const readable = (id, draw) => {
 const drawn = {
   "heat-scale": () => drawScale(at("heat-scale"), at("heat-least"), at("heat-most")),
   ...readable("steps", (...pen) => drawSteps(...pen, shown.points, shown.events)),
-  ...readable("phases", (...pen) => drawShares(...pen, shown.stretches, phaseShares)),
-  ...readable("device", (...pen) => drawShares(...pen, shown.stretches, deviceShares)),
-  ...readable("peers", (...pen) => drawPeers(...pen, shown.recent)),
+  ...readable("phases", (...pen) => drawShares(...pen, shown.stretches, phaseShares, begins())),
+  ...readable("device", (...pen) => drawShares(...pen, shown.stretches, deviceShares, begins())),
+  ...readable("peers", (...pen) => drawPeers(...pen, shown.recent, sinceSteps())),
 };
 
 at("pause").addEventListener("click", () => {

@@ -1,11 +1,11 @@
 // Step time over time, with what happened: findings, restarts, checkpoints, captures, the end of the run.
 
-import { roomFor, writeEnds, writeLevels } from "./axes.js";
+import { HEAD, drawHead, markBegin, roomFor, writeEnds, writeLevels } from "./axes.js";
 import { at, clock, color, dateAndClock, element, number, say, span } from "./dom.js";
 import { nameRanks } from "./found_ranks.js";
 
 const BELOW = 20;
-const TOP = 14; // for the heads of events
+const TOP = HEAD;
 const CUT_OFF = 4; // times the median: one stalled step must not flatten all others
 const NEAR_PX = 5;
 const DASHES = [4, 2];
@@ -141,9 +141,12 @@ const drawLine = (pen, points, toX, toY, name, wide) => {
 const drawEvents = (pen, events, toX, height) => {
   for (const { kind, wallS } of events) {
     const x = toX({ wallS });
-    const isBegin = kind === "begin";
-    pen.fillStyle = pen.strokeStyle = color(`event-${isBegin ? "finding" : kind}`);
-    pen.lineWidth = isBegin ? 2 : 1;
+    if (kind === "begin") {
+      markBegin(pen, x, height - BELOW);
+      continue;
+    }
+    pen.fillStyle = pen.strokeStyle = color(`event-${kind}`);
+    pen.lineWidth = 1;
     if (kind !== "checkpoint") {
       // they are many
       pen.setLineDash(kind === "finding" ? DASHES : []);
@@ -153,12 +156,7 @@ const drawEvents = (pen, events, toX, height) => {
       pen.stroke();
       pen.setLineDash([]);
     }
-    pen.beginPath();
-    pen.moveTo(x - 5, 2);
-    pen.lineTo(x + 5, 2);
-    pen.lineTo(x, TOP - 2);
-    pen.closePath();
-    pen.stroke();
+    drawHead(pen, x);
     if (kind !== "finding") pen.fill();
   }
 };

@@ -1,6 +1,5 @@
 """What a pre-flight writes, and the history that it reads."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -11,10 +10,8 @@ from rankscope.agent.preflight.files import (
     Line,
     append_history,
     build_line,
-    check_output,
     find_hosts,
     read_history,
-    write_whole,
 )
 from rankscope.agent.preflight.results import Measured, Named, RankResults, Report
 from rankscope.measure.errors import UnavailableError
@@ -77,33 +74,6 @@ def test_history_that_is_a_folder_is_said_with_the_cure(tmp_path: Path) -> None:
     for call in (read_history, lambda path: append_history(path, Line(wall_s=1.0, devices={}, rates={}))):
         with pytest.raises(UnavailableError, match=r"cannot be (read|written): Is a directory\. Name another file"):
             call(str(tmp_path))
-
-
-def test_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "exclude.txt"
-    path.write_text("old\n")
-    write_whole(str(path), "node-1\n")
-    assert path.read_text() == "node-1\n"
-    assert [one.name for one in tmp_path.iterdir()] == ["exclude.txt"]
-
-
-def test_file_that_cannot_be_written_is_named_before_there_is_anything_to_write(tmp_path: Path) -> None:
-    check_output(str(tmp_path / "new.json"), "--json-file")
-    os.mkfifo(tmp_path / "pipe")
-    for path, problem in (
-        (tmp_path / "none" / "a.json", f"there is no folder {tmp_path / 'none'}"),
-        (tmp_path, "it is a folder"),
-        (tmp_path / "pipe", "it is no file"),
-    ):
-        with pytest.raises(UnavailableError) as caught:
-            check_output(str(path), "--json-file")
-        assert str(caught.value) == f"{path} (from --json-file) cannot be written: {problem}. Name another file."
-    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
-
-
-def test_file_in_no_folder_is_said_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"none/exclude\.txt cannot be written: No such file or directory"):
-        write_whole(str(tmp_path / "none" / "exclude.txt"), "")
 
 
 def test_names_that_are_no_hosts_are_kept_apart() -> None:

@@ -11,6 +11,7 @@ from rankscope.collector.captures.capture import ENDED, Capture, CaptureRefusal,
 from rankscope.collector.captures.capture_thread import NO_STORE, CaptureThread
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
+from rankscope.collector.runs.runs import Runs
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Message
 from tests.unit.collector.captures.answering_ranks import AnsweringRank, AnsweringRanks
@@ -29,10 +30,11 @@ class Collector:
         self.is_sent = threading.Event()
         config = CollectorConfig(**{"store": str(folder / "store.db"), **settings})  # type: ignore[arg-type]
         self.faults = FaultLog(SystemClock())
+        runs = Runs(config)
+        runs.put(self.run)
         self.captures = CaptureThread(
             config, SystemClock(), self.faults,
-            find_run=lambda asked: self.run if asked in {"story", self.run.run} else None,
-            send=self._send, on_changed=self._note_change,
+            runs=runs, send=self._send, on_changed=self._note_change,
         )  # fmt: skip
         self.ranks.take = self.captures.take
 
@@ -114,7 +116,7 @@ def test_captures_are_counted_by_how_they_have_ended(collector: Collector) -> No
 
 def test_unknown_run_is_refused(collector: Collector) -> None:
     found = collector.captures.order(CaptureRequest(run="gpt"))
-    assert found == CaptureRefusal(404, "there is no run 'gpt'; /api/v1/runs and rankscope status list them")
+    assert found == CaptureRefusal(404, "no run 'gpt' is known to this collector. It has 'story'.")
 
 
 def test_collector_without_a_store_refuses(tmp_path: Path) -> None:

@@ -63,23 +63,9 @@ def test_reader_of_a_pipe_sees_no_end_before_there_is_something_to_read(tmp_path
         assert polled.poll(0) == []  # POLLHUP after a writer has come and gone
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (".", "it is a folder"),
-        ("no/found.json", "there is no folder "),
-        ("file/found.json", "there is no folder "),
-        ("locked.json", "Permission denied"),
-        ("file", "Permission denied"),
-    ],
-)
-def test_json_file_that_cannot_be_written_is_refused(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(os, "access", lambda _path, _mode: False)  # nothing is locked for root
-    with pytest.raises(UnavailableError, match=rf"\(from --json-file\) cannot be written: {said}"):
-        check_json_file(argparse.Namespace(json_file=tmp_path / name))
+def test_json_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"\(from --json-file\) cannot be written: it is a folder"):
+        check_json_file(argparse.Namespace(json_file=tmp_path))
 
 
 @pytest.mark.parametrize(

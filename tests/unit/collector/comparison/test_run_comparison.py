@@ -201,7 +201,7 @@ def test_few_long_steps_do_not_hide_equal_usual_ones() -> None:
     assert (found.outcome, found.basis, found.a.long_steps) == ("no difference", USUAL_STEPS, 4)
     assert found.a.long_time_ratio == pytest.approx(4_000 / (196 * 100 + 4_000), rel=0.01)
     sentence = describe_comparison(found)
-    assert "Steps over 1.5 times the median took 16.9% of the time of A and 16.9% of B" in sentence
+    assert "Steps over 1.5 times the median took 16.9 % of the time of A and 16.9 % of B" in sentence
     assert "so whether these cost more is not known." in sentence
 
 

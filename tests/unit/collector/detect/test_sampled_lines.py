@@ -74,15 +74,16 @@ def test_ranks_without_a_step_in_common_are_compared_by_their_own() -> None:
 
 
 def test_without_a_peer_the_longest_line_is_said() -> None:
-    assert compare(taken({SLEEP: 100, BACKWARD: 20}), None).sentence == (
-        "Rank 3 spends 100.0 ms per step in time.sleep, called at train.py:104 (augment)."
-    )
+    found = compare(taken({SLEEP: 100, BACKWARD: 20}), None)
+    assert (found.is_named, found.peer, found.lines[0].call, found.lines[0].peer_ns) == (True, None, "time.sleep", None)
+    assert "spends 100.0 ms per step in time.sleep" in found.sentence
 
 
 def test_lines_of_one_function_count_together() -> None:
     rank = taken({at(104): 30, at(105): 40, at(108): 35, BACKWARD: 20})
     found = compare(rank, taken({BACKWARD: 125}))
-    assert found.sentence == "105.0 ms per step in train.py:104-108 (augment); its peer rank 1: none."
+    assert [one.ns / NS_PER_MS for one in found.lines[:3]] == [40, 35, 30]
+    assert "105.0 ms per step in train.py:104-108 (augment)" in found.sentence
 
 
 def test_line_that_is_reached_in_two_ways_is_told_as_in_most_of_its_time() -> None:
@@ -96,10 +97,7 @@ def test_line_that_is_reached_in_two_ways_is_told_as_in_most_of_its_time() -> No
 def test_line_that_differs_little_is_not_named() -> None:
     found = compare(taken({SLEEP: 4, BACKWARD: 96}), taken({BACKWARD: 100}))
     assert not found.is_named
-    assert found.sentence == (
-        "Samples of rank 3 name no line: the most differs in time.sleep, called at train.py:104 (augment), by 4.0 ms "
-        "per step."
-    )
+    assert (found.lines[0].call, found.lines[0].excess_ns) == ("time.sleep", 4 * NS_PER_MS)
 
 
 def test_stacks_that_were_left_out_name_no_line() -> None:
@@ -157,17 +155,19 @@ WAITING = at(60, "main", call="loss.backward", waits_in="futex")
 def test_stalled_ranks_at_one_line_are_told_together_after_those_they_wait_for() -> None:
     found = describe_stalled({0: stalled(WAITING), 1: stalled(WAITING), 2: stalled(at(7, "load"), cores=0.97)}, (2,))
     assert found is not None
-    assert found.sentence == (
-        "Rank 2 runs on at train.py:7 (load), with 0.97 of a core; ranks 0, 1 wait in loss.backward, called at "
-        "train.py:60 (main), in a futex."
-    )
-    assert [one.ranks for one in found.lines] == [(2,), (0, 1)]
+    assert [(one.ranks, one.line, one.call, one.waits_in) for one in found.lines] == [
+        ((2,), "train.py:7 (load)", "", ""),
+        ((0, 1), "train.py:60 (main)", "loss.backward", "futex"),
+    ]
+    assert found.sentence.startswith("Rank 2 runs on at train.py:7 (load), with 0.97 of a core; ranks 0, 1 wait in ")
 
 
 def test_rank_that_comes_to_several_lines_runs_on_without_a_core() -> None:
     found = describe_stalled({0: stalled(at(7, "poll"), at(9, "poll", call="time.sleep"), cores=None)}, (0,))
     assert found is not None
-    assert found.sentence == "Rank 0 runs on at train.py:7-9 (poll)."
+    assert (found.rank, found.lines[0].line, found.lines[0].call) == (0, "train.py:7-9 (poll)", "")
+    assert " runs on " in found.sentence
+    assert " core" not in found.sentence
 
 
 def test_hang_without_samples_has_no_lines() -> None:

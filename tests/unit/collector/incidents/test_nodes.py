@@ -225,7 +225,7 @@ def test_preflights_exclude_no_node(path: Path) -> None:
 def test_command_says_where_it_cannot_write(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "nowhere" / "exclude.txt"
     assert main(["nodes", "--store", str(path), "--json", "--exclude-file", str(target)]) == 1
-    assert f"{target} cannot be written: No such file or directory." in capsys.readouterr().err
+    assert f"{target} (from --exclude-file) cannot be written: No such file or directory." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("limit", [("--ratio-min", "nan"), ("--ratio-min", "1.5"), ("--runs-min", "0")])

@@ -35,4 +35,4 @@ def test_dump_of_a_run_is_shown_as_json() -> None:
 def test_dump_of_an_unknown_run_is_not_found() -> None:
     answer = ask(make_run_id("other", 0.0, latest_id=None))
     assert answer.status == HTTPStatus.NOT_FOUND
-    assert "/api/v1/runs lists the known runs" in answer.body.decode()
+    assert "is known to this collector." in answer.body.decode()

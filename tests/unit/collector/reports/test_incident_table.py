@@ -15,12 +15,12 @@ RESOLVED = resolve(
 )
 
 GOLDEN = """\
-id  state     severity  since (UTC)              for  run   kind       subject  cause     rank-hours
-12  open      warning   2023-11-14 22:13:20  1.5 min  bert  straggler  rank 2   host_cpu        2.50
+id  state     severity  since (UTC)              for  run   kind       subject  cause        cost so far
+12  open      warning   2023-11-14 22:13:20  1.5 min  bert  straggler  rank 2   host_cpu  2.5 rank-hours
       Rank 2 is slow.
       cost: 2.5 rank-hours so far
       do: Look at its data loader.
- 3  resolved  info      2023-11-14 22:12:20     42 s  gpt   straggler  rank 1   host_cpu           -
+ 3  resolved  info      2023-11-14 22:12:20     42 s  gpt   straggler  rank 1   host_cpu               -
       Rank 1 is slow.
       resolved: passed"""
 

@@ -86,7 +86,7 @@ def test_json_is_the_whole_report(path: Path) -> None:
 
 
 def test_unknown_run_is_an_error_that_lists_the_runs(path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"no run 'gpt' is in .*; the latest there are '(bert|beside)'"):
+    with pytest.raises(UnavailableError, match=r"no run 'gpt' is known to .*\. It has '(bert|beside)'"):
         report_of(path, "gpt")
 
 
@@ -100,7 +100,7 @@ def test_text_has_every_part(path: Path) -> None:
     assert advice == "  do: Look at its data loader."
     assert head == "run bert: 2 ranks, 80 steps, 1.7 min since 2027-01-15 08:00:00 UTC, over"
     for said in (
-        "goodput          70.0% of 100.0 s",
+        "goodput          70.0 % of 100.0 s",
         "reports          18, 2 lost; 4 steps came too late",
         "[straggler] host_cpu (rank 1): Rank 1 is slow.\n    do: Look at its data loader.\n    evidence: 1.0 rank-h",
         "[resolved] 1, warning, host_cpu, since 2027-01-15 08:01:00 UTC, for 30 s, passed (rank 1): Rank 1 is slow.",

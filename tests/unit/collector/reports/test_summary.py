@@ -70,7 +70,7 @@ def test_speed_is_per_rank_and_summed_where_all_are_known() -> None:
         steps=160, step_ns=20_000 * MS, phases_ns={"data": 2_000 * MS}, samples=1_280, samples_step_ns=20_000 * MS,
         tokens=81_920, tokens_step_ns=16_000 * MS,
     )  # fmt: skip
-    speed = "speed: 8.00 steps/s, 10.0% of the time waiting for data"
+    speed = "speed: 8.00 steps/s, 10.0 % of the time waiting for data"
     each = "; 64.0 samples/s, 5,120.0 tokens/s per rank"
     ranks = [rank_of(rank, totals=known) for rank in range(4)]
     assert summarize(run_of(*ranks)).splitlines()[2] == (
@@ -180,12 +180,12 @@ def test_goodput_lists_its_losses_largest_first() -> None:
         between_steps_ns=9_999 * MS, unreported_ns=MS,
     )  # fmt: skip
     assert goodput_line(spent) == (
-        "goodput: 75.0% of 200.0 s in productive steps; start-up 15.0%, slow ranks 5.0%, between steps 5.0%"
+        "goodput: 75.0 % of 200.0 s in productive steps; start-up 15.0 %, slow ranks 5.0 %, between steps 5.0 %"
     )
 
 
 def test_goodput_without_a_loss_names_none() -> None:
-    assert goodput_line(GoodputSnapshot(wall_ns=S, productive_ns=S)) == "goodput: 100.0% of 1.0 s in productive steps"
+    assert goodput_line(GoodputSnapshot(wall_ns=S, productive_ns=S)) == "goodput: 100.0 % of 1.0 s in productive steps"
 
 
 def test_run_without_time_has_no_goodput() -> None:

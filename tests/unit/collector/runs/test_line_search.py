@@ -167,7 +167,8 @@ def test_hang_asks_the_stalled_ranks_where_they_are_now() -> None:
     assert (one.boot_id, one.order.mode) == (boot_of(1), NOW)
     search.answer(one.order, 1, SLEEP)
     search.tick(hang)
-    assert search.search.pop()[7].sentence == "Rank 1 waits in time.sleep, called at train.py:104 (augment)."
+    (where,) = search.search.pop()[7].lines
+    assert (where.ranks, where.line, where.call) == ((1,), "train.py:104 (augment)", "time.sleep")
 
 
 def test_run_that_waits_for_data_is_asked_by_one_rank() -> None:

@@ -268,7 +268,7 @@ def test_run_is_deleted_with_the_last_of_its_history(store: HistoryStore, path: 
     gone.forget("over")
     store.write(gone)
     prune(store, WALL_S + 1_000.0)
-    with pytest.raises(UnavailableError, match=r"no run 'over' is in .*; the latest there are 'known'"):
+    with pytest.raises(UnavailableError, match=r"no run 'over' is known to .*\. It has 'known'\."):
         steps_in(path, "over")
     assert steps_in(path, "known") == []
     assert store._connection.execute("SELECT count(*) FROM lives").fetchone() == (2,)
@@ -388,7 +388,7 @@ def test_run_with_an_unreadable_row_is_an_error(store: HistoryStore, path: Path)
 
 def test_store_without_runs_is_an_error(store: HistoryStore, path: Path) -> None:
     assert store.load().runs == ()
-    with pytest.raises(UnavailableError, match=r"no run 'a' is in .*; there is none in it"):
+    with pytest.raises(UnavailableError, match=r"no run 'a' is known to .*\. It has none yet\."):
         steps_in(path, "a")
 
 

@@ -12,6 +12,7 @@ from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.stored_runs import StoredRuns, read_runs
 from rankscope.collector.storage.write_batch import WriteBatch
+from rankscope.measure.errors import UnavailableError
 from tests.unit.collector.runs.kept_runs import WALL_S, run_of
 
 
@@ -40,7 +41,8 @@ def test_runs_that_changed_last_come_first(path: Path) -> None:
 def test_run_is_asked_for_by_its_name_or_id(path: Path) -> None:
     assert len(read_runs(path, "a").runs) == 2
     assert [one.end for one in read_runs(path, "a@20270115T080000Z").runs] == ["finished"]
-    assert read_runs(path, "c") == StoredRuns((), 0, 0)
+    with pytest.raises(UnavailableError, match=r"no run 'c' is known to .*store\.db\. It has 'b', 'a'\."):
+        read_runs(path, "c")
 
 
 def test_table_says_what_it_leaves_out(path: Path) -> None:

@@ -177,15 +177,15 @@ def gpu(**known: object) -> Gpu:
     return Gpu(**{**given, **known})  # type: ignore[arg-type]
 
 
-GPU_HEADS = ["util", "mem", "GiB", "W", "°C", "MHz"]
-GPU_CELLS = ["97%", "71.0/80", "612", "64", "1755"]
+GPU_HEADS = ["util", "%", "mem", "GiB", "W", "°C", "MHz"]
+GPU_CELLS = ["97", "71.0/80", "612", "64", "1755"]
 
 
 def test_wide_terminal_has_gpus_and_bars() -> None:
     ranks = tuple(line(rank, gpu=gpu(), phases_ns_median=PHASES_NS) for rank in range(2))
     head, first = lines_of(Board(), view(ranks), 140)[2:4]
-    assert head.split()[6:13] == ["slow↓", *GPU_HEADS]
-    assert head.split()[13:] == ["phases", "device", "state"]
+    assert head.split()[6:14] == ["slow↓", *GPU_HEADS]
+    assert head.split()[14:] == ["phases", "device", "state"]
     assert first.split()[5:10] == GPU_CELLS
 
 
@@ -200,7 +200,7 @@ def test_narrow_terminal_has_gpus_in_place_of_bars_on_a_key() -> None:
 
 def test_widest_terminal_also_has_steps_waits_and_mfu() -> None:
     shown = view((line(0, gpu=gpu(), last_step=41, wait_caused_ns_median=7.0 * NS_PER_MS, mfu_ratio=0.4),))
-    assert lines_of(Board(), shown, 200)[3].split()[10:13] == ["41", "7.0", "40%"]
+    assert lines_of(Board(), shown, 200)[3].split()[10:13] == ["41", "7.0", "40"]
 
 
 def test_unknown_numbers_of_a_gpu_are_dashes_and_none_makes_no_columns() -> None:
@@ -218,7 +218,7 @@ def test_node_view_has_a_line_a_node_with_its_worst_rank() -> None:
     lines = lines_of(press(Board(), "v", view(ranks)), view(ranks), 140)
     assert lines[2].split()[:2] == ["node", "worst"]
     assert lines[3].split()[:10] == [
-        "gpu-a", "1", "100.0", "90.0", "1.50x", "74%", "71.0/80", "300", "64", "900"]  # fmt: skip
+        "gpu-a", "1", "100.0", "90.0", "1.50x", "74", "71.0/80", "300", "64", "900"]  # fmt: skip
     assert lines[3].split()[-1] == "0-1"
     assert lines[4].split()[:2] + lines[4].split()[-2:] == ["gpu-b", "2", "1", "silent"]
 

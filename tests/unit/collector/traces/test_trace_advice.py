@@ -313,7 +313,8 @@ def test_copy_operators_are_named() -> None:
     copying = with_signs(rank_of(BERT), copy_operator_device_ns=30, copy_operator="aten::contiguous")
     advice = fired(replace(copying, compute_ns=100, kernels=[]), "redundant_copies")
     assert advice is not None
-    assert advice.sentence == "30 % of the compute time went into copies to another layout or type (aten::contiguous)."
+    assert (advice.evidence["copy_ratio"], advice.evidence["operator"]) == (0.3, "aten::contiguous")
+    assert "aten::contiguous" in advice.sentence
 
 
 def test_some_copies_are_no_problem() -> None:
@@ -341,9 +342,10 @@ def test_memory_that_grows_in_every_step_is_a_leak() -> None:
     advice = fired(with_growth(2 << 20, 3 << 20, 1 << 20), "memory_growth")
     # (2 + 3 + 1) MiB in 3 steps.
     assert advice is not None
-    assert advice.sentence == (
-        "Here the memory of GPU 0 grew in each of 3 steps, 2.0 MiB in a step; what is kept comes mostly from aten::mul."
-    )
+    evidence = advice.evidence
+    assert (evidence["growth_bytes"], evidence["step_count"], evidence["device"]) == (6 << 20, 3, 0)
+    assert evidence["operator"] == "aten::mul"
+    assert "2.0 MiB in a step" in advice.sentence
 
 
 @pytest.mark.parametrize("growth", [(2 << 20, 0, 2 << 20), (2 << 20, -(1 << 20), 2 << 20), (512, 512, 512)])

@@ -222,11 +222,10 @@ def test_one_long_step_does_not_stand_for_the_trace(tmp_path: Path) -> None:
     assert advice_of(report, "low_gpu_utilization") is None
     advice = advice_of(report, "long_step")
     assert advice is not None
+    assert (advice.evidence["step"], advice.evidence["step_ratio"], advice.evidence["long_step_count"]) == (0, 301, 1)
+    assert advice.evidence["range"] == long.range_name
     # The others are idle for 2.1 of 10 ms, as the device works from 0.1 to 8 ms.
-    assert advice.sentence == (
-        "Step 0 of rank 0 took 3.0 s in Torch-Compiled Region: 0/0: 301 times as long as the other 5 in the median. "
-        "Shares of idle time are of the other 5 only; there the GPU was idle 21 % of the time."
-    )
+    assert "other 5 only; there the GPU was idle 21 % of the time" in advice.sentence
 
 
 @pytest.mark.parametrize(("long_count", "told_count"), [(2, 2), (3, 0)])

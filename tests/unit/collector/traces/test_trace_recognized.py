@@ -106,7 +106,10 @@ def test_output_is_refused_where_it_would_cost_a_trace(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text("{}")
     for name in ("merged.json", "report.json", "new.json"):
         check_output(tmp_path / name, "--json")
-    with pytest.raises(UnavailableError, match=r"\(from --json\) is a trace, which would be lost: name another file"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"it is a trace, which would be lost\. Name another file",
+    ):
         check_output(trace, "--json")
 
 

@@ -420,7 +420,7 @@ def test_paths_may_be_objects_and_the_output_a_text(tmp_path: Path, pair: list[s
 
 def test_trace_is_not_overwritten_by_the_timeline(pair: list[str]) -> None:
     before = Path(pair[0]).read_bytes()
-    with pytest.raises(UnavailableError, match="is a trace, which would be lost: name another file"):
+    with pytest.raises(UnavailableError, match=r"it is a trace, which would be lost\. Name another file"):
         merge(pair, Path(pair[0]))
     assert Path(pair[0]).read_bytes() == before
 

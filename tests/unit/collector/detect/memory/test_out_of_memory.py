@@ -147,7 +147,7 @@ def test_bytes_that_are_not_known_give_no_cause() -> None:
     unknown = notice(allocated_bytes=None, reserved_bytes=None, free_bytes=None, step=None, phase="")
     found = found_in(view((2, unknown)))
     assert (found.cause, find_other_bytes(unknown), find_cause(FULL, None)) == ("unattributed", None, "unattributed")
-    assert found.sentence == "Rank 2 (n1): out of GPU memory. 4.0 GiB asked for."
+    assert (found.what, found.why, found.also) == ("out of GPU memory", "", ("4.0 GiB asked for",))
 
 
 def test_phase_that_is_not_known_is_left_out() -> None:

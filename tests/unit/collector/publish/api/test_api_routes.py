@@ -143,7 +143,7 @@ def test_live_run_that_the_store_does_not_have_yet_has_a_history(tmp_path: Path)
 def test_run_that_is_not_known_is_not_found(api: Api, view: str) -> None:
     answer = ask(api, f"/api/v1/runs/nobody{view}")
     assert answer.status == HTTPStatus.NOT_FOUND
-    assert error_of(answer) == "no run 'nobody' is known; /api/v1/runs lists the known runs"
+    assert error_of(answer) == "no run 'nobody' is known to this collector. It has 'bert/large 100% ü'."
 
 
 def test_what_is_not_there_yet_is_said_with_the_reason(api: Api) -> None:
