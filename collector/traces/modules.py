@@ -155,12 +155,12 @@ def _grow_tree(view: RankView, frames: Ints, nesting: Nesting) -> ModuleTree:
     codes = view.events.name[frames].astype(np.int64)
     tree = ModuleTree([], [], [], np.full(len(frames), OUTSIDE, dtype=np.int64), {})
     repeated = _find_repeated(view, frames, nesting)
-    for depth in range(int(nesting.depth.max()) + 1):
-        level = np.flatnonzero((nesting.depth == depth) & ~repeated)
+    for rows in nesting.levels():
+        level = rows[~repeated[rows]]
         tree.add_level(level, _parents_of(tree, nesting, level), codes, view.trace.names.__getitem__)
     callers = tree.find_callers()
-    for depth in range(int(nesting.depth.max()) + 1):
-        level = np.flatnonzero((nesting.depth == depth) & repeated)
+    for depth, rows in enumerate(nesting.levels()):
+        level = rows[repeated[rows]]
         parents = _parents_of(tree, nesting, level)
         if depth == 0:
             parents = [callers.get(code, OUTSIDE) for code in codes[level].tolist()]
@@ -179,8 +179,7 @@ def _find_repeated(view: RankView, frames: Ints, nesting: Nesting) -> npt.NDArra
     backward, _ = find_backward(view)
     around = view.host.nest_rows(backward).find_innermost(view.events.thread[frames], view.events.start_ns[frames])
     repeated: npt.NDArray[np.bool_] = (around != OUTSIDE) & (nesting.depth == 0)
-    for depth in range(1, int(nesting.depth.max()) + 1):
-        level = np.flatnonzero(nesting.depth == depth)
+    for level in nesting.levels()[1:]:
         repeated[level] = repeated[nesting.parent[level]]
     return repeated
 
