@@ -563,7 +563,7 @@ class _Growing:
     def append(self, *columns: npt.NDArray[Any]) -> None:
         """Append rows, given as columns of equal length."""
         for own, dtype, column in zip(self._columns, self._types, columns, strict=True):
-            own += np.ascontiguousarray(column, dtype).data
+            own.extend(np.ascontiguousarray(column, dtype).data.cast("B"))
 
     def take(self) -> list[npt.NDArray[Any]]:
         """Return the columns, and begin anew: they are there once, until the caller drops them."""
