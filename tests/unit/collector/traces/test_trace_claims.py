@@ -250,6 +250,25 @@ def test_work_at_zero_is_left_out_also_as_the_majority(tmp_path: Path) -> None:
     assert "40 events left out: a time of zero" in rank.warnings
 
 
+def test_device_whose_work_has_no_length_is_not_said_to_be_idle(tmp_path: Path) -> None:
+    # 20 steps of 6 ms of computing and 1.9 ms of communication in 10 ms; of every other one all lengths are 0.
+    def lose(one: Event) -> Event:
+        return {**one, "dur": 0} if one["cat"] == "kernel" and int(one["ts"] // STEP_US) % 2 else one
+
+    (rank,) = analyze(write(tmp_path, [lose(one) for one in rank_of(20)])).ranks
+    assert "20 events left out: device work of no length, of which there is too much to be short" in rank.warnings
+    assert advice_of(analyze(str(tmp_path)), "low_gpu_utilization") is None
+    assert [step.is_judged for step in rank.steps] == [True, False] * 10
+    assert {step.compute_ns for step in rank.steps if step.is_judged} == {6_000_000}
+
+
+def test_some_work_of_no_length_is_short_work(tmp_path: Path) -> None:
+    shorts = [kernel("short", 100 + number, 0) for number in range(9)]
+    (rank,) = analyze(write(tmp_path, [*rank_of(2), *shorts])).ranks
+    assert rank.kernel_count == 13
+    assert not [one for one in rank.warnings if "left out" in one]
+
+
 @pytest.mark.parametrize("length_us", [500_000, 90_000_000, 10**12])  # beyond the host by a minute; over a day
 def test_spilled_length_ends_where_the_stream_went_on(tmp_path: Path, length_us: int) -> None:
     events = rank_of(3)
