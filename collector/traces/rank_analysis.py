@@ -17,7 +17,7 @@ from rankscope.collector.traces.made_tables import Makers, make_tables
 from rankscope.collector.traces.memory import summarize_memory
 from rankscope.collector.traces.origin import Origin, match_devices, read_origin, refuse_foreign, refuse_several
 from rankscope.collector.traces.path_record import PathRecord, record_path
-from rankscope.collector.traces.report import CpuUse, DeviceReport, RankReport
+from rankscope.collector.traces.report import UNKNOWN_DEVICE, CpuUse, DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
@@ -249,7 +249,7 @@ def _name_device(view: RankView, devices: list[DeviceReport]) -> str | None:
         is_ascend = any(category.startswith("ascend ") for category in view.trace.categories)
         return devices[0].name or ("Ascend NPU" if is_ascend else "unnamed device")
     if view.has_unknown_device:
-        return "unknown device"
+        return UNKNOWN_DEVICE
     return "CPU" if len(view.compute) else None
 
 

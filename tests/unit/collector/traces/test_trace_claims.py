@@ -434,3 +434,10 @@ def test_kernel_with_an_old_stack_and_no_operator_has_no_source(tmp_path: Path) 
     stack = {"Call stack": "train.py(3): step"}
     (rank,) = analyze(write(tmp_path, [launch(1, 1), kernel("k", 5, 5, correlation=1, **stack)])).ranks
     assert rank.kernels[0].sources == []
+
+
+def test_steps_of_a_device_that_is_not_known_are_not_said_to_be_missing(tmp_path: Path) -> None:
+    report = analyze(write(tmp_path, [one for one in rank_of(3) if one["cat"] != "kernel"]))
+    reasons = {one.key: one.reason for one in report.abstained}
+    assert reasons["data_bound"] == "no device work in the trace"
+    assert render_text(report, 10, 120).startswith("1 rank of 1, 9 events; nccl on unknown device\n")
