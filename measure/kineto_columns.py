@@ -450,16 +450,18 @@ _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
 
 
 def _bound_names(names: list[str]) -> list[str]:
-    """Return the names, with the middle of those beyond NAME_CHARACTERS_MAX replaced by its length and checksum."""
+    """Return the names, each bounded."""
     if not names or max(map(len, names)) <= NAME_CHARACTERS_MAX:
         return names
+    return list(map(bound_name, names))
+
+
+def bound_name(name: str) -> str:
+    """Return the name, or beyond NAME_CHARACTERS_MAX its begin and end, with its length and checksum between them."""
+    if len(name) <= NAME_CHARACTERS_MAX:
+        return name
     half = NAME_CHARACTERS_MAX // 2
-    return [
-        f"{name[:half]}...({len(name):,} characters, {zlib.crc32(name.encode()):08x})...{name[-half:]}"
-        if len(name) > NAME_CHARACTERS_MAX
-        else name
-        for name in names
-    ]
+    return f"{name[:half]}...({len(name):,} characters, {zlib.crc32(name.encode()):08x})...{name[-half:]}"
 
 
 def _stream_of(event: Any, a: Arguments) -> Any:
