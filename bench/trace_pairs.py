@@ -14,7 +14,8 @@ start of the work (the imports of neither count), CPU time that of all processes
 main process. The interval is that of Student's t for the mean of the logarithms of the ratios.
 
 Memory at `--large` MB is that of the command `rankscope analyze FILE`: of its processes together, by their proportional
-shares (PSS), the largest of samples 0.1 s apart, and the resident peak (VmHWM) of the largest process.
+shares (PSS), the largest of samples 0.1 s apart, and the resident peak (VmHWM) of the largest process. `--memory` reads
+it alone, and replaces its section in the file that is there.
 
 `--others` is the Python of an environment with HolisticTraceAnalysis (traces.py).
 """
@@ -41,6 +42,7 @@ SAMPLE_S = 0.1
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 """Student's t, 95 % between both sides, for 1 to 15 degrees of freedom; more: the last."""
 OTHERS = ("HolisticTraceAnalysis", "pandas", "numpy")
+MEMORY_TITLE = "## Memory"
 OURS, ALL, THEIRS = "analyze", "analyze, every option", "HTA, two tables"
 
 
@@ -159,19 +161,49 @@ def render_memory(size_bytes: int, found: Memory) -> list[str]:
     whole, largest = (f"{count / 1e6:,.0f} MB" for count in (found.all_bytes, found.largest_bytes))
     said = f"`rankscope analyze FILE`: {whole} of all processes together, {largest} resident in the largest one, "
     said += f"{found.seconds:.0f} s with the start of Python and all printing."
-    return [f"## Memory at {size_bytes / 1e6:,.0f} MB", "", said, ""]
+    return [f"{MEMORY_TITLE} at {size_bytes / 1e6:,.0f} MB", "", said, ""]
+
+
+def replace_section(text: str, title: str, section: str) -> str:
+    """The text with the section of this title, to the next of its level or the end, replaced. Raises ValueError where
+    it is not there.
+
+    >>> replace_section("# a\\n\\n## b 1\\n\\nold\\n\\n## c\\n", "## b", "## b 2\\n\\nnew\\n")
+    '# a\\n\\n## b 2\\n\\nnew\\n\\n## c\\n'
+    """
+    begin = text.index(f"\n{title}") + 1
+    end = text.find("\n## ", begin)
+    return text[:begin] + section + (text[end:] if end >= 0 else "")
+
+
+def measure_memory_alone(size_mb: int, out: Path) -> None:
+    """Measure the memory of a trace of this size, and replace its section in the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"rank0_{size_mb}mb.pt.trace.json.gz"
+        size_bytes = write_trace(path, size_mb)
+        head = describe_run(f"python -m bench.trace_pairs --memory --large {size_mb}")
+        lines = render_memory(size_bytes, measure_memory(path))
+    section = "\n".join([*lines, head, ""])
+    out.write_text(replace_section(out.read_text(), MEMORY_TITLE, section))
+    print(section)
 
 
 def main() -> None:
     """Make the traces, measure, and write the result."""
     parser = argparse.ArgumentParser(description="rankscope beside HolisticTraceAnalysis.")
-    parser.add_argument("--others", type=Path, required=True, help="the Python that has HolisticTraceAnalysis")
+    parser.add_argument("--others", type=Path, help="the Python that has HolisticTraceAnalysis")
+    parser.add_argument("--memory", action="store_true", help="measure the memory alone, without other tools")
     parser.add_argument("--size", type=int, default=SIZE_MB, metavar="MB", help=f"size of the trace [{SIZE_MB}]")
     parser.add_argument("--large", type=int, default=LARGE_MB, metavar="MB", help=f"of that of memory [{LARGE_MB}]")
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"readings by both [{PAIRS}]")
     parser.add_argument("--pairs-of-all", type=int, default=PAIRS_OF_ALL, help=f"with every option [{PAIRS_OF_ALL}]")
     parser.add_argument("--out", type=Path, default=RESULTS / "traces-beside-hta.md", help="the file to write")
     options = parser.parse_args()
+    if options.memory:
+        measure_memory_alone(options.large, options.out)
+        return
+    if options.others is None:
+        parser.error("--others is needed, but for --memory")
     command = f"python -m bench.trace_pairs --others PYTHON --size {options.size} --large {options.large}"
     command += f" --pairs {options.pairs} --pairs-of-all {options.pairs_of_all}"
     head = f"{describe_run(command)}\n\nBeside it: {describe_others(options.others, OTHERS)}."

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TextIO
 import psutil
 
 from rankscope.collector.demo.running_collector import RunningCollector, running_collector
+from rankscope.measure.capture_limits import CAPTURE_STEP_MIN
 from rankscope.measure.child_command import build_child_command
 
 RUN: Final = "profile"
@@ -56,12 +57,12 @@ class Script(NamedTuple):
 
     @property
     def schedule(self) -> str:
-        """The setting `capture_schedule` for its steps: the profiler is prepared in the last skipped one.
+        """The setting `capture_schedule` for its steps: the profiler is prepared in the last skipped one, if it can be.
 
-        >>> Script(["train.py"]).schedule, Script(["train.py"], skip=0).schedule
-        ('skip_first=4, warmup=1, active=3', 'skip_first=0, warmup=0, active=3')
+        >>> Script(["train.py"]).schedule, Script(["train.py"], skip=2).schedule
+        ('skip_first=4, warmup=1, active=3', 'skip_first=2, warmup=0, active=3')
         """
-        warmup = min(1, self.skip)
+        warmup = min(1, self.skip - CAPTURE_STEP_MIN)
         return f"skip_first={self.skip - warmup}, warmup={warmup}, active={self.steps}"
 
     @property

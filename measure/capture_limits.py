@@ -6,6 +6,8 @@ from typing import Final
 
 CAPTURE_STEPS_MAX: Final = 100
 """Most steps of one capture: each is kept in memory until the last has ended."""
+CAPTURE_STEP_MIN: Final = 2
+"""First step with which a capture can begin: that at whose begin the agent has its first boundary."""
 MODULES: Final = "modules"
 SHAPES: Final = "shapes"
 CAPTURE_OPTIONS: Final = (SHAPES, "stacks", "memory", MODULES)

@@ -117,8 +117,7 @@ def _inherit(nesting: Nesting, find: Callable[[Ints, Ints], Ints], outside: int)
     values of those around them, `outside` for none.
     """
     values = np.full(len(nesting.parent), outside, dtype=np.int64)
-    for depth in range(int(nesting.depth.max(initial=-1)) + 1):
-        level = np.flatnonzero(nesting.depth == depth)
+    for level in nesting.levels():
         above = nesting.parent[level]
         values[level] = find(level, np.where(above == OUTSIDE, outside, values[above]))
     return values

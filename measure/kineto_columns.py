@@ -11,7 +11,7 @@ whole number of microseconds is parsed again from its text.
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -37,6 +37,7 @@ from rankscope.measure.kineto import (
     NONE,
     AutogradLinks,
     Category,
+    Codes,
     CollectiveArguments,
     DeviceWork,
     Events,
@@ -130,15 +131,15 @@ class TraceColumns:
         self._every_shape = every_shape
         self._every_wait = every_wait
         self._reads_autograd = autograd
-        self._autograd_parts: list[tuple[Ints, Ints, Ints]] = []
+        self._autograd_rows = _Growing(_AUTOGRAD_TYPES)
         self._names = _Codes()
         self._threads = _Codes()
         self._needs_shapes = np.empty(0, dtype=bool)
         self._pids = _Codes()
         self._tids = _Codes()
         self._categories = _Codes()
-        self._parts: list[tuple[npt.NDArray[Any], ...]] = []
-        self._device_parts: list[tuple[npt.NDArray[Any], ...]] = []
+        self._rows = _Growing(_COLUMN_TYPES)
+        self._device_rows = _Growing(_DEVICE_TYPES)
         self._memory_rows: list[tuple[int, ...]] = []
         self._collectives: dict[int, CollectiveArguments] = {}
         self._shapes: dict[int, tuple[bytes, bytes]] = {}
@@ -149,7 +150,6 @@ class TraceColumns:
         self._counters: dict[int, dict[str, float]] = {}
         self._phases: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
-        self._row_count = 0
         self._event_count = 0
 
     def read(self, blocks: TraceBlocks, chunks: Iterable[bytes]) -> None:
@@ -183,16 +183,16 @@ class TraceColumns:
             self._reject(["an event without a usable time or duration"] * int((~timed).sum()))
             complete = [event for event, kept in zip(complete, timed, strict=True) if kept]
             start_ns, duration_ns = start_ns[timed], duration_ns[timed]
-        self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
-        first = self._row_count - len(complete)
+        first = len(self._rows)
+        category, names = self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
         has_waits = self._every_wait and any(event.cat == WAITS_CATEGORY for event in complete)
-        if has_waits or self._has_values(first):
+        if has_waits or self._has_values(first, names):
             addresses = [one for one, kept in zip(block.read_addresses(), timed, strict=True) if kept]
             self._add_addresses(first, complete, addresses)
         if self._reads_autograd and block.mentions(b'"Sequence number"'):
             self._add_autograd(first, [one for one, kept in zip(block.read_autograd(), timed, strict=True) if kept])
         ranges = self._categories.get(COUNTER_RANGE)
-        if ranges is not None and (self._parts[-1][0] == ranges).any():
+        if ranges is not None and (category == ranges).any():
             kept = (one for one, used in zip(block.read_counters(), timed, strict=True) if used)
             self._counters.update({first + row: found for row, found in enumerate(kept) if found})
         self._add_memory([e for e in block.events if type(e) is InstantEvent and e.name == "[memory]"])
@@ -212,7 +212,10 @@ class TraceColumns:
         for reason in reasons:
             self._rejected[reason.partition(" - at")[0]] += 1
 
-    def _add_rows(self, complete: list[Any], start_ns: Ints, duration_ns: Ints, *, with_stacks: bool) -> None:
+    def _add_rows(
+        self, complete: list[Any], start_ns: Ints, duration_ns: Ints, *, with_stacks: bool
+    ) -> tuple[Codes, Codes]:
+        """Append these events, and return the codes of their categories and names."""
         nothing = Arguments()
         arguments = [event.args or nothing for event in complete]
         spellings = [event.cat for event in complete]
@@ -221,24 +224,15 @@ class TraceColumns:
                 event.cat or name_ascend_category(event.name, a.task_type)
                 for event, a in zip(complete, arguments, strict=True)
             ]
-        category = self._categories.of(spellings)
+        category = np.array(self._categories.of(spellings), dtype=np.int32)
         names = np.array(self._names.of(_bound_names([event.name for event in complete])), dtype=np.int32)
         threads = self._thread_codes(complete)
         external = to_ints([a.external_id for a in arguments])
         if (external == NONE).any():
             external = np.where(external == NONE, to_ints([a.external_id_old for a in arguments]), external)
-        self._parts.append(
-            (
-                np.array(category, dtype=np.int32),
-                names,
-                threads,
-                start_ns,
-                duration_ns,
-                to_ints([a.correlation for a in arguments]),
-                external,
-            )
-        )
-        first, self._row_count = self._row_count, self._row_count + len(complete)
+        first = len(self._rows)
+        correlation = to_ints([a.correlation for a in arguments])
+        self._rows.append(category, names, threads, start_ns, duration_ns, correlation, external)
         kinds = np.array([find_category(name) for name in self._categories], dtype=np.int8)
         if complete:
             self._add_device_work(first, np.flatnonzero(_DEVICE_MASK[kinds[category]]), complete, arguments)
@@ -255,11 +249,12 @@ class TraceColumns:
         for index, stack in enumerate([a.call_stack for a in arguments] if with_stacks else ()):
             if len(stack):
                 self._stacks[first + index] = read_text(stack)
+        return category, names
 
-    def _has_values(self, first: int) -> bool:
+    def _has_values(self, first: int, names: Codes) -> bool:
         """Return whether a row from `first` on is a message between two ranks, or a call whose arguments are wanted."""
         calls = [self._names[name] for name in self._values_of if name in self._names]
-        if calls and np.isin(self._parts[-1][1], calls).any():
+        if calls and np.isin(names, calls).any():
             return True
         latest = takewhile(lambda item: item[0] >= first, reversed(self._collectives.items()))
         return any(found.op in _MESSAGE_OPS or found.op in self._values_of for _, found in latest)
@@ -284,7 +279,7 @@ class TraceColumns:
         sequence = to_ints([one.sequence for one in found])
         rows = np.flatnonzero(sequence != NONE)
         forward_thread = to_ints([found[row].forward_thread for row in rows.tolist()])
-        self._autograd_parts.append((rows + first, sequence[rows], forward_thread))
+        self._autograd_rows.append(rows + first, sequence[rows], forward_thread)
 
     def _thread_codes(self, complete: list[Any]) -> npt.NDArray[np.int32]:
         """Return the code of each event's (pid, tid). A tuple is made once per distinct pair, not per event."""
@@ -301,15 +296,13 @@ class TraceColumns:
         of_events = [complete[row] for row in places]
         streams = [_stream_of(event, a) for event, a in zip(of_events, of_rows, strict=True)]
         devices = [_device_of(event, a) for event, a in zip(of_events, of_rows, strict=True)]
-        self._device_parts.append(
-            (
-                rows + first,
-                to_numbers(devices),
-                to_numbers(streams),
-                to_ints([a.bytes for a in of_rows]),
-                to_floats([a.blocks_per_sm for a in of_rows]),
-                to_floats([a.occupancy for a in of_rows]),
-            )
+        self._device_rows.append(
+            rows + first,
+            to_numbers(devices),
+            to_numbers(streams),
+            to_ints([a.bytes for a in of_rows]),
+            to_floats([a.blocks_per_sm for a in of_rows]),
+            to_floats([a.occupancy for a in of_rows]),
         )
         for row in [row for row, a in zip(places, of_rows, strict=True) if a.collective is not None]:
             self._collectives[first + row] = read_collective(arguments[row])
@@ -329,14 +322,19 @@ class TraceColumns:
             self._memory_rows.append((time_ns, a.bytes, *numbers, thread))
 
     def absorb(self, later: "TraceColumns") -> None:
-        """Append what another instance has collected of the events that follow."""
+        """Append what another instance has collected of the events that follow, and empty it."""
         names = self._names.translate(later._names)
         threads = self._threads.translate(later._threads)
         categories = self._categories.translate(later._categories)
-        first = self._row_count
-        self._parts += [(categories[part[0]], names[part[1]], threads[part[2]], *part[3:]) for part in later._parts]
-        self._device_parts += [(part[0] + first, *part[1:]) for part in later._device_parts]
-        self._autograd_parts += [(part[0] + first, *part[1:]) for part in later._autograd_parts]
+        first = len(self._rows)
+        category, name, thread, *others = later._rows.take()
+        self._rows.append(categories[category], names[name], threads[thread], *others)
+        for own, of_later in (
+            (self._device_rows, later._device_rows),
+            (self._autograd_rows, later._autograd_rows),
+        ):
+            row, *others = of_later.take()
+            own.append(row + first, *others)
         self._memory_rows += [(*row[:-1], int(threads[row[-1]])) for row in later._memory_rows]
         self._collectives.update({first + row: found for row, found in later._collectives.items()})
         self._shapes.update({first + row: found for row, found in later._shapes.items()})
@@ -346,7 +344,6 @@ class TraceColumns:
         self._counters.update({first + row: found for row, found in later._counters.items()})
         self._phases.update(later._phases)
         self._rejected.update(later._rejected)
-        self._row_count += later._row_count
         self._event_count += later._event_count
         self._refuse_too_many()
 
@@ -354,12 +351,9 @@ class TraceColumns:
 
     def build(self, head: Mapping[str, Any], mended: Sequence[str] = ()) -> KinetoTrace:
         """Return the trace, once, when all blocks are in. `mended` are warnings of the reader of its blocks."""
-        category, name, thread, start_ns, duration_ns, correlation, external_id = (
-            _join(self._parts, column, dtype) for column, dtype in enumerate(_COLUMN_TYPES)
-        )
-        device_columns = [_join(self._device_parts, column, dtype) for column, dtype in enumerate(_DEVICE_TYPES)]
-        self._parts.clear()  # as large as the columns joined from them, which are copied once more, in order
-        self._device_parts.clear()
+        count = len(self._rows)
+        category, name, thread, start_ns, duration_ns, correlation, external_id = self._rows.take()
+        device_columns = self._device_rows.take()
         spellings = [str(spelling) for spelling in self._categories]
         counted = np.bincount(category, minlength=len(spellings)).tolist()
         kinds = np.array([find_category(spelling) for spelling in spellings], dtype=np.int8)
@@ -379,18 +373,16 @@ class TraceColumns:
         order = _order(start_ns, duration_ns, thread, name, external_id, correlation, category)
         for mask in impossible.values():
             order = order[~mask[order]]
-        columns: tuple[npt.NDArray[Any], ...] = (
-            category, name, thread, start_ns, duration_ns, correlation, external_id,
-        )  # fmt: skip
-        events = Events(*(column[order] for column in columns))
+        columns = [category, name, thread, start_ns, duration_ns, correlation, external_id]
+        del category, name, thread, start_ns, duration_ns, correlation, external_id
+        events = Events(*_put_in_order(columns, order))
         keep, repeated = _find_repeats(events)
         if repeated:
             warnings.append(f"{repeated:,} events stand in the trace twice: counted once")
             order = order[keep]
-            events = Events(*(column[order] for column in columns))
-        del columns, category, name, thread, start_ns, duration_ns, correlation, external_id
+            events = Events(*(column[keep] for column in (getattr(events, name) for name in Events.__slots__)))
         memory = self._build_memory(thread_keys, events.start_ns, warnings)
-        place = np.full(self._row_count, NONE, dtype=np.int64)
+        place = np.full(count, NONE, dtype=np.int64)
         place[order] = np.arange(len(order))
         device_work = _place_device_work(device_columns, place)
         events, spilled = _clip_spilled(events, device_work)
@@ -419,7 +411,7 @@ class TraceColumns:
             stream_waits=_place(self._stream_waits, place),
             mended=tuple(mended),
             left_out=left_out,
-            autograd=_place_autograd(self._autograd_parts, place) if self._reads_autograd else None,
+            autograd=_place_autograd(self._autograd_rows.take(), place) if self._reads_autograd else None,
             counters=_place(self._counters, place),
         )
 
@@ -452,21 +444,24 @@ class TraceColumns:
 
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
 _DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64)
+_AUTOGRAD_TYPES = (np.int64, np.int64, np.int64)
 _MESSAGE_OPS = frozenset({"send", "recv"})
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
 
 
 def _bound_names(names: list[str]) -> list[str]:
-    """Return the names, with the middle of those beyond NAME_CHARACTERS_MAX replaced by its length and checksum."""
+    """Return the names, each bounded."""
     if not names or max(map(len, names)) <= NAME_CHARACTERS_MAX:
         return names
+    return list(map(bound_name, names))
+
+
+def bound_name(name: str) -> str:
+    """Return the name, or beyond NAME_CHARACTERS_MAX its begin and end, with its length and checksum between them."""
+    if len(name) <= NAME_CHARACTERS_MAX:
+        return name
     half = NAME_CHARACTERS_MAX // 2
-    return [
-        f"{name[:half]}...({len(name):,} characters, {zlib.crc32(name.encode()):08x})...{name[-half:]}"
-        if len(name) > NAME_CHARACTERS_MAX
-        else name
-        for name in names
-    ]
+    return f"{name[:half]}...({len(name):,} characters, {zlib.crc32(name.encode()):08x})...{name[-half:]}"
 
 
 def _stream_of(event: Any, a: Arguments) -> Any:
@@ -556,8 +551,32 @@ def _clip_rows(work: Ints, start_ns: Ints, duration_ns: Ints, correlation: Ints)
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _join(parts: list[tuple[npt.NDArray[Any], ...]], column: int, dtype: Any) -> npt.NDArray[Any]:
-    return np.concatenate([part[column] for part in parts]) if parts else np.empty(0, dtype=dtype)
+class _Growing:
+    """Columns of equal length that grow where they are: joined from parts, all would be there twice."""
+
+    def __init__(self, types: Sequence[type[np.generic]]) -> None:
+        self._types = types
+        self._columns = [bytearray() for _ in types]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._columns[0]) // np.dtype(self._types[0]).itemsize
+
+    def append(self, *columns: npt.NDArray[Any]) -> None:
+        """Append rows, given as columns of equal length."""
+        for own, dtype, column in zip(self._columns, self._types, columns, strict=True):
+            own.extend(np.ascontiguousarray(column, dtype).data.cast("B"))
+
+    def take(self) -> list[npt.NDArray[Any]]:
+        """Return the columns, and begin anew: they are there once, until the caller drops them."""
+        columns, self._columns = self._columns, [bytearray() for _ in self._types]
+        return [np.frombuffer(column, dtype) for column, dtype in zip(columns, self._types, strict=True)]
+
+
+def _put_in_order(columns: list[npt.NDArray[Any]], order: Ints) -> Iterator[npt.NDArray[Any]]:
+    """Yield the columns in an order, each dropped from the list when it is copied: there is no second table of them."""
+    while columns:
+        yield columns.pop(0)[order]
 
 
 def _sort_codes(keys: list[Any], codes: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[Any]]:
@@ -612,8 +631,8 @@ def _place_device_work(columns: list[npt.NDArray[Any]], place: Ints) -> DeviceWo
     return DeviceWork(row[order], *(column[order] for column in columns[1:]))
 
 
-def _place_autograd(parts: list[tuple[Ints, Ints, Ints]], place: Ints) -> AutogradLinks:
-    row, sequence, forward_thread = (_join(list(parts), column, np.int64) for column in range(3))
+def _place_autograd(columns: list[Ints], place: Ints) -> AutogradLinks:
+    row, sequence, forward_thread = columns
     row = place[row]
     order = np.argsort(row, kind="stable")
     order = order[row[order] != NONE]

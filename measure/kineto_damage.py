@@ -47,6 +47,7 @@ FORMATS = (
     (b"BZh", "compressed by bzip2: decompress it first (bunzip2)"),
     (b"\xfd7zXZ\0", "compressed by xz: decompress it first (unxz)"),
     (b"PK\3\4", "a ZIP archive: unpack it first"),
+    (b"\xff\xfe\0\0", "UTF-32 text: convert it to UTF-8 first"),
     (b"\xff\xfe", "UTF-16 text: convert it to UTF-8 first"),
     (b"\xfe\xff", "UTF-16 text: convert it to UTF-8 first"),
     (b"\x80", "a pickle of Python; memory snapshots are read by `rankscope memory`"),

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
+"""Indices of ranges. There are too many of them for twice the memory."""
 
 OUTSIDE = -1
 """Index that stands for "no enclosing range"."""
@@ -29,8 +31,8 @@ class Nesting:
     thread: npt.NDArray[np.int32]
     start_ns: Ints
     end_ns: Ints
-    order: Ints
-    parent: Ints
+    order: Places
+    parent: Places
     depth: npt.NDArray[np.int32]
 
     def find_innermost(self, thread: npt.NDArray[np.int32], time_ns: Ints) -> Ints:
@@ -61,28 +63,22 @@ class Nesting:
 
     def self_ns(self) -> Ints:
         """Return the length of each range less that of the ranges directly inside it."""
-        length = self.end_ns - self.start_ns
-        inner = np.flatnonzero(self.parent != OUTSIDE)
-        own = length.copy()
-        np.subtract.at(own, self.parent[inner], length[inner])
+        own = self.end_ns - self.start_ns
+        inside = np.zeros(len(own) + 1, dtype=np.int64)
+        np.add.at(inside, self.parent, own)  # of the outermost at the last place, OUTSIDE
+        own -= inside[:-1]
         return own
 
     def _last_started(self, thread: npt.NDArray[np.int32], time_ns: Ints) -> Ints:
-        """Return the last range of the thread that has started by then."""
-        count = len(self.order)
-        # Sort ranges and times together; at equal times ranges come first.
-        threads = np.concatenate([self.thread[self.order], thread])
-        times = np.concatenate([self.start_ns[self.order], time_ns])
-        is_moment = np.concatenate([np.zeros(count, dtype=np.int8), np.ones(len(time_ns), dtype=np.int8)])
-        merged = np.lexsort((is_moment, times, threads))
-        started = np.cumsum(is_moment[merged] == 0) - 1
-        moments = merged[is_moment[merged] == 1] - count
-        found = np.full(len(time_ns), OUTSIDE, dtype=np.int64)
-        position = started[is_moment[merged] == 1]
-        ranges = self.order[np.maximum(position, 0)]
-        same = (position >= 0) & (self.thread[ranges] == thread[moments])
-        found[moments] = np.where(same, ranges, OUTSIDE)
-        return found
+        """Return the last range of the thread that has started by then, by halving the ranges that may be it."""
+        threads = self.thread[self.order]
+        first, low, high = (np.searchsorted(threads, thread, side) for side in ("left", "left", "right"))
+        while (undecided := low < high).any():
+            middle = np.where(undecided, (low + high) // 2, 0)
+            started = undecided & (self.start_ns[self.order[middle]] <= time_ns)
+            low = np.where(started, middle + 1, low)
+            high = np.where(undecided & ~started, middle, high)
+        return np.where(low > first, self.order[low - 1].astype(np.int64), OUTSIDE)
 
 
 def nest(thread: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Nesting:
@@ -92,17 +88,18 @@ def nest(thread: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Nesting
     >>> found.parent.tolist(), found.depth.tolist(), found.self_ns().tolist()
     ([-1, 0, 0, -1], [0, 1, 1, 0], [3, 2, 3, 3])
     """
-    order = np.lexsort((-end_ns, start_ns, thread)).astype(np.int64)
+    order = np.lexsort((-end_ns, start_ns, thread)).astype(np.int32)
     pointer = _previous_reaching(thread[order], end_ns[order])
-    parent = np.full(len(order), OUTSIDE, dtype=np.int64)
-    parent[order] = np.where(pointer == OUTSIDE, OUTSIDE, order[pointer])
+    parent = np.full(len(order), OUTSIDE, dtype=np.int32)
+    inside = pointer != OUTSIDE
+    parent[order[inside]] = order[pointer[inside]]
     return Nesting(thread, start_ns, end_ns, order, parent, _depths(parent))
 
 
-def _previous_reaching(thread: npt.NDArray[np.int32], end_ns: Ints) -> Ints:
+def _previous_reaching(thread: npt.NDArray[np.int32], end_ns: Ints) -> Places:
     """Return for each position the nearest one before it, on the same thread, that ends no earlier."""
-    pointer = np.arange(-1, len(end_ns) - 1, dtype=np.int64)
-    open_rows = np.arange(len(end_ns))
+    pointer = np.arange(-1, len(end_ns) - 1, dtype=np.int32)
+    open_rows = np.arange(len(end_ns), dtype=np.int32)
     while len(open_rows):
         target = pointer[open_rows]
         other = (target != OUTSIDE) & (thread[target] != thread[open_rows])
@@ -113,7 +110,7 @@ def _previous_reaching(thread: npt.NDArray[np.int32], end_ns: Ints) -> Ints:
     return pointer
 
 
-def _depths(parent: Ints) -> npt.NDArray[np.int32]:
+def _depths(parent: Places) -> npt.NDArray[np.int32]:
     """Return how many ranges each is in. Each round looks twice as far up: thousands of levels are a dozen rounds."""
     depth: npt.NDArray[np.int32] = (parent != OUTSIDE).astype(np.int32)
     above = parent.copy()

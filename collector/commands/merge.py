@@ -61,8 +61,9 @@ class Merge:
         bound = "" if merged.error_bound_ns is None else f", within {format_duration(merged.error_bound_ns)}"
         if merged.offset_bound_ns:
             bound += f", the offsets wrong by at most {format_duration(merged.offset_bound_ns)}"
+        ranks = f"{len(merged.ranks)} rank{'' if len(merged.ranks) == 1 else 's'}"
         print(
-            f"{merged.output}: {len(merged.ranks)} ranks, {merged.event_count:,} events, "
+            f"{merged.output}: {ranks}, {merged.event_count:,} events, "
             f"{merged.arrow_count:,} arrows; clocks by {merged.how}{bound}"
         )
         return SOME_FAILED if merged.errors else ALL_GOOD

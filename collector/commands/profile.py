@@ -12,7 +12,7 @@ from typing import Final
 from rankscope.collector.commands.analyze import TOP, print_errors
 from rankscope.collector.commands.command import add_json, check_json_file, give_json
 from rankscope.collector.commands.progress import ALL_GOOD
-from rankscope.measure.capture_limits import CAPTURE_STEPS_MAX
+from rankscope.measure.capture_limits import CAPTURE_STEP_MIN, CAPTURE_STEPS_MAX
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.output_files import write_output
 
@@ -37,7 +37,13 @@ class Profile:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the steps, the outputs and the script."""
         parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps to capture [{STEPS}]")
-        parser.add_argument("--skip", type=int, default=SKIP, metavar="N", help=f"steps before these [{SKIP}]")
+        parser.add_argument(
+            "--skip",
+            type=int,
+            default=SKIP,
+            metavar="N",
+            help=f"steps before these, {CAPTURE_STEP_MIN} or more [{SKIP}]",
+        )
         parser.add_argument(
             "--nproc-per-node", type=int, default=None, metavar="N", help="start N ranks here by torchrun [without it]"
         )
@@ -91,7 +97,7 @@ def check_options(options: argparse.Namespace, rank: str | None) -> None:
     """
     for name, value, smallest, largest in (
         ("--steps", options.steps, 1, CAPTURE_STEPS_MAX),
-        ("--skip", options.skip, 0, SKIP_MAX),
+        ("--skip", options.skip, CAPTURE_STEP_MIN, SKIP_MAX),
         ("--top", options.top, 1, None),
         ("--nproc-per-node", 1 if options.nproc_per_node is None else options.nproc_per_node, 1, RANKS_MAX),
     ):

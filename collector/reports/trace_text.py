@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from rankscope.collector.reports.difference_tables import build_difference_sections
 from rankscope.collector.reports.trace_cells import MISSING, Cell, Section, printable
 from rankscope.collector.reports.trace_tables import build_sections
-from rankscope.collector.traces.report import TraceReport
+from rankscope.collector.traces.report import UNKNOWN_DEVICE, TraceReport
 
 WIDTH = 120
 NAME_WIDTH_MIN = 10
@@ -37,8 +37,10 @@ def headline(report: TraceReport) -> str:
     kinds = sorted({f"{rank.backend or 'no backend'} on {rank.device or 'no device'}" for rank in ranks})
     steps = len({step.step for rank in ranks for step in rank.steps})
     events = sum(rank.event_count for rank in ranks)
-    counts = f"{_count(len(ranks), 'rank')}{of_world}, {_count(steps, 'step')}, {_count(events, 'event')}"
-    return printable("; ".join([counts, *kinds]))
+    counts = [f"{_count(len(ranks), 'rank')}{of_world}", _count(steps, "step"), _count(events, "event")]
+    if ranks and all(rank.device == UNKNOWN_DEVICE for rank in ranks):
+        del counts[1]  # they have steps, which are not divided
+    return printable("; ".join([", ".join(counts), *kinds]))
 
 
 def _count(number: int, what: str) -> str:

@@ -11,7 +11,7 @@ from rankscope.collector.traces.advice_rules import (
     window_of,
 )
 from rankscope.collector.traces.judged_time import LONG_STEP_RATIO_MIN
-from rankscope.collector.traces.report import Abstention, Advice, RankReport, SynchronizationRow
+from rankscope.collector.traces.report import UNKNOWN_DEVICE, Abstention, Advice, RankReport, SynchronizationRow
 from rankscope.measure.units import format_duration
 
 # -- low_gpu_utilization ----------------------------------------------------------------------------------------------
@@ -108,6 +108,8 @@ def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
 def judge_data_loading(report: RankReport) -> Advice | Abstention | None:
     """Judge whether the steps wait for the data loader: by the device's idle time in it, else by the loader's time."""
     key, signs = "data_bound", report.signs
+    if report.device == UNKNOWN_DEVICE:
+        return no_device(key)
     if not report.steps:
         return Abstention(key=key, reason="no steps in the trace (profiler.step() was not called)")
     if not signs.window_ns:

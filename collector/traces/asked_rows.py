@@ -1,16 +1,20 @@
 """Add to a rank's report the tables that are made only when they are asked for."""
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
 import msgspec
 
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.asked import Asked
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_sequences import sum_sequences
-from rankscope.collector.traces.made_tables import MadeTables
+from rankscope.collector.traces.made_tables import Makers
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.operator_groups import sum_operator_groups
-from rankscope.collector.traces.report import RankReport, RooflineRow
+from rankscope.collector.traces.report import DeviceReport, OperatorShapeRow, RankReport, RooflineRow
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX, find_roofline
 from rankscope.measure.device_peaks import PeakOverride, find_peaks
 from rankscope.measure.kineto import Category
@@ -20,36 +24,58 @@ OPERATOR_SHAPES_MAX = 10_000
 """Operators by shape of one trace, those with the most time: about 3 MB of JSON. Sequences of any length have many."""
 
 
-def add_asked(report: RankReport, view: RankView, asked: Asked, made: MadeTables) -> RankReport:
-    """Return the report with what is asked for of one rank, and with warnings of what is left out or not known."""
-    shapes = made(tables.sum_operators_by_shape(view) if asked.shapes else [])
-    modules, modules_left_out = made(sum_modules(view) if asked.modules else (None, 0))
-    roofline = made(find_roofline(view, report.device, asked.roofline) if asked.roofline is not None else [])
+def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequence[DeviceReport]) -> Makers:
+    """Return what makes the tables that are asked for, by their names in the report, and the groups of kernels, which
+    are always there; `device` is the name of the rank's.
+    """
+    makers: dict[str, Callable[[], Any]] = {
+        "kernel_groups": partial(sum_groups, view, asked.kernel_groups)
+        if asked.kernel_groups is not None
+        else partial(sum_classes, view)
+    }
+    if asked.shapes:
+        makers["operator_shapes"] = partial(tables.sum_operators_by_shape, view)
+    if asked.modules:
+        makers["modules"] = partial(sum_modules, view)
+    if asked.roofline is not None:
+        makers["roofline"] = partial(find_roofline, view, device, asked.roofline)
+    if asked.operator_groups:
+        makers["operator_groups"] = partial(sum_operator_groups, view, asked.operator_groups)
+    if asked.sequence_length:
+        makers["kernel_sequences"] = partial(sum_sequences, view, asked.sequence_length)
+    if asked.flops is not None:
+        makers["flops"] = partial(profile_model, view, _name_devices(device, devices), asked.flops)
+    return makers
+
+
+def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[str, Any]) -> RankReport:
+    """Return the report with the tables of `list_asked`, made, and with warnings of what is left out or not known."""
+    shapes: list[OperatorShapeRow] | None = made.get("operator_shapes")
+    roofline: list[RooflineRow] | None = made.get("roofline")
+    modules, modules_left_out = made.get("modules", (None, 0))
     warnings = [
         *report.warnings,
-        *_warn_of_rest(len(shapes) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
+        *_warn_of_rest(len(shapes or ()) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
         *_warn_of_rest(modules_left_out, "modules", MODULES_MAX),
         *([NO_FRAMES] if asked.modules and not modules and not len(view.trace.rows(Category.PYTHON)) else []),
-        *(_warn_of_roofline(report.device, roofline, asked.roofline) if asked.roofline is not None else []),
+        *(_warn_of_roofline(report.device, roofline or [], asked.roofline) if asked.roofline is not None else []),
     ]
     return msgspec.structs.replace(
         report,
         warnings=warnings,
-        operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if asked.shapes else None,
-        operator_groups=made(sum_operator_groups(view, asked.operator_groups) if asked.operator_groups else None),
+        operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if shapes is not None else None,
+        operator_groups=made.get("operator_groups"),
         modules=modules,
-        kernel_groups=made(
-            sum_groups(view, asked.kernel_groups) if asked.kernel_groups is not None else sum_classes(view)
-        ),
-        kernel_sequences=made(sum_sequences(view, asked.sequence_length) if asked.sequence_length else None),
-        roofline=roofline[:ROOFLINE_ROWS_MAX] if asked.roofline is not None else None,
-        flops=made(profile_model(view, _name_devices(report), asked.flops) if asked.flops is not None else None),
+        kernel_groups=made["kernel_groups"],
+        kernel_sequences=made.get("kernel_sequences"),
+        roofline=roofline[:ROOFLINE_ROWS_MAX] if roofline is not None else None,
+        flops=made.get("flops"),
     )
 
 
-def _name_devices(report: RankReport) -> list[str]:
+def _name_devices(device: str | None, devices: Sequence[DeviceReport]) -> list[str]:
     """Return the name of each device that worked; that of a CPU where none did."""
-    return [one.name or "unnamed device" for one in report.devices] or ([report.device] if report.device else [])
+    return [one.name or "unnamed device" for one in devices] or ([device] if device else [])
 
 
 def _warn_of_rest(left_out: int, what: str, rows_max: int) -> list[str]:

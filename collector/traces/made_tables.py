@@ -1,24 +1,25 @@
-"""Tell how many of a trace's tables are made, while they are: of a large trace some take seconds."""
+"""Make the tables of a trace one after the other, and tell how many of them are made: of a large trace some take
+seconds.
+"""
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-TABLES: Final = 26
-"""Tables of one trace, with those that are only made when asked for: these are told at once."""
-Table = TypeVar("Table")
+Makers: TypeAlias = Mapping[str, Callable[[], Any]]
+"""What makes each table, by the table's name."""
 
 
-class MadeTables:
-    """Counts the tables that are made, and tells `on_part` which part of all they are, up to 1."""
+def make_tables(makers: Makers, on_part: Callable[[float], None] | None = None) -> dict[str, Any]:
+    """Return what is made, by the same names; `on_part` is told after each which part of all is made, up to 1.
 
-    def __init__(self, on_part: Callable[[float], None] | None) -> None:
-        """Begin without any; None tells nobody."""
-        self._on_part = on_part
-        self._count = 0
-
-    def __call__(self, table: Table) -> Table:
-        """Return the table, counted."""
-        self._count += 1
-        if self._on_part is not None:
-            self._on_part(min(1.0, self._count / TABLES))
-        return table
+    >>> make_tables({"rows": lambda: [1], "sum": lambda: 1}, print)
+    0.5
+    1.0
+    {'rows': [1], 'sum': 1}
+    """
+    found = {}
+    for count, (name, make) in enumerate(makers.items(), 1):
+        found[name] = make()
+        if on_part is not None:
+            on_part(count / len(makers))
+    return found

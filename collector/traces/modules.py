@@ -15,7 +15,9 @@ from rankscope.collector.traces.module_ranges import find_module_ranges
 from rankscope.collector.traces.report import ModuleRow
 from rankscope.measure.backward_links import find_backward
 from rankscope.measure.capture_limits import MODULE_PREFIX
+from rankscope.measure.errors import TraceError
 from rankscope.measure.kineto import NONE, Ints
+from rankscope.measure.kineto_columns import bound_name
 from rankscope.measure.nesting import OUTSIDE, Nesting
 from rankscope.measure.rank_view import RankView
 
@@ -23,6 +25,8 @@ NO_FRAMES = "the trace has no Python frames: no modules; record with with_stack=
 """Warning where modules were asked for; the table of modules gives it as its reason."""
 MODULES_MAX = 10_000
 """Rows of one trace, those with the most time: about 3 MB of JSON. A model has some hundred modules."""
+DEPTH_MAX = 500
+"""Levels of modules in modules. Each is two Python calls or more, and Python's own limit is 1,000 of them."""
 OUTSIDE_MODULES = "outside of modules"
 BACKWARD_ELSEWHERE = "backward without a forward operator"
 NOT_LAUNCHED = "launch not in the trace"
@@ -63,7 +67,7 @@ class ModuleTree(NamedTuple):
         while place != OUTSIDE:
             parts.append(self.names[place])
             place = self.parents[place]
-        return "/".join(reversed(parts))
+        return bound_name("/".join(reversed(parts)))
 
     def sum_up(self, values: Ints) -> Ints:
         """Return for each path the sum of its value and of those below it: parents come first in the tree."""
@@ -108,11 +112,16 @@ class ModuleCalls(NamedTuple):
 
 
 def find_module_calls(view: RankView) -> ModuleCalls | None:
-    """Return the modules of a trace; None without ranges of modules. It was read with the links of autograd."""
+    """Return the modules of a trace; None without ranges of modules. It was read with the links of autograd. Raises
+    TraceError for modules that are nested more than DEPTH_MAX deep.
+    """
     frames = find_module_ranges(view)
     if not len(frames):
         return None
     nesting = view.host.nest_rows(frames)
+    depth = int(nesting.depth.max()) + 1
+    if depth > DEPTH_MAX:
+        raise TraceError(f"its modules are {depth:,} levels deep; at most {DEPTH_MAX} are told apart")
     tree = _grow_tree(view, frames, nesting)
     length_ns = np.zeros(len(tree.names), dtype=np.int64)
     np.add.at(length_ns, tree.path_of_frame, view.events.duration_ns[frames])
@@ -155,12 +164,12 @@ def _grow_tree(view: RankView, frames: Ints, nesting: Nesting) -> ModuleTree:
     codes = view.events.name[frames].astype(np.int64)
     tree = ModuleTree([], [], [], np.full(len(frames), OUTSIDE, dtype=np.int64), {})
     repeated = _find_repeated(view, frames, nesting)
-    for depth in range(int(nesting.depth.max()) + 1):
-        level = np.flatnonzero((nesting.depth == depth) & ~repeated)
+    for rows in nesting.levels():
+        level = rows[~repeated[rows]]
         tree.add_level(level, _parents_of(tree, nesting, level), codes, view.trace.names.__getitem__)
     callers = tree.find_callers()
-    for depth in range(int(nesting.depth.max()) + 1):
-        level = np.flatnonzero((nesting.depth == depth) & repeated)
+    for depth, rows in enumerate(nesting.levels()):
+        level = rows[repeated[rows]]
         parents = _parents_of(tree, nesting, level)
         if depth == 0:
             parents = [callers.get(code, OUTSIDE) for code in codes[level].tolist()]
@@ -179,8 +188,7 @@ def _find_repeated(view: RankView, frames: Ints, nesting: Nesting) -> npt.NDArra
     backward, _ = find_backward(view)
     around = view.host.nest_rows(backward).find_innermost(view.events.thread[frames], view.events.start_ns[frames])
     repeated: npt.NDArray[np.bool_] = (around != OUTSIDE) & (nesting.depth == 0)
-    for depth in range(1, int(nesting.depth.max()) + 1):
-        level = np.flatnonzero(nesting.depth == depth)
+    for level in nesting.levels()[1:]:
         repeated[level] = repeated[nesting.parent[level]]
     return repeated
 

@@ -70,10 +70,11 @@ def read_origin(head: Mapping[str, Any], path: str) -> Origin:
     distributed = info if isinstance(info, dict) else {}
     rank = _integer(distributed.get("rank"))
     rank = rank if rank is not None and rank >= 0 else None
+    world_size = _integer(distributed.get("world_size"))
     properties = head.get("deviceProperties")
     return Origin(
         rank=rank if rank is not None else rank_in_name(path),
-        world_size=_integer(distributed.get("world_size")),
+        world_size=world_size if world_size is not None and world_size > 0 else None,
         group_count=_integer(distributed.get("pg_count")),
         backend=_text(distributed.get("backend")),
         host=_text(head.get("host_name")),

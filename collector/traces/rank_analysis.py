@@ -1,23 +1,23 @@
 """Reduce one trace to its rank's report, and to what the comparison of ranks needs."""
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from rankscope.collector.traces import stages, tables, windows
 from rankscope.collector.traces.asked import NOTHING_ASKED, Asked
-from rankscope.collector.traces.asked_rows import add_asked
+from rankscope.collector.traces.asked_rows import add_asked, list_asked
 from rankscope.collector.traces.hardware_counters import sum_counters
 from rankscope.collector.traces.judged_time import find_judged_time
 from rankscope.collector.traces.launch_queue import sum_queues
-from rankscope.collector.traces.made_tables import MadeTables
+from rankscope.collector.traces.made_tables import Makers, make_tables
 from rankscope.collector.traces.memory import summarize_memory
 from rankscope.collector.traces.origin import Origin, match_devices, read_origin, refuse_foreign, refuse_several
 from rankscope.collector.traces.path_record import PathRecord, record_path
-from rankscope.collector.traces.report import CpuUse, DeviceReport, RankReport
+from rankscope.collector.traces.report import UNKNOWN_DEVICE, CpuUse, DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
@@ -104,8 +104,17 @@ def reduce_trace(
     kinds = len({tables.kind_of(one) for one in collectives})
     if kinds > COLLECTIVE_KINDS_MAX:
         raise TraceError(f"it has {kinds:,} kinds of collectives; at most {COLLECTIVE_KINDS_MAX:,} are summed up")
-    made = MadeTables(on_part)
-    report = add_asked(_build_report(view, path, origin, collectives, asked=asked, made=made), view, asked, made)
+    devices = windows.summarize_devices(view, origin.devices)
+    makers = {
+        **_list_tables(view, origin, collectives, asked),
+        **list_asked(view, asked, _name_device(view, devices), devices),
+    }
+    if divides_steps:
+        makers["parts"] = lambda: divide_steps(view, collectives)
+    if asked.critical_path:
+        makers["path"] = lambda: record_path(view, collectives, origin.base_ns)
+    made = make_tables(makers, on_part)
+    report = add_asked(_build_report(view, path, origin, devices, made), view, asked, made)
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
@@ -120,10 +129,10 @@ def reduce_trace(
         step_bounds,
         windows.find_steps_of_collectives(view),
         messages,
-        made(divide_steps(view, collectives) if divides_steps else None),
+        made.get("parts"),
         view.origin_ns + origin.base_ns,
         stages.find_backward(view) + origin.base_ns if messages else EMPTY,
-        made(record_path(view, collectives, origin.base_ns) if asked.critical_path else None),
+        made.get("path"),
         find_judged_time(view).windows + origin.base_ns,
     )
 
@@ -151,14 +160,40 @@ def _refuse_other_steps(trace: KinetoTrace, steps: StepRange | None) -> None:
     raise TraceError(f"none of its steps is in {first}:{end}; it has {known}")
 
 
+def _list_tables(view: RankView, origin: Origin, collectives: list[Collective], asked: Asked) -> Makers:
+    """Return what makes the tables that need not be asked for: of each its name in the report, but for some that are
+    made together.
+    """
+    return {
+        "timelines": lambda: windows.draw_timelines(view),
+        "counters": lambda: sum_counters(view),
+        "breakdown": lambda: windows.break_down_window(view, *_find_bounds(view)),
+        "steps": lambda: [] if view.has_unknown_device else windows.break_down_steps(view),
+        "event_types": lambda: stages.sum_event_types(view),
+        "model": lambda: stages.sum_stages(view),
+        "collectives": lambda: tables.sum_collectives(collectives),
+        "operators": lambda: tables.sum_operators(view),
+        "kernels": lambda: tables.sum_kernels(view),
+        "copies": lambda: tables.sum_copies(view),
+        "user_ranges": lambda: tables.sum_user_ranges(view),
+        "synchronizations": lambda: tables.sum_synchronizations(view),
+        "memory": lambda: summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow),
+        "signs": lambda: find_signs(view, origin.devices),
+        "idle_time": lambda: windows.sum_idle(view),
+        "launch_queue": lambda: sum_queues(view),
+    }
+
+
+def _find_bounds(view: RankView) -> tuple[int, int]:
+    return view.bounds_ns or (view.origin_ns, view.origin_ns)
+
+
 def _build_report(
-    view: RankView, path: str, origin: Origin, collectives: list[Collective], *, asked: Asked, made: MadeTables
+    view: RankView, path: str, origin: Origin, devices: list[DeviceReport], made: Mapping[str, Any]
 ) -> RankReport:
-    """Return all tables of a trace but those that have to be asked for."""
-    bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
-    devices = made(windows.summarize_devices(view, origin.devices))
-    timeline, step_timelines = made(windows.draw_timelines(view))
-    counters, counter_warnings = made(sum_counters(view))
+    """Return the report with the tables of `_list_tables`, made."""
+    timeline, step_timelines = made["timelines"]
+    counters, counter_warnings = made["counters"]
     return RankReport(
         rank=origin.rank,
         file=path,
@@ -166,29 +201,29 @@ def _build_report(
         world_size=origin.world_size,
         backend=origin.backend,
         host=origin.host,
-        start_ns=bounds[0] - view.origin_ns,
+        start_ns=_find_bounds(view)[0] - view.origin_ns,
         kernel_count=int(view.work.is_kernel.sum()),
         event_count=view.trace.event_count,
-        steps=made([] if view.has_unknown_device else windows.break_down_steps(view)),
         devices=devices,
-        event_types=made(stages.sum_event_types(view)),
-        model=made(stages.sum_stages(view)),
-        collectives=made(tables.sum_collectives(collectives)),
-        operators=made(tables.sum_operators(view)),
-        kernels=made(tables.sum_kernels(view)),
-        copies=made(tables.sum_copies(view)),
-        user_ranges=made(tables.sum_user_ranges(view)),
-        synchronizations=made(tables.sum_synchronizations(view)),
-        memory=made(summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow)),
+        steps=made["steps"],
+        event_types=made["event_types"],
+        model=made["model"],
+        collectives=made["collectives"],
+        operators=made["operators"],
+        kernels=made["kernels"],
+        copies=made["copies"],
+        user_ranges=made["user_ranges"],
+        synchronizations=made["synchronizations"],
+        memory=made["memory"],
+        signs=made["signs"],
+        idle_time=made["idle_time"],
+        launch_queue=made["launch_queue"],
         timeline=timeline,
         step_timelines=step_timelines,
-        signs=made(find_signs(view, origin.devices)),
         hardware_counters=counters,
         warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
-        idle_time=made(windows.sum_idle(view)),
-        launch_queue=made(sum_queues(view)),
         cpu_use=_read_cpu_use(view),
-        **made(windows.break_down_window(view, *bounds)),
+        **made["breakdown"],
     )
 
 
@@ -214,7 +249,7 @@ def _name_device(view: RankView, devices: list[DeviceReport]) -> str | None:
         is_ascend = any(category.startswith("ascend ") for category in view.trace.categories)
         return devices[0].name or ("Ascend NPU" if is_ascend else "unnamed device")
     if view.has_unknown_device:
-        return "unknown device"
+        return UNKNOWN_DEVICE
     return "CPU" if len(view.compute) else None
 
 

@@ -5,7 +5,7 @@ not applicable or unknown. The JSON schema made from these classes is `docs/anal
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,10 @@ from rankscope.measure.kernel_classes import OTHER
 from rankscope.measure.memory_flow import MemoryFlow
 
 SCHEMA = 1
+
+
+UNKNOWN_DEVICE: Final = "unknown device"
+"""Name of the device of a rank whose device worked, with nothing of its work in the trace, or not known."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import Comparison, DifferenceRow, DifferenceTable, RankWait
+from rankscope.collector.traces.report import UNKNOWN_DEVICE, Comparison, DifferenceRow, DifferenceTable, RankWait
 from rankscope.collector.traces.step_parts import (
     IDLE,
     WAITING,
@@ -95,7 +95,7 @@ def _find_refusal(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis],
 def _find_refusal_of_side(ranks: Sequence[RankAnalysis]) -> str | None:
     if not ranks:
         return "none of {side} can be used"
-    unknown = [one.report.file for one in ranks if one.report.device == "unknown device"]
+    unknown = [one.report.file for one in ranks if one.report.device == UNKNOWN_DEVICE]
     if unknown:
         return f"the device of {_escape(unknown[0])} is not known, so nothing of {{side}} is broken down"
     without = [one.report.file for one in ranks if one.parts is None]

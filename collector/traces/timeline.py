@@ -37,7 +37,7 @@ from rankscope.collector.traces.clock_offsets import (
 )
 from rankscope.collector.traces.critical_path import PathInput, list_pieces
 from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces, read_chunks
-from rankscope.collector.traces.origin import MERGED_MARK, MERGED_REPORT, ByRank, read_origin
+from rankscope.collector.traces.origin import MERGED_MARK, MERGED_REPORT, ByRank, read_origin, refuse_several
 from rankscope.collector.traces.path_record import record_path
 from rankscope.collector.traces.pipeline import pair_messages
 from rankscope.collector.traces.recognized import check_output, choose_files, compile_kernels
@@ -219,11 +219,12 @@ def read_source(
     """Read a file for the first pass; `rank` goes before the one that it says, which its name may tell if `may_guess`,
     and kernels in whose names the pattern `kernels` is found communicate too.
 
-    Raises TraceError or UnavailableError.
+    Raises TraceError or UnavailableError, NotATraceError for a file of several ranks.
     """
     times = EventTimes()
     trace = read_trace(times.watch(read_chunks(path)), every_wait=with_path)
     origin = read_origin(trace.head, path if may_guess else "")
+    refuse_several(trace)
     if times.possible_ns is None:
         raise TraceError("none of its events has a time")
     view = RankView(trace, communication_kernels=kernels)

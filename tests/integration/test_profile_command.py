@@ -1,6 +1,7 @@
 """`rankscope profile`: a script runs until a few of its steps are captured, and its FLOPs are those counted by hand."""
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,17 @@ def read_flops(path: Path) -> list[Any]:
     return [rank["flops"] for rank in json.loads(path.read_text())["ranks"]]
 
 
+def read_modules(printed: str) -> dict[str, tuple[str, str]]:
+    """Return calls and parameters of each module in the printed tree, by its place in it."""
+    table = printed.partition("\nFLOP BY MODULE\n")[2].partition("\n\n")[0]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines() if re.match(r"[. ]*\w+ \(\w+\)  ", line)]
+    return {row[0]: (row[1], row[-1]) for row in rows}
+
+
 def test_script_is_ended_and_flops_are_those_by_hand(tmp_path: Path) -> None:
     files = tmp_path / "report.json", tmp_path / "report.html"
     ended = profile(
-        *("--steps", "2", "--skip", "3", "--peak-tflops", "1", "--json-file", str(files[0]), "--html", str(files[1])),
+        *("--steps", "2", "--skip", "2", "--peak-tflops", "1", "--json-file", str(files[0]), "--html", str(files[1])),
         *("-o", str(tmp_path / "traces"), "--", SCRIPT, ENDLESS),
     )
     assert ended.exit_code == 0, ended.stderr
@@ -44,10 +52,13 @@ def test_script_is_ended_and_flops_are_those_by_hand(tmp_path: Path) -> None:
         "MODEL PROFILE: FLOATING-POINT OPERATIONS", "MODEL AND HARDWARE FLOP UTILIZATION", "FLOP BY OPERATOR",
         "FLOP BY MODULE", "TOP MODULES BY DEPTH",
     ]  # fmt: skip
-    assert ". 2 (Linear)" in ended.stdout
+    assert read_modules(ended.stdout) == {
+        "model (Sequential)": ("1", "35,594"), ". 0 (Linear)": ("1", "33,024"), ". 1 (ReLU)": ("1", "0"),
+        ". 2 (Linear)": ("1", "2,570"),
+    }  # fmt: skip
     assert files[1].read_text().startswith("<!doctype html>")
     traces = [path.relative_to(tmp_path / "traces") for path in (tmp_path / "traces").rglob("*.gz")]
-    assert traces == [Path("profile/steps-3-4/rank-0.pt.trace.json.gz")]
+    assert traces == [Path("profile/steps-2-3/rank-0.pt.trace.json.gz")]
     assert "Traceback" not in ended.stderr
 
 

@@ -34,7 +34,7 @@ time.sleep(600)
 SCRIPT = Script(["train.py", "--lr", "0.1"])
 
 
-@pytest.mark.parametrize(("skip", "steps", "captured"), [(5, 3, CaptureSteps(4, 5, 7)), (0, 1, CaptureSteps(0, 0, 0))])
+@pytest.mark.parametrize(("skip", "steps", "captured"), [(5, 3, CaptureSteps(4, 5, 7)), (2, 1, CaptureSteps(2, 2, 2))])
 def test_schedule_captures_the_steps_after_the_skipped_ones(skip: int, steps: int, captured: CaptureSteps) -> None:
     script = Script(["train.py"], skip=skip, steps=steps)
     schedule = parse_schedule(script.schedule)

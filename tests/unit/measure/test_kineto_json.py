@@ -190,6 +190,7 @@ def test_damage_in_the_head_does_no_harm() -> None:
         (lzma.compress(b"{}"), "not JSON: it is compressed by xz: decompress it first (unxz) (at byte 0)"),
         (b"PK\x03\x04..", "not JSON: it is a ZIP archive: unpack it first (at byte 0)"),
         (b"rank0.json".ljust(257, b"\0") + b"ustar", "not JSON: it is a tar archive: unpack it first (at byte 0)"),
+        ("{}".encode("utf-32"), "not JSON: it is UTF-32 text: convert it to UTF-8 first (at byte 0)"),
         ("{}".encode("utf-16"), "not JSON: it is UTF-16 text: convert it to UTF-8 first (at byte 0)"),
         (b'{"a": 1}', 'JSON without "traceEvents": not a Kineto trace (at byte 0)'),
         (b'{"traceEvents": null}', 'JSON without "traceEvents": not a Kineto trace (at byte 0)'),

@@ -20,7 +20,8 @@ def test_what_follows_the_script_is_its_own(between: tuple[str, ...]) -> None:
     ("words", "said"),
     [
         (["--steps", "101", SCRIPT], "--steps is 101; it must be from 1 to 100"),
-        (["--skip", "-1", SCRIPT], "--skip is -1; it must be from 0 to 1000000"),
+        (["--skip", "1", SCRIPT], "--skip is 1; it must be from 2 to 1000000"),
+        (["--skip", "-1", SCRIPT], "--skip is -1; it must be from 2 to 1000000"),
         (["--top", "0", SCRIPT], "--top is 0; it must be 1 or more"),
         (["--nproc-per-node", "0", SCRIPT], "--nproc-per-node is 0; it must be from 1 to 1024"),
         (["--peak-tflops", "0", SCRIPT], "--peak-tflops is 0; it must be above 0"),

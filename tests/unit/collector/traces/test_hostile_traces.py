@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.files import MEMBERS_MAX
+from rankscope.collector.traces.modules import DEPTH_MAX
 from rankscope.collector.traces.parallel_reading import read_in_parallel
 from rankscope.collector.traces.rank_analysis import COLLECTIVE_KINDS_MAX, DEVICES_MAX, STEPS_MAX, STREAMS_MAX
 from rankscope.measure.errors import TraceError
@@ -80,6 +81,29 @@ def test_names_of_several_pieces_count_together() -> None:
     text = json.dumps({"traceEvents": operators(NAMES_MAX + 1, name="x")}).encode()
     with pytest.raises(TraceError, match="more than 100,000 different names"):
         read_in_parallel([text[start : start + 100_000] for start in range(0, len(text), 100_000)], 1, 1 << 20)
+
+
+def nested_modules(levels: int, name: str) -> list[dict[str, Any]]:
+    """Return the frames of modules, each inside of the one before."""
+    base = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 1}
+    return [
+        {**base, "name": f"nn.Module: {name}_{one}", "ts": one, "dur": 2 * levels - 2 * one} for one in range(levels)
+    ]
+
+
+@pytest.mark.parametrize("asked", [{"modules": True}, {"flops": True}])
+def test_modules_that_are_nested_deeper_than_calls_can_be_are_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+    path = write(tmp_path / "rank0.json", nested_modules(DEPTH_MAX + 1, "Block"))
+    (error,) = analyze(path, **asked).errors
+    assert error.reason == "its modules are 501 levels deep; at most 500 are told apart"
+    assert analyze(path).errors == []
+
+
+def test_path_of_deep_modules_with_long_names_is_bounded(tmp_path: Path) -> None:
+    (rank,) = analyze(write(tmp_path / "rank0.json", nested_modules(DEPTH_MAX, 100 * "x")), modules=True).ranks
+    paths = [row.path for row in rank.modules or () if row.path is not None]
+    assert len(set(paths)) == DEPTH_MAX
+    assert max(map(len, paths)) < 4_100
 
 
 def test_more_streams_than_a_process_has_are_refused(tmp_path: Path) -> None:

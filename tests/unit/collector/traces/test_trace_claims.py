@@ -8,7 +8,6 @@ import pytest
 
 from rankscope.collector.reports.trace_text import render_text
 from rankscope.collector.traces import analyze
-from rankscope.collector.traces.made_tables import TABLES
 from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.report import Advice, TraceReport
 from rankscope.measure.errors import SettingError, TraceError
@@ -250,6 +249,25 @@ def test_work_at_zero_is_left_out_also_as_the_majority(tmp_path: Path) -> None:
     assert "40 events left out: a time of zero" in rank.warnings
 
 
+def test_device_whose_work_has_no_length_is_not_said_to_be_idle(tmp_path: Path) -> None:
+    # 20 steps of 6 ms of computing and 1.9 ms of communication in 10 ms; of every other one all lengths are 0.
+    def lose(one: Event) -> Event:
+        return {**one, "dur": 0} if one["cat"] == "kernel" and int(one["ts"] // STEP_US) % 2 else one
+
+    (rank,) = analyze(write(tmp_path, [lose(one) for one in rank_of(20)])).ranks
+    assert "20 events left out: device work of no length, of which there is too much to be short" in rank.warnings
+    assert advice_of(analyze(str(tmp_path)), "low_gpu_utilization") is None
+    assert [step.is_judged for step in rank.steps] == [True, False] * 10
+    assert {step.compute_ns for step in rank.steps if step.is_judged} == {6_000_000}
+
+
+def test_some_work_of_no_length_is_short_work(tmp_path: Path) -> None:
+    shorts = [kernel("short", 100 + number, 0) for number in range(9)]
+    (rank,) = analyze(write(tmp_path, [*rank_of(2), *shorts])).ranks
+    assert rank.kernel_count == 13
+    assert not [one for one in rank.warnings if "left out" in one]
+
+
 @pytest.mark.parametrize("length_us", [500_000, 90_000_000, 10**12])  # beyond the host by a minute; over a day
 def test_spilled_length_ends_where_the_stream_went_on(tmp_path: Path, length_us: int) -> None:
     events = rank_of(3)
@@ -388,14 +406,19 @@ def test_name_of_a_megabyte_is_shortened_and_stays_distinct(tmp_path: Path) -> N
     assert all(len(row.name) < 4_100 and "2,097,153 characters" in row.name for row in rank.kernels)
 
 
-@pytest.mark.parametrize("asked", [{}, {"critical_path": True, "modules": True, "sequences": 4, "nest": True}])
-def test_progress_tells_how_much_is_read_and_how_many_tables_are_made(tmp_path: Path, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "more"), [({}, 0), ({"critical_path": True, "modules": True, "sequences": 4, "nest": True}, 4)]
+)
+def test_progress_tells_how_much_is_read_and_how_many_tables_are_made(
+    tmp_path: Path, asked: dict[str, Any], more: int
+) -> None:
     write(tmp_path, rank_of(2))
     told: list[float] = []
     analyze(str(tmp_path / "rank0.json"), progress=lambda done, of: told.append(done / of), **asked)
-    # Read whole it is four fifths of the work; each table is an equal part of the last one.
-    assert (told, set(told[: -TABLES - 1]), told[-1]) == (sorted(told), {0.8}, 1)
-    assert told[-TABLES - 1 : -1] == pytest.approx([0.8 + 0.2 * (place + 1) / TABLES for place in range(TABLES)])
+    # Read whole it is four fifths of the work; each table is an equal part of the last one, and the file ends it.
+    tables = 17 + more
+    assert set(told[: -tables - 1]) == {0.8}
+    assert told[-tables - 1 :] == pytest.approx([*(0.8 + 0.2 * (place + 1) / tables for place in range(tables)), 1])
 
 
 def test_rank_whose_work_is_all_lost_is_on_no_path_of_the_others(tmp_path: Path) -> None:
@@ -410,3 +433,10 @@ def test_kernel_with_an_old_stack_and_no_operator_has_no_source(tmp_path: Path) 
     stack = {"Call stack": "train.py(3): step"}
     (rank,) = analyze(write(tmp_path, [launch(1, 1), kernel("k", 5, 5, correlation=1, **stack)])).ranks
     assert rank.kernels[0].sources == []
+
+
+def test_steps_of_a_device_that_is_not_known_are_not_said_to_be_missing(tmp_path: Path) -> None:
+    report = analyze(write(tmp_path, [one for one in rank_of(3) if one["cat"] != "kernel"]))
+    reasons = {one.key: one.reason for one in report.abstained}
+    assert reasons["data_bound"] == "no device work in the trace"
+    assert render_text(report, 10, 120).startswith("1 rank of 1, 9 events; nccl on unknown device\n")

@@ -43,6 +43,11 @@ def test_negative_rank_counts_as_missing() -> None:
     assert read_origin({"distributedInfo": {"rank": -1}}, "rank3.json").rank == 3
 
 
+@pytest.mark.parametrize("size", [0, -1, "8", True])
+def test_world_without_a_rank_counts_as_missing(size: object) -> None:
+    assert read_origin({"distributedInfo": {"world_size": size}}, "a.json").world_size is None
+
+
 @pytest.mark.parametrize("field", ["rankscope", "rankscopeTimeline"])
 def test_merged_timeline_has_no_origin(field: str) -> None:
     with pytest.raises(NotATraceError, match="it is a merged timeline itself"):

@@ -399,6 +399,15 @@ def test_broken_file_costs_only_itself(tmp_path: Path, pair: list[str]) -> None:
     assert [file for file, _ in report.errors] == [str(broken)]
 
 
+def test_file_of_several_ranks_is_not_merged_as_one(tmp_path: Path, pair: list[str]) -> None:
+    several = write_trace(tmp_path, 2, [{**on_host(1_000 * rank, rank), "cat": "cpu_op"} for rank in range(3)])
+    report = merge([*pair, several], tmp_path / "merged.json")
+    assert [one.rank for one in report.ranks] == [0, 1]
+    ((file, reason),) = report.errors
+    assert file == several
+    assert reason.startswith("it has the events of 3 processes (7000, 7001, 7002), not of one rank")
+
+
 def test_second_file_of_a_rank_is_refused_naming_the_first(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     paths = [write_trace(folder, 3, [on_host(at)]) for at, folder in enumerate((tmp_path, tmp_path / "b"), 1)]
