@@ -55,6 +55,7 @@ from rankscope.measure.nccl_ras import RasCommunicator
 from rankscope.measure.out_of_memory import Notices
 from rankscope.measure.preflights import NODES_MAX, NodeDevice, NodeOutcome, NodePast
 from rankscope.measure.records import (
+    SAVE_LINES_MAX,
     AgentCost,
     AllocatorSample,
     Collectives,
@@ -64,6 +65,7 @@ from rankscope.measure.records import (
     HostSample,
     Losses,
     NodeSample,
+    SavedLine,
     Totals,
     WindowBreakdown,
     WindowSynchronizations,
@@ -138,7 +140,8 @@ class Report(Message, frozen=True):
     reports of one rank a node, and only where it is newer than that of the report before. `out_of_memory` has the
     errors of torch's allocator since the report before, which is made at once after one. `flops` are the FLOPs of the
     last steps beside the peak of the device. `enqueues` are times of collectives that torch does not time.
-    `compilations`: None where this torch does not tell of them.
+    `compilations`: None where this torch does not tell of them. `saves`: what was saved so far, None where that is not
+    counted.
     """
 
     KIND: ClassVar[int] = 3
@@ -166,6 +169,7 @@ class Report(Message, frozen=True):
     flops: StepFlops = NO_FLOPS
     enqueues: Enqueues | None = None
     compilations: Compilations | None = None
+    saves: Annotated[tuple[SavedLine, ...], msgspec.Meta(max_length=SAVE_LINES_MAX)] | None = None
 
 
 class Ack(Message, frozen=True):
