@@ -48,7 +48,15 @@ import msgspec
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, ShortName, Some
 from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.identity import Count, Label, RankIdentity
-from rankscope.measure.line_samples import STACKS_MAX, STEPS_MAX, WORKERS_MAX, SampledStack, SampledStep, SampledWorker
+from rankscope.measure.line_samples import (
+    STACKS_MAX,
+    STEPS_MAX,
+    WORKERS_MAX,
+    SampledLoader,
+    SampledStack,
+    SampledStep,
+    SampledWorker,
+)
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator
@@ -531,7 +539,7 @@ class SamplesTaken(Message, frozen=True):
     `stacks` are those of `steps`, the ones with most time; a place beyond them stands for all others. `cpu_ns` is the
     CPU time of the sampled thread from the first to the last sample, which are `span_ns` apart; None where the system
     does not tell. `cost_ns` is the CPU time that sampling took. `workers` are those of its data
-    loaders that have fetched a batch meanwhile.
+    loaders that have fetched a batch meanwhile, `loader` has the queues of the one with workers; None: there was none.
     """
 
     KIND: ClassVar[int] = 25
@@ -545,6 +553,7 @@ class SamplesTaken(Message, frozen=True):
     cpu_ns: Count | None = None
     cost_ns: Count = 0
     workers: Annotated[tuple[SampledWorker, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
+    loader: SampledLoader | None = None
 
 
 END_REASONS = (

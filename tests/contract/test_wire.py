@@ -16,7 +16,7 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.identity import BootId, RankIdentity, RunId
-from rankscope.measure.line_samples import SampledStack, SampledStep, SampledWorker
+from rankscope.measure.line_samples import SampledLoader, SampledStack, SampledStep, SampledWorker
 from rankscope.measure.messages import (
     MESSAGE_TYPES,
     Ack,
@@ -333,6 +333,7 @@ STATED: dict[str, Message] = {
                 step=SampledStep(step=-1, duration_ns=3_600_000_000, stack_ns=((0, 3_600_000_000),)),
             ),
         ),
+        loader=SampledLoader(workers=8, start_method="spawn", looks=20, ready=3, early=2, unpinned=1),
     ),
     "ras_answered": RasAnswered(
         sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
