@@ -12,12 +12,15 @@ from rankscope.collector.captures.choice import choose_around
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.runs.run import RunState
+from rankscope.measure.capture_limits import MODULES
 
 LOG = logging.getLogger("rankscope.collector")
 
 KINDS: Final = frozenset({STRAGGLER, PERIODIC_WORK})
 CAPTURES_A_DAY_MAX: Final = 4
 """Captures of one run, by its name, that incidents may order in a day; each stops training for a moment."""
+OF_GPU: Final = "gpu_"
+"""Begin of the causes in which kernels are longer: the modules that launch them are recorded, too."""
 DAY_S: Final = 86_400.0
 
 
@@ -49,7 +52,11 @@ class IncidentCaptures:
 
     def _order_of(self, incident: Incident, ranks: tuple[int, ...]) -> None:
         by = f"incident {incident.id}"
-        found = self._order(CaptureRequest(run=incident.run_id, ranks=ranks, asked_by=by, incident=str(incident.id)))
+        options = (MODULES,) if incident.cause.startswith(OF_GPU) else ()
+        request = CaptureRequest(
+            run=incident.run_id, ranks=ranks, asked_by=by, incident=str(incident.id), options=options
+        )
+        found = self._order(request)
         if isinstance(found, CaptureRefusal):
             LOG.warning("run %r: %s gets no capture: %s", incident.run_id, by, found.error)
 

@@ -137,6 +137,7 @@ EXPLAINS = 0.5
 """Share of the excess that a part must hold to be named: more than everything else together."""
 MORE_WORK_RATIO = 1.05
 """Ratio of operators to the peers' from which it is more work; equal work has exactly equal counts."""
+HERTZ_PER_MHZ: Final = 1e6
 CLOCK_RATIO = 0.95
 """An SM clock below this share of the peers' median is slow: boost clocks of healthy peers differ by 1 to 3 %."""
 
@@ -331,7 +332,7 @@ def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples
             evidence["sm_clock_ratio"] = ratio
             if ratio >= CLOCK_RATIO or slow.own_ns * (1 - ratio) < EXPLAINS * excess_ns:
                 continue
-            text = f"its GPU at {100 * ratio:.0f} % of its peers' clock"
+            text = f"its GPU at {100 * ratio:.0f} % of its peers' clock ({_compare_clocks(device, peers)})"
             cause = name_throttle(reasons) or ("gpu_slow_clock", text)
         if cause is not None:
             return cause
@@ -399,6 +400,12 @@ def _clock_ratio(device: DeviceSample, peers: Sequence[DeviceSample]) -> float |
     if not device.sm_clock_hertz or not peers_hertz:
         return None
     return device.sm_clock_hertz / float(np.median(peers_hertz))
+
+
+def _compare_clocks(device: DeviceSample, peers: Sequence[DeviceSample]) -> str:
+    """Return its SM clock and the median of its peers', `1,200 against 1,980 MHz`; both are known."""
+    theirs = float(np.median([peer.sm_clock_hertz for peer in peers if peer.sm_clock_hertz]))
+    return f"{(device.sm_clock_hertz or 0) / HERTZ_PER_MHZ:,.0f} against {theirs / HERTZ_PER_MHZ:,.0f} MHz"
 
 
 def _is_common(reason: str, peers: Sequence[DeviceSample]) -> bool:

@@ -51,6 +51,13 @@ def test_incident_orders_its_rank_with_a_peer_and_a_neighbor() -> None:
     assert (orders.requests[0].ranks, orders.requests[0].asked_by) == ((1, 2, 3), "incident 1")
 
 
+@pytest.mark.parametrize(("cause", "options"), [("host_cpu", ()), ("gpu_compute", ("modules",))])
+def test_modules_are_recorded_where_kernels_are_longer(cause: str, options: tuple[str, ...]) -> None:
+    orders = Orders()
+    orders.consider(incident(1, cause=cause))
+    assert orders.requests[0].options == options
+
+
 def test_incident_orders_once() -> None:
     orders = Orders()
     orders.consider(incident(1))
