@@ -305,6 +305,7 @@ class AgentThread:
             flop_totals=self._samples.flops.totals,
             enqueues=next((window.enqueues for window in windows if window.enqueues is not None), None),
             compilations=self._samples.collect_compilations(steps, last=last),
+            saves=self._training.saves.read(),
         )
         if self._groups_wanted:
             self._builder.resend_groups()

@@ -96,6 +96,7 @@ class AgentConfig(Settings):
         "RANKSCOPE_SERVE_*",
         "RANKSCOPE_TOKEN_FILE",
         "RANKSCOPE_URL",
+        "RANKSCOPE_WORKER_PAGE",
     )
 
     enabled: bool = setting(True, Setting("Measure this process."))

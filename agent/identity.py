@@ -118,7 +118,7 @@ def reads_machine(environment: Mapping[str, str], world_size: int) -> bool:
 
 def drop_rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a helper process: without the launcher's variables, and such that no agent starts."""
-    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")
+    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "RANKSCOPE_WORKER_PAGE", "LD_PRELOAD")
     return {name: value for name, value in environment.items() if name not in left_out}
 
 

@@ -43,6 +43,9 @@ OPTIONS = ("--config", "--collector", "--run")
 PID_VARIABLE = "RANKSCOPE_PID"
 """Process id of the measured process, so that its children (data loader workers, tools) are not measured."""
 
+WORKER_PAGE_VARIABLE = "RANKSCOPE_WORKER_PAGE"
+"""As in `captures/worker_page.py`, which is imported in workers of a rank only."""
+
 EARLY_FLOPS_MAX = 8
 """Declarations of FLOPs that are kept for a session that has not started: one is usual, mistakes among them are logged
 when it starts.
@@ -135,6 +138,8 @@ def autoload() -> None:
     of the script raises meanwhile.
     """
     try:
+        if WORKER_PAGE_VARIABLE in os.environ and _belongs_to_parent():
+            _join_rank()
         if _requested:
             start()
         elif os.environ.get("RANKSCOPE", "") not in ("", "0"):
@@ -143,6 +148,16 @@ def autoload() -> None:
         if is_of_script(error):
             raise
         log_line(f"not started ({explain('start', error)}); training continues without it")
+
+
+def _join_rank() -> None:
+    """Let the collector's orders of samples reach this process, if it is a worker of a rank's data loader."""
+    from rankscope.agent.import_path import standard_library_first  # noqa: PLC0415
+
+    with standard_library_first(), contextlib.suppress(OSError, ValueError):
+        from rankscope.agent.captures.worker_page import join_rank  # noqa: PLC0415 - in no other process
+
+        join_rank(os.environ, sys.orig_argv)
 
 
 def start(*, alone: bool = True) -> bool:

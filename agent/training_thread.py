@@ -12,17 +12,19 @@ from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.worker_page import WorkerPage
 from rankscope.agent.config import NO, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.sessions import ProfilerSessions
 from rankscope.agent.sample.torch_device import TrainingDevice, find_cuda, is_current_stream_capturing
-from rankscope.agent.steps import event_buffer, host_transfers
+from rankscope.agent.steps import event_buffer, host_transfers, saves
 from rankscope.agent.steps.backward_clock import BackwardClock
 from rankscope.agent.steps.early_events import SETTLED_STEPS
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.host_transfers import HostTransfers
 from rankscope.agent.steps.ring import Ring
+from rankscope.agent.steps.saves import Saves
 from rankscope.agent.steps.step_boundaries import FaultPart, NextBoundary, StepBoundaries
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.throughput import ThroughputMeter
@@ -105,6 +107,8 @@ class TrainingThread:
         self.workers = None if self.windows.sampling.obstacle else WorkerPage(self.windows.sampling)
         """How workers of data loaders learn of orders; None where nothing is sampled."""
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
+        is_user = ScriptFiles(environment).is_user
+        self.saves = Saves(guard, self.hooks.buffer, self.timer.user, is_user, self.read_event_ns)
         guard.on_off = self._on_part_off
 
     @property
@@ -117,7 +121,7 @@ class TrainingThread:
         """The cost of the hooks to the training thread so far. Only one other thread may ask."""
         clock_ns = 0 if self._backward_clock is None else self._backward_clock.spent_ns
         ends_ns = 0 if self.backward_ends is None else self.backward_ends.spent_ns
-        return self.hooks.buffer.spent_ns + ends_ns + clock_ns + self.transfers.spent_ns
+        return self.hooks.buffer.spent_ns + ends_ns + clock_ns + self.transfers.spent_ns + self.saves.spent_ns
 
     def start(self) -> None:
         """Begin to measure."""
@@ -127,6 +131,7 @@ class TrainingThread:
         if self._fault is not None:
             self._fault.install_outside()
         self.transfers.install()
+        self.saves.install()
         if self.workers is not None:
             self.workers.install()
         self.is_measured = True
@@ -146,6 +151,7 @@ class TrainingThread:
             self._guard.record("stop", error)
         self._end_measurements()
         self.transfers.remove()
+        self.saves.remove()
         if self.workers is not None:
             self.workers.remove()
 
@@ -156,6 +162,7 @@ class TrainingThread:
             self.hooks.buffer.reset_lock()
             self.hooks.remove()
             self.transfers.remove()
+            self.saves.remove()
 
     def _on_part_off(self, part: str) -> None:
         """End running measurements: without hook events no boundary would end them or flush waiting records."""
@@ -163,6 +170,8 @@ class TrainingThread:
             self._end_measurements()
         if part == host_transfers.PART:
             self.transfers.remove()
+        if part == saves.PART:
+            self.saves.remove()
 
     # -- for the agent thread -----------------------------------------------------------------------------------------
 

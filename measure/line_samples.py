@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from rankscope.measure.bounds import Name, Some
+from rankscope.measure.identity import Count
 from rankscope.measure.stalls import StackFrame
 
 STACKS_MAX: Final = 256
@@ -76,3 +77,17 @@ class SampledWorker(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     fetches: int
     stacks: Annotated[tuple[SampledStack, ...], msgspec.Meta(max_length=STACKS_MAX)] = ()
     step: SampledStep
+
+
+class SampledLoader(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The queues of a data loader with `workers`, in `looks` looks; the others are sums over these. `ready`: batches
+    that have arrived; `early`: those of them that came before the one that is next, and wait for it; `unpinned`: those
+    that wait for the thread that pins memory, None without one. `start_method` is that of the workers, `fork`.
+    """
+
+    workers: Count
+    start_method: Name = ""
+    looks: Count = 0
+    ready: Count = 0
+    early: Count = 0
+    unpinned: Count | None = None

@@ -48,13 +48,22 @@ import msgspec
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, ShortName, Some
 from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.identity import Count, Label, RankIdentity
-from rankscope.measure.line_samples import STACKS_MAX, STEPS_MAX, WORKERS_MAX, SampledStack, SampledStep, SampledWorker
+from rankscope.measure.line_samples import (
+    STACKS_MAX,
+    STEPS_MAX,
+    WORKERS_MAX,
+    SampledLoader,
+    SampledStack,
+    SampledStep,
+    SampledWorker,
+)
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator
 from rankscope.measure.out_of_memory import Notices
 from rankscope.measure.preflights import NODES_MAX, NodeDevice, NodeOutcome, NodePast
 from rankscope.measure.records import (
+    SAVE_LINES_MAX,
     AgentCost,
     AllocatorSample,
     Collectives,
@@ -64,6 +73,7 @@ from rankscope.measure.records import (
     HostSample,
     Losses,
     NodeSample,
+    SavedLine,
     Totals,
     WindowBreakdown,
     WindowSynchronizations,
@@ -138,7 +148,8 @@ class Report(Message, frozen=True):
     reports of one rank a node, and only where it is newer than that of the report before. `out_of_memory` has the
     errors of torch's allocator since the report before, which is made at once after one. `flops` are the FLOPs of the
     last steps beside the peak of the device. `enqueues` are times of collectives that torch does not time.
-    `compilations`: None where this torch does not tell of them.
+    `compilations`: None where this torch does not tell of them. `saves`: what was saved so far, None where that is not
+    counted.
     """
 
     KIND: ClassVar[int] = 3
@@ -166,6 +177,7 @@ class Report(Message, frozen=True):
     flops: StepFlops = NO_FLOPS
     enqueues: Enqueues | None = None
     compilations: Compilations | None = None
+    saves: Annotated[tuple[SavedLine, ...], msgspec.Meta(max_length=SAVE_LINES_MAX)] | None = None
 
 
 class Ack(Message, frozen=True):
@@ -527,7 +539,7 @@ class SamplesTaken(Message, frozen=True):
     `stacks` are those of `steps`, the ones with most time; a place beyond them stands for all others. `cpu_ns` is the
     CPU time of the sampled thread from the first to the last sample, which are `span_ns` apart; None where the system
     does not tell. `cost_ns` is the CPU time that sampling took. `workers` are those of its data
-    loaders that have fetched a batch meanwhile.
+    loaders that have fetched a batch meanwhile, `loader` has the queues of the one with workers; None: there was none.
     """
 
     KIND: ClassVar[int] = 25
@@ -541,6 +553,7 @@ class SamplesTaken(Message, frozen=True):
     cpu_ns: Count | None = None
     cost_ns: Count = 0
     workers: Annotated[tuple[SampledWorker, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
+    loader: SampledLoader | None = None
 
 
 END_REASONS = (

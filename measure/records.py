@@ -26,6 +26,12 @@ from rankscope.measure.table import COLUMNS_MAX, Table
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Phases of every step, in this order. They sum to the step; time in a user's own phases is not counted in these."""
 
+CHECKPOINT = "checkpoint"
+"""The phase in which a rank saves: of the script's, of a framework's, or as the agent finds saves."""
+
+CHECKPOINT_WAIT = "checkpoint_wait"
+"""The rest of a torch.distributed.checkpoint's save: its plan, and the wait for what other ranks write."""
+
 SYNCHRONIZING_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no member leaves before the last has entered: only in these is waiting separable from transfer."""
 
@@ -177,7 +183,8 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     `gc_pause_ns` (time spent in Python's garbage collector) and `gc_collections` count from the start of the agent.
     `run_queue_wait_ns` is for how long the main thread, which trains, was ready to run and had no CPU.
     `throttled_ratio` is, since the previous sample, the share of the periods of its cgroup's CPU limit in which the
-    limit stopped it.
+    limit stopped it. `block_io_wait_ns` is for how long the main thread waited for block I/O and pages from swap, in
+    ticks of 10 ms; where the kernel does not count it, `absent` has the reason.
     """
 
     host_ns: int
@@ -190,6 +197,8 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     gc_collections: int | None = None
     run_queue_wait_ns: int | None = None
     throttled_ratio: float | None = None
+    block_io_wait_ns: int | None = None
+    absent: Reasons = {}
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -567,3 +576,24 @@ class Compilations(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
 
 
 NO_COMPILATIONS = Compilations()
+
+SAVE_LINES_MAX = 16
+"""Lines of a process that are told one by one: a script saves at one or two. The rest of a call has the line ``."""
+
+
+class SavedLine(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What a process has saved so far by `call` (`torch.save`) at a `line` of the script (`train.py:24 (main)`, empty
+    where none was found): how often, in how much time of its own, without that for other ranks, and how many bytes,
+    None where that is not known of one. `last_` are those of the latest. `in_background`: on a thread that does not
+    train, so that no step waits for it.
+    """
+
+    call: Name
+    line: Name = ""
+    in_background: bool = False
+    count: Count = 0
+    duration_ns: Count = 0
+    longest_ns: Count = 0
+    bytes: Count | None = None
+    last_ns: Count = 0
+    last_bytes: Count | None = None

@@ -32,6 +32,7 @@ from rankscope.measure.records import (
     Losses,
     NodeSample,
     PortSample,
+    SavedLine,
     Totals,
     WindowBreakdown,
 )
@@ -74,9 +75,15 @@ def full_rank(rank: int) -> RankSnapshot:
         collectives=collectives_of(times),
         nccl=nccl_of(rank),
         compilations=Compilations(compiled=9, recompiled=2, duration_ns=38_000 * MS, cached=4, uncached=3),
+        saves=(
+            SavedLine(
+                call="torch.save", line="train.py:24 (main)", count=3, duration_ns=6_000 * MS, longest_ns=2_500 * MS,
+                bytes=3 * 2**30, last_ns=2_000 * MS, last_bytes=2**30,
+            ),
+        ),
         host=HostSample(
             host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS, run_queue_wait_ns=40 * MS,
-            throttled_ratio=0.25,
+            throttled_ratio=0.25, block_io_wait_ns=70 * MS, major_faults=12,
         ),
         devices=(device_of(rank),),
         allocator=AllocatorSample(

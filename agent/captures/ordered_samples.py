@@ -118,7 +118,8 @@ class OrderedSamples:
         self._native_id = find_native_id(thread) or 0
         self._cpu_begin_ns = read_thread_cpu_ns(self._native_id)
         waits = KernelWaits(self._native_id)
-        self._on = StackSamples(order, thread, self._files, monotonic_ns=self._monotonic_ns, waits=waits)
+        look = None if self._workers is None else self._workers.look
+        self._on = StackSamples(order, thread, self._files, monotonic_ns=self._monotonic_ns, waits=waits, look=look)
         if self._workers is not None:
             self._workers.order(order.interval_ns, self._on.begun_ns + min(order.lasts_ns, WORKERS_NS))
         self._sampler.start()
@@ -149,6 +150,7 @@ class OrderedSamples:
             cpu_ns=cpu_ns,
             cost_ns=on.cpu_ns,
             workers=() if self._workers is None else self._workers.collect(),
+            loader=None if self._workers is None else self._workers.read_loader(),
         )
 
     def _remember(self, answer: SamplesTaken) -> None:

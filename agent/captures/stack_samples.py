@@ -83,8 +83,8 @@ class StackKey(NamedTuple):
 
 
 class StackSamples:
-    """The samples of one order, of the thread with this ident. `add` belongs to the sampler's thread, all else to the
-    agent's.
+    """The samples of one order, of the thread with this ident; `look` is called with each. `add` belongs to the
+    sampler's thread, all else to the agent's.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class StackSamples:
         *,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         waits: KernelWaits | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
         self.order = order
         self.thread = thread
@@ -105,6 +106,7 @@ class StackSamples:
         self.begun_ns = monotonic_ns()
         self._files = files
         self._waits = waits
+        self._look = look
         self._times = array("q")
         self._places = array("i")
         self._place_of: dict[StackKey | None, int] = {}
@@ -131,6 +133,8 @@ class StackSamples:
         self._places.append(place)
         self._times.append(host_ns)  # after its place: readers count the times
         self.samples += 1
+        if self._look is not None:
+            self._look()
         if self.cpu_ns > COST_FREE_NS + COST_RATIO_MAX * (host_ns - self.begun_ns):
             self.interval_s = min(INTERVAL_S_MAX, SLOWER * self.interval_s)
 

@@ -3,6 +3,7 @@ workers by a page of memory (`worker_page.py`), the samples come back by files.
 """
 
 import contextlib
+import multiprocessing
 import os
 import shutil
 import sys
@@ -20,7 +21,16 @@ from rankscope.agent.captures.stack_samples import WALK_MAX, StackKey, StackSamp
 from rankscope.agent.captures.thread_sampler import ThreadSampler
 from rankscope.agent.captures.worker_page import WorkerOrder, WorkerPage
 from rankscope.agent.guard import Guard
-from rankscope.measure.line_samples import COLLATE, FETCH, HAND_OVER, IDLE, NOW, WORKERS_MAX, SampledWorker
+from rankscope.measure.line_samples import (
+    COLLATE,
+    FETCH,
+    HAND_OVER,
+    IDLE,
+    NOW,
+    WORKERS_MAX,
+    SampledLoader,
+    SampledWorker,
+)
 from rankscope.measure.messages import SampleOrder
 
 PART_OF: Final = ".part"
@@ -47,8 +57,17 @@ class WorkerSamples:
     def order(self, interval_ns: int, end_ns: int) -> None:
         """Have the workers sampled from their next batch on until this time. Raises OSError without a folder."""
         self._end_ns = end_ns
+        self._page.queues.begin()
         self._folder = tempfile.mkdtemp(prefix="rankscope-workers-")
         self._page.order(WorkerOrder(interval_ns, end_ns, self._folder))
+
+    def look(self) -> None:
+        """Look into the queues of the loaders. For the sampler's thread."""
+        self._page.queues.look()
+
+    def read_loader(self) -> SampledLoader | None:
+        """Return what the looks have seen."""
+        return self._page.queues.read()
 
     def is_awaited(self, now_ns: int) -> bool:
         """Return whether a worker samples whose file may still come."""
@@ -73,9 +92,9 @@ class WorkerSamples:
         return tuple(sorted(found, key=lambda one: one.number))
 
 
-def begin_job(wanted: WorkerOrder, files: ScriptFiles) -> "WorkerJob | None":
-    """Begin to sample this worker; return None in a process that is none, and after the end."""
-    worker = find_worker()
+def begin_job(wanted: WorkerOrder, files: ScriptFiles, rank_pid: int | None = None) -> "WorkerJob | None":
+    """Begin to sample this worker; return None in a process that is none of that rank, and after the end."""
+    worker = find_worker(rank_pid)
     if worker is None or time.monotonic_ns() >= wanted.end_ns:
         return None
     order = SampleOrder(id="worker", mode=NOW, interval_ns=wanted.interval_ns, lasts_ns=0, steps_max=1)
@@ -86,8 +105,13 @@ def begin_job(wanted: WorkerOrder, files: ScriptFiles) -> "WorkerJob | None":
     return job
 
 
-def find_worker() -> tuple[int, int] | None:
-    """Return the number of this worker and how many there are; None in a process that is none."""
+def find_worker(rank_pid: int | None = None) -> tuple[int, int] | None:
+    """Return the number of this worker and how many there are; None in a process that is none, and in a worker of
+    another one than `rank_pid`.
+    """
+    parent = multiprocessing.parent_process()
+    if rank_pid is not None and parent is not None and parent.pid != rank_pid:
+        return None
     module = sys.modules.get("torch.utils.data._utils.worker")
     found = None if module is None else module.get_worker_info()
     return None if found is None else (int(found.id), int(found.num_workers))

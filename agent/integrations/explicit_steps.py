@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import rankscope.agent as rankscope
 from rankscope.agent import launch
-
-CHECKPOINT = "checkpoint"
+from rankscope.measure.records import CHECKPOINT
 
 
 class ExplicitSteps:

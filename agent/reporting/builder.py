@@ -26,6 +26,7 @@ from rankscope.measure.records import (
     HostSample,
     Losses,
     NodeSample,
+    SavedLine,
     StepRecord,
     Totals,
     WindowBreakdown,
@@ -75,6 +76,7 @@ class Interval(msgspec.Struct, kw_only=True):
     flop_totals: FlopTotals = FlopTotals()
     enqueues: Enqueues | None = None
     compilations: Compilations | None = None
+    saves: tuple[SavedLine, ...] | None = None
 
 
 REPORTERS_MAX: Final = 8
@@ -147,6 +149,7 @@ class ReportBuilder:
             flops=interval.flops,
             enqueues=interval.enqueues,
             compilations=interval.compilations,
+            saves=interval.saves,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

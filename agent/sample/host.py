@@ -6,6 +6,7 @@ wait for a CPU                 the second number of /proc/self/schedstat, which 
 resident memory                the second number of /proc/self/statm, kept open: ten times as fast as psutil;
                                getrusage has only the peak
 stopped by a CPU limit         cpu.stat of the cgroup (cpu_limit.py)
+wait for block I/O             field 42 of /proc/self/stat, of the main thread (block_io.py)
 garbage collection             gc.callbacks, the only source of its duration; 0.4 us per call, two per collection
 """
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from rankscope.agent.sample.block_io import BLOCK_IO_WAIT, BlockIo
 from rankscope.agent.sample.cpu_limit import CpuLimit
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import HostSample
@@ -149,6 +151,7 @@ class HostSampler:
         memory: ResidentMemory | None = None,
         schedstat: str = SCHEDSTAT,
         limit: CpuLimit | None = None,
+        block_io: BlockIo | None = None,
     ) -> None:
         self._clock = clock
         self._schedstat = schedstat
@@ -156,6 +159,7 @@ class HostSampler:
         self._read_usage = read_usage
         self._memory = memory or ResidentMemory()
         self._limit = limit or CpuLimit()
+        self._block_io = block_io or BlockIo()
 
     def sample(self) -> HostSample:
         """Return a sample of the process. Values that the platform denies are None."""
@@ -172,6 +176,8 @@ class HostSampler:
             gc_collections=self._gc_meter.collections if self._gc_meter is not None else None,
             run_queue_wait_ns=find_run_queue_wait(self._schedstat),
             throttled_ratio=self._limit.read_throttled_ratio(),
+            block_io_wait_ns=self._block_io.read_wait_ns(),
+            absent={BLOCK_IO_WAIT: self._block_io.obstacle} if self._block_io.obstacle else {},
         )
 
     def find_resident_bytes(self) -> int | None:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from time import monotonic_ns, thread_time_ns
 
 from rankscope.agent.steps.batch_size import NONE_DECLARED, UNKNOWN, BatchSize, DeclaredFields, add_sizes
-from rankscope.measure.records import PHASES, StepRecord
+from rankscope.measure.records import CHECKPOINT, CHECKPOINT_WAIT, PHASES, StepRecord
 from rankscope.measure.text import to_unicode
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
+SAVING = frozenset({CHECKPOINT, CHECKPOINT_WAIT})
+"""Phases that the agent finds by itself; they do not count among the user's."""
 
 PHASE_LENGTH_MAX = 128
 """Largest number of characters kept of a phase's name, which becomes a label value. A report accepts four times as
@@ -131,7 +133,7 @@ class StepRecorder:
         self.is_explicit = False
         #: Whether a step has ended, or it is known how steps will.
         self.has_ends = False
-        self._phase_names: set[str] = set(PHASES)
+        self._phase_names: set[str] = {*PHASES, *SAVING}
         #: Phases of the user's that are open, the innermost last.
         self.user_phases: list[str] = []
         self._declared_fields = NONE_DECLARED
@@ -183,12 +185,15 @@ class StepRecorder:
             self._declared_fields = self._declared_fields.including(size)
             self.open.declared = size.or_else(self.open.declared or UNKNOWN)
 
-    def begin_phase(self, now_ns: int, name: str) -> None:
-        """Begin a phase of the user's. Beyond `phases_max` names, time is charged to `other`."""
-        self.ensure_open(now_ns)
+    def begin_phase(self, now_ns: int, name: str, *, opens: bool = True) -> None:
+        """Begin a phase of the user's. Beyond `phases_max` names, time is charged to `other`. `opens`: a step begins
+        where there is none.
+        """
+        if opens:
+            self.ensure_open(now_ns)
         self.charge(now_ns, OTHER)
         name = to_unicode(name[:PHASE_LENGTH_MAX])
-        if name not in self._phase_names and len(self._phase_names) >= len(PHASES) + self._phases_max:
+        if name not in self._phase_names and len(self._phase_names) >= len(PHASES) + len(SAVING) + self._phases_max:
             name = OTHER
         self._phase_names.add(name)
         self.user_phases.append(name)

@@ -8,7 +8,7 @@ quarter of an hour, which no step takes, or at the end of the script.
 from typing import Final
 
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize
-from rankscope.agent.steps.step_recorder import OTHER, StepRecorder
+from rankscope.agent.steps.step_recorder import OTHER, SAVING, StepRecorder
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.units import NS_PER_S
 
@@ -90,6 +90,14 @@ class UserSteps:
     def begin_phase(self, now_ns: int, name: str) -> None:
         """Begin a phase of the user's. Beyond `phases_max` names, time is charged to `other`."""
         self._recorder.begin_phase(now_ns, name)
+
+    def begin_save(self, now_ns: int, name: str) -> None:
+        """Begin what the agent has found of a save: the phase `name`, unless the user has given this time another one.
+        No step begins by it.
+        """
+        inside = self._recorder.user_phases
+        is_named = bool(inside) and inside[-1] not in SAVING
+        self._recorder.begin_phase(now_ns, inside[-1] if is_named else name, opens=False)
 
     def end_phase(self, now_ns: int) -> None:
         """End the user's phase."""

@@ -12,6 +12,7 @@ from rankscope.collector.captures.choice import choose_around
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.runs.run import RunState
+from rankscope.measure.capture_limits import MODULES
 
 LOG = logging.getLogger("rankscope.collector")
 
@@ -44,12 +45,16 @@ class IncidentCaptures:
             if incident.is_open and incident.kind in KINDS and incident.ranks and self._may(incident, now_wall_s):
                 run = self._find_run(incident.run_id)
                 ranks = () if run is None else choose_around(incident.ranks[0], run)
-                if ranks:
-                    self._order_of(incident, ranks)
+                if run is not None and ranks:
+                    options = (MODULES,) if _may_record_modules(run, incident.ranks[0], ranks) else ()
+                    self._order_of(incident, ranks, options)
 
-    def _order_of(self, incident: Incident, ranks: tuple[int, ...]) -> None:
+    def _order_of(self, incident: Incident, ranks: tuple[int, ...], options: tuple[str, ...]) -> None:
         by = f"incident {incident.id}"
-        found = self._order(CaptureRequest(run=incident.run_id, ranks=ranks, asked_by=by, incident=str(incident.id)))
+        request = CaptureRequest(
+            run=incident.run_id, ranks=ranks, asked_by=by, incident=str(incident.id), options=options
+        )
+        found = self._order(request)
         if isinstance(found, CaptureRefusal):
             LOG.warning("run %r: %s gets no capture: %s", incident.run_id, by, found.error)
 
@@ -57,3 +62,16 @@ class IncidentCaptures:
         """Return whether incidents of the run have ordered fewer captures than a day may have."""
         of_run = (one for one in self._read_captures() if one.run == incident.run and one.incident)
         return sum(now_wall_s - one.asked_wall_s < DAY_S for one in of_run) < CAPTURES_A_DAY_MAX
+
+
+def _may_record_modules(run: RunState, blamed: int, ranks: Iterable[int]) -> bool:
+    """Return whether the modules that launch kernels can be recorded: the rank has reported a GPU, and none of those to
+    be captured has compiled anything, for which they would refuse it.
+    """
+    known = {} if run.attempt is None else run.attempt.ranks
+    compiled = (known[rank].last_report.compilations for rank in ranks if rank in known)
+    return (
+        blamed in known
+        and bool(known[blamed].devices)
+        and all(one is not None and not one.compiled for one in compiled)
+    )

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.measure.line_samples import IDLE, NO_STEP, STAGES, SampledStack, SampledWorker
+from rankscope.measure.line_samples import HAND_OVER, IDLE, NO_STEP, STAGES, SampledLoader, SampledStack, SampledWorker
 from rankscope.measure.messages import SamplesTaken
 from rankscope.measure.stalls import describe_frame
 from rankscope.measure.text import to_line
@@ -42,6 +42,10 @@ BATCHES_MIN: Final = 2
 """Batches from which on the time of one is known: the first and the last are not whole."""
 WORKER_RATIO: Final = 1.5
 """A worker stands out from this multiple of the median batch of the others on."""
+QUEUED_MIN: Final = 1.0
+"""Batches in the mean from which on a queue is told."""
+MOSTLY: Final = 0.5
+"""Share of a worker's time from which on it is told by what it does."""
 
 
 class LineCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +81,23 @@ class WorkerCost(msgspec.Struct, frozen=True, kw_only=True):
     line: LineCost | None = None
 
 
+class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
+    """The queues of a data loader with `workers`, in the mean of the samples: batches that were `ready`, those of them
+    that came `early`, before the one that is next, and those that waited `unpinned` for the thread that pins memory;
+    None without one.
+    """
+
+    workers: int
+    ready: float
+    early: float
+    unpinned: float | None = None
+
+
 class SampledLines(msgspec.Struct, frozen=True, kw_only=True):
     """What samples say of a finding: a sentence, and the lines behind it. They are of `steps` steps of `rank`, from
     `first_step` to `last_step`, and where `is_same_steps` of these steps of `peer` too; None without one, and of a
     hang, which has no steps. `is_named`: a line stands out. `workers` are those of the rank's data
-    loaders, where it waits for them.
+    loaders, where it waits for them, and `loader` has its queues then.
     """
 
     sentence: str
@@ -94,6 +110,7 @@ class SampledLines(msgspec.Struct, frozen=True, kw_only=True):
     is_named: bool = False
     lines: tuple[LineCost, ...] = ()
     workers: tuple[WorkerCost, ...] = ()
+    loader: LoaderState | None = None
 
 
 class _Line(NamedTuple):
@@ -139,10 +156,13 @@ def compare_lines(
     sentence, is_named = _write(rank, lines, None if peer_costs is None else peer, least_ns, each)
     steps = common or own_steps
     workers: tuple[WorkerCost, ...] = ()
+    loader: LoaderState | None = None
     if lines[0].call.startswith(LOADER):
         workers = tuple(map(measure_worker, taken.workers))
         theirs = () if peer_taken is None else tuple(map(measure_worker, peer_taken.workers))
-        sentence = " ".join(filter(None, (sentence, describe_workers(workers, peer, theirs))))
+        loader = read_loader(taken.loader)
+        of_workers = describe_workers(workers, peer, theirs), describe_queues(loader, workers)
+        sentence = " ".join(filter(None, (sentence, *of_workers)))
     return SampledLines(
         sentence=sentence,
         rank=rank,
@@ -154,6 +174,7 @@ def compare_lines(
         is_named=is_named,
         lines=tuple(lines[:LINES_MAX]),
         workers=workers,
+        loader=loader,
     )
 
 
@@ -294,6 +315,41 @@ def describe_workers(workers: Sequence[WorkerCost], peer: int | None, theirs: Se
     peers_ns = [one.batch_ns for one in theirs if one.batch_ns is not None]
     beside = f"; those of rank {peer} {_describe_share(median(peers_ns), middle.batch_ns or 0.0)}" if peers_ns else ""
     return f"{who} {_describe_batch(middle)}{beside}."
+
+
+def read_loader(seen: SampledLoader | None) -> LoaderState | None:
+    """Return the queues in the mean; None where nothing was seen."""
+    if seen is None or not seen.looks:
+        return None
+    return LoaderState(
+        workers=seen.workers,
+        ready=seen.ready / seen.looks,
+        early=seen.early / seen.looks,
+        unpinned=None if seen.unpinned is None else seen.unpinned / seen.looks,
+    )
+
+
+def describe_queues(loader: LoaderState | None, workers: Sequence[WorkerCost]) -> str:
+    """Return where the batches are that training waits for, and which workers do nothing; empty where there is nothing
+    to say.
+
+    >>> describe_queues(LoaderState(workers=8, ready=0.1, early=5.2), [WorkerCost(number=1, count=8, batch_ns=1.0)])
+    '5.2 later batches were there meanwhile.'
+    """
+    if loader is None:
+        return ""
+    texts = []
+    if loader.workers and not workers:
+        texts.append(f"What its {loader.workers} workers do is not known: none has answered.")
+    if (loader.unpinned or 0.0) >= QUEUED_MIN:
+        texts.append(f"{loader.unpinned:.1f} batches waited for its thread that pins memory.")
+    if loader.early >= QUEUED_MIN:
+        texts.append(f"{loader.early:.1f} later batches were there meanwhile.")
+    for stage, what in ((IDLE, "idle"), (HAND_OVER, "handing over a batch")):
+        count = sum(one.stage_ratios.get(stage, 0.0) >= MOSTLY for one in workers)
+        if count:
+            texts.append(f"{count} of {loader.workers} workers {'was' if count == 1 else 'were'} mostly {what}.")
+    return " ".join(texts)
 
 
 def _describe_batch(one: WorkerCost) -> str:

@@ -64,6 +64,10 @@ _SLOW_RANK: Final = {
         "Check the disk and network storage of its node, and the CPUs that its loader's workers get. See whether "
         "its samples are larger than those of its peers."
     ),
+    "storage": (
+        "Check the disk or network storage of its node, and what else uses it (iostat). Save asynchronously "
+        "(torch.distributed.checkpoint.async_save), and read data ahead of time."
+    ),
     "garbage_collection": (
         "Keep Python's garbage collector out of the step: gc.freeze() after the start, gc.disable(), gc.collect() "
         "at the same steps on all ranks. See what piles up on this rank."

@@ -25,6 +25,7 @@ from rankscope.measure.records import (
     CompiledFrame,
     DeviceSample,
     HostSample,
+    SavedLine,
     WindowBreakdown,
     WindowSynchronizations,
 )
@@ -77,11 +78,12 @@ class Samples(NamedTuple):
     in a GPU's full windows. A rank that is missing, or has none, was not measured. `absent_ratios` says why the
     breakdowns of a rank are none of the present, None where they are. `machines`: the samples of its machine, which one
     rank of a node has. `process_cpu`: CPU time of all threads of the process; `core_waits`: for how long its training
-    thread was ready to run and had no CPU; `host_clock`: the time on the host's clock when these two were read.
+    thread was ready to run and had no CPU; `block_io`: for how long it waited for block I/O, empty where that is not
+    counted; `host_clock`: the time on the host's clock when these were read.
     `memory_errors`: the first error of torch's allocator, and the last; `memory_levels`: the resident memory of the
     process, in blocks of time. `signs_by_step`: the signs of a fault that its GPU shows (`find_signs`), each with the
     step by which it did. `compiled`: what torch.compile compiled in it after the first steps, None where torch does not
-    tell.
+    tell. `saves`: what it has saved so far, by line, None where that is not counted.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -99,6 +101,8 @@ class Samples(NamedTuple):
     memory_levels: Mapping[int, MemoryLevels] = {}
     signs_by_step: Mapping[int, Mapping[str, int]] = {}
     compiled: Mapping[int, Sequence[CompiledFrame] | None] = {}
+    block_io: Mapping[int, Sequence[TimeCount]] = {}
+    saves: Mapping[int, Sequence[SavedLine] | None] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from rankscope.collector.detect.sampled_lines import SampledLines, describe_line
 from rankscope.collector.reports.blocked_lines_table import build_blocked_lines
 from rankscope.collector.reports.finding_text import render_facts
 from rankscope.collector.reports.rank_table import color_of, render_head, render_rank, render_ranks
+from rankscope.collector.reports.saves_table import build_saves
 from rankscope.collector.reports.summary import (
     describe_checkpoints,
     describe_ended_run,
@@ -16,7 +17,7 @@ from rankscope.collector.reports.summary import (
     verdict,
 )
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
-from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.reports.trace_cells import Section, printable
 from rankscope.collector.reports.trace_text import WIDTH, render_section
 from rankscope.collector.runs.blocked_lines import list_blocking_calls
 from rankscope.collector.runs.compilations import describe_compilations
@@ -239,10 +240,16 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
         count, times = peers
         whose = "the one rank it is compared with" if count == 1 else f"the median of the {count:,} it is compared with"
         lines.append(f"{'peers':>5} {'':>6} {times} {'':>8} {whose}")
-    blocked = None if basis.absent else list_blocking_calls(rank.synchronizations)
-    if blocked:
-        lines += ["", *render_section(build_blocked_lines([(identity.rank, blocked)], len(blocked)), WIDTH)]
+    for table in _list_tables(rank):
+        lines += ["", *render_section(table, WIDTH)]
     return "\n".join(lines)
+
+
+def _list_tables(rank: RankSnapshot) -> list[Section]:
+    """Return the tables by line of the script: where the rank waits for its GPU, and what it saves."""
+    blocked = None if rank.ratio_basis.absent else list_blocking_calls(rank.synchronizations)
+    tables = [build_blocked_lines([(rank.identity.rank, blocked)], len(blocked))] if blocked else []
+    return [*tables, build_saves(rank.saves)] if rank.saves else tables
 
 
 def _list_findings_about(rank: int, findings: Sequence[Finding]) -> list[str]:

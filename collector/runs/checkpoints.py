@@ -1,6 +1,7 @@
-"""Keep the checkpoints of a run: the time that its ranks have marked with the phase `checkpoint`. Pure.
+"""Keep the checkpoints of a run: the time of its ranks in the phase `checkpoint`. Pure.
 
-A rank marks it by `rankscope.phase("checkpoint")`, or a framework's callback does. All ranks that save in one step make
+The agent finds saves (`agent/steps/saves.py`), a script marks them by `rankscope.phase("checkpoint")`, or a framework's
+callback does. All ranks that save in one step make
 one checkpoint. A script may enter the phase in every step and save in a few: less than MARKED_MIN_NS is no checkpoint.
 """
 
@@ -12,11 +13,9 @@ import numpy as np
 
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.measure.records import PHASE_PREFIX
+from rankscope.measure.records import CHECKPOINT, PHASE_PREFIX
 from rankscope.measure.units import NS_PER_MS, ns_to_s
 
-CHECKPOINT: Final = "checkpoint"
-"""Name of the phase."""
 COLUMN: Final = PHASE_PREFIX + CHECKPOINT
 KEPT_MAX: Final = 64
 """Checkpoints that are listed, the latest: of one each half hour those of a day and more; 5 KB in the store."""
@@ -41,7 +40,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoints of a run: how many were seen, the sum of their durations, and the latest, at most KEPT_MAX, in
-    the order of their steps. `count` 0: none is marked, which says nothing about whether there are any.
+    the order of their steps. `count` 0: none was found, which does not say that there are none.
     """
 
     count: int = 0

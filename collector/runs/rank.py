@@ -387,6 +387,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             awaited=self.is_awaited,
             nccl=liveness.nccl_bandwidths,
             compilations=last.compilations,
+            saves=last.saves,
             **medians.of(self.identity.rank),
         )
 

@@ -46,14 +46,15 @@ class StepTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class HostTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """When a host sample was read, the CPU time of the process until then, the wait of its main thread for one, and its
-    resident memory.
+    """When a host sample was read, the CPU time of the process until then, the wait of its main thread for one, its
+    resident memory, and the wait of that thread for block I/O.
     """
 
     host_ns: int
     cpu_ns: int | None
     run_queue_wait_ns: int | None
     resident_bytes: int | None = None
+    block_io_wait_ns: int | None = None
 
 
 class ReportFields(msgspec.Struct, frozen=True, gc=False):
@@ -133,7 +134,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
 
 
 def _read_host(host: HostSample) -> HostTimes:
-    return HostTimes(host.host_ns, host.cpu_ns, host.run_queue_wait_ns, host.resident_bytes)
+    return HostTimes(host.host_ns, host.cpu_ns, host.run_queue_wait_ns, host.resident_bytes, host.block_io_wait_ns)
 
 
 def _share(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -160,4 +160,6 @@ def read_samples(attempt: Attempt) -> Samples:
         memory_errors=_PerRank(ranks, lambda rank: rank.memory_errors),
         memory_levels=_PerRank(samples, lambda one: one.resident),
         compiled=_PerRank(samples, lambda one: one.compiled),
+        block_io=_PerRank(samples, lambda one: one.block_io),
+        saves=_PerRank(ranks, lambda rank: rank.last_report.saves),
     )

@@ -218,8 +218,10 @@ class RankSamples:
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT, first=ALLOCATOR_COUNTS_FIRST)
         #: At most GC_PAUSES_KEPT, oldest first.
         self.gc_pauses = TimeRing(GC_PAUSES_KEPT)
-        #: At most HOST_TIMES_KEPT each, oldest first: CPU time of the process, and waits of its main thread for a CPU.
+        #: At most HOST_TIMES_KEPT each, oldest first: CPU time of the process, waits of its main thread for a CPU and
+        #: for block I/O.
         self.process_cpu, self.core_waits = TimeRing(HOST_TIMES_KEPT), TimeRing(HOST_TIMES_KEPT)
+        self.block_io = TimeRing(HOST_TIMES_KEPT)
         #: The time by the host's clock at these samples.
         self.host_clock = TimeRing(HOST_TIMES_KEPT)
         self._host_sampled_ns: int | None = None
@@ -278,6 +280,8 @@ class RankSamples:
             self.process_cpu.append(steps, times.cpu_ns)
         if times.run_queue_wait_ns is not None:
             self.core_waits.append(steps, times.run_queue_wait_ns)
+        if times.block_io_wait_ns is not None:
+            self.block_io.append(steps, times.block_io_wait_ns)
         if times.resident_bytes is not None:
             self.resident.append(steps, times.host_ns, times.resident_bytes)
 
@@ -287,5 +291,8 @@ class RankSamples:
         kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
         kept = kept and len(self.synchronizations) <= SYNCHRONIZATIONS_KEPT
         kept = kept and len(self.machines) <= NODE_COUNTS_KEPT and len(self.compiled or ()) <= COMPILED_KEPT
-        kept = kept and max(len(self.process_cpu), len(self.core_waits), len(self.host_clock)) <= HOST_TIMES_KEPT
+        kept = (
+            kept
+            and max(map(len, (self.process_cpu, self.core_waits, self.block_io, self.host_clock))) <= HOST_TIMES_KEPT
+        )
         require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, "too many samples are kept")

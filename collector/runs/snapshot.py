@@ -30,6 +30,7 @@ from rankscope.measure.records import (
     HostSample,
     Losses,
     NodeSample,
+    SavedLine,
     Totals,
     WindowBreakdown,
     WindowSynchronizations,
@@ -96,6 +97,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     flops: StepFlops = NO_FLOPS
     nccl: NcclBandwidths = NOT_READ
     compilations: Compilations | None = None
+    saves: tuple[SavedLine, ...] | None = None
 
 
 SUMMARY_FIELDS: Final = frozenset(

@@ -21,9 +21,10 @@ ranks wait for what their peer did at the end of the step before, after its last
 Beside one other rank, or in a group of two, the one that waits holds its phase alone as well. So a holder is no owner
 
 - when it ended the step before ahead of another rank, by half of the excess: then it waits for that one;
-- when another rank holds `other` or a phase of the user, whose place in the step is not known: that may come first. But
-  where hosts wait for their devices in `other` in each step, two ranks or more that hold the same excess there wait. A
-  phase of the user itself also needs two more ranks that wait in backward, or none that holds anything;
+- when another rank holds `other` or a phase of the user, whose place in the step is not known: that may come first;
+  not so `checkpoint_wait`, which follows a rank's own part of a distributed save. But where hosts wait for their
+  devices in `other` in each step, two ranks or more that hold the same excess there wait. A phase of the user itself
+  also needs two more ranks that wait in backward, or none that holds anything;
 - of `forward` in a pipeline, where a stage waits for the one before it;
 - when another rank is long too, and none of the phases that it reports says where;
 - when a tenth of the ranks have not reported the step, or one of two.
@@ -41,7 +42,7 @@ from rankscope.collector.invariants import require
 from rankscope.collector.steps.host_own_times import WAITS_IN
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints, StepSeries
-from rankscope.measure.records import PHASES
+from rankscope.measure.records import CHECKPOINT, CHECKPOINT_WAIT, PHASES
 
 LONG_RATIO: Final = 0.5
 """Least excess over the usual step. A stall every 50 steps or less often that is shorter costs less than 1 %."""
@@ -325,6 +326,8 @@ def _is_first(column: int, part: str, holders: Mapping[str, Ints]) -> bool:
     """Return whether what the other ranks hold surely comes after the only rank that holds `part`."""
     others = {name: int(np.count_nonzero(columns != column)) for name, columns in holders.items()}
     held = {name for name, count in others.items() if count}
+    if part == CHECKPOINT:
+        held -= {CHECKPOINT_WAIT}
     if part in PHASES:
         return held <= {name for name in PHASES if name != _ANYWHERE}
     return not held or (held == {WAITS_IN} and others[WAITS_IN] > 1)

@@ -34,7 +34,7 @@ from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.communication import ALL_TO_ALL, is_on_host
-from rankscope.measure.records import BACKWARD_CPU, CAPTURED, PHASE_PREFIX, Collectives
+from rankscope.measure.records import BACKWARD_CPU, CAPTURED, PHASE_PREFIX, PHASES, Collectives
 from rankscope.measure.table import MISSING, Block
 
 WHOLE_CELLS_MAX = 2**20
@@ -449,7 +449,7 @@ class StepTable:
         is_earlier = slots >= self._kept if is_whole else self._steps[slots] <= self.latest_step - self._judged
         columns = np.array(ranks, dtype=np.int64)
         step_ns = _read(self._columns.records["duration_ns"], slots, columns)
-        phases_ns = {name: _Cells(values, slots, columns) for name, values in self._columns.phases_ns.items()}
+        phases_ns = self._read_phases(slots, columns)
         measured = self._distance.is_measured(self.latest_step, self._judged, step_ns)
         is_by_device = not measured and self._device.still_come(self.latest_step, self._judged, step_ns)
         if is_by_device:
@@ -535,8 +535,16 @@ class StepTable:
         return (
             self._steps[slots],
             durations_ns[:count],
-            {name: _Cells(values, slots, all_ranks) for name, values in self._columns.phases_ns.items()},
+            self._read_phases(slots, all_ranks),
         )
+
+    def _read_phases(self, slots: Ints, columns: Ints) -> dict[str, "_Cells"]:
+        """Return the phases of these steps of these ranks. A report has a phase of the user only with time in it."""
+        known = self._columns.records["duration_ns"]
+        return {
+            name: _Cells(values, slots, columns, None if name in PHASES else known)
+            for name, values in self._columns.phases_ns.items()
+        }
 
 
 def _spread(values: Floats, ranks: Ints, world_size: int) -> Floats:
@@ -553,19 +561,26 @@ def _find_last(candidates: Ints, needed: int) -> Ints:
 
 class _Cells:
     """Some steps and ranks of a ring of steps, copied on reading: a detection pass reads few of them, and a whole
-    column in 64 bits is 32 MiB.
+    column in 64 bits is 32 MiB. With `known`, of the same shape, a value that is lacking is 0 where that is known.
     """
 
-    def __init__(self, values: Floats, slots: Ints, columns: Ints) -> None:
+    def __init__(self, values: Floats, slots: Ints, columns: Ints, known: Floats | None = None) -> None:
         self._values = values
+        self._known = known
         self._slots = slots
         self._columns = columns
 
     def __getitem__(self, key: Any, /) -> Any:
         rows, columns = key if isinstance(key, tuple) else (key, slice(None))
+        found = self._take(self._values, rows, columns)
+        if self._known is not None:
+            found[np.isnan(found) & ~np.isnan(self._take(self._known, rows, columns))] = 0.0
+        return found
+
+    def _take(self, values: Floats, rows: Any, columns: Any) -> Any:
         if isinstance(rows, slice) or isinstance(columns, slice):
-            return _read(self._values, self._slots[rows], self._columns[columns])
-        return self._values[self._slots[rows], self._columns[columns]].astype(np.float64)
+            return _read(values, self._slots[rows], self._columns[columns])
+        return values[self._slots[rows], self._columns[columns]].astype(np.float64)
 
 
 def _subtract_waits(step_ns: Floats, waits: Sequence[tuple[int, Floats]], columns: Ints) -> Floats:

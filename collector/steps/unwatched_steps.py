@@ -34,6 +34,7 @@ from rankscope.collector.steps.predicted_steps import (
     find_least_difference,
 )
 from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints
+from rankscope.measure.records import CHECKPOINT_WAIT
 
 PHASES_TRIED: Final = 6
 """Phases that may contain the waits: those that vary most."""
@@ -59,6 +60,7 @@ def fill_from_phases(own_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Ce
     waited_in = _find_waited_in(step_ns[measured] - own_ns[measured], taught_ns)
     if not waited_in:
         return own_ns
+    waited_in += tuple({CHECKPOINT_WAIT} & set(phases_ns) - set(waited_in))
 
     def find_apart_ns(rows: Ints) -> Floats:
         """Return these steps without the phases with waits."""

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.detect.run_rules.thresholds import percent
+from rankscope.collector.traces.longer_work import describe_longer
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import Finding, MatchedCollective, RankReport, RankStanding
 from rankscope.measure import intervals
@@ -52,10 +53,11 @@ STRAGGLER: Final = "straggler"
 IMBALANCE: Final = "imbalance"
 """Kinds of finding."""
 MORE_WORK: Final = "more_work"
+GPU_COMPUTE: Final = "gpu_compute"
 CAUSE_TEXTS = {
     "data_loading": "waiting for data",
     "host_cpu": "held up on the host",
-    "gpu_compute": "computing slower",
+    GPU_COMPUTE: "computing slower",
     MORE_WORK: "doing more work",
     "unattributed": "for a reason that the traces do not show",
 }
@@ -226,6 +228,7 @@ def find_own_times(one: RankAnalysis, waiting: Intervals) -> dict[int, int]:
 def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
     peers = [other.report for rank, other in found.items() if rank != one.rank]
     cause = find_cause(found[one.rank].report, peers, one.excess_ns or 0)
+    longer = describe_longer(found[one.rank].report, peers) if cause == GPU_COMPUTE else ""
     evidence = f" It came{_describe_evidence(one).removeprefix('it came')}." if one.late_count else ""
     if one.noise_ns is None:
         evidence += f" {_count_steps(one)} too few to tell how much steps differ by themselves: record more of them."
@@ -238,7 +241,7 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
         cause=cause,
         sentence=(
             f"Rank {one.rank} took {one.slowdown_ratio or 0:.2f} times as long as its peers, "
-            f"{format_duration(one.excess_ns or 0)} more in a step, {CAUSE_TEXTS[cause]}.{evidence}"
+            f"{format_duration(one.excess_ns or 0)} more in a step, {CAUSE_TEXTS[cause]}.{longer}{evidence}"
         ),
     )
 
@@ -263,7 +266,7 @@ def find_cause(report: RankReport, peers: list[RankReport], excess_ns: float) ->
         usual = median(of_steps(peer, "kernel_count") for peer in peers)  # on a CPU: operators
         if usual and of_steps(report, "kernel_count") > MORE_WORK_MIN * usual:
             return MORE_WORK
-        return "gpu_compute" if report.devices else "host_cpu"
+        return GPU_COMPUTE if report.devices else "host_cpu"
     idles = of_steps(report, "idle_ns") - median(of_steps(peer, "idle_ns") for peer in peers)
     host = max(over(stage) for stage in ("forward", "backward", "optimizer", "other"))
     return "host_cpu" if max(idles, host) >= limit_ns else "unattributed"

@@ -75,6 +75,12 @@ def device() -> DeviceSample:
     return DeviceSample(**{**fields, **texts, "throttle_reasons": reasons, "absent": absent})  # type: ignore[arg-type]
 
 
+def host() -> HostSample:
+    fields = dict.fromkeys(HostSample.__struct_fields__, LARGE)
+    absent = {"block_io_wait_ns": "kernel.task_delayacct was 0 when training began; with 1 the kernel counts it"}
+    return HostSample(**{**fields, "absent": absent})  # type: ignore[arg-type]
+
+
 def build(*, steps: int = 0, collectives: int = 0, breakdowns: int = 0, devices: int = 0, own_phases: int = 16) -> int:
     """Return the bytes of a report's frame with these numbers of each part."""
     interval = Interval(
@@ -83,7 +89,7 @@ def build(*, steps: int = 0, collectives: int = 0, breakdowns: int = 0, devices:
         covered_steps=[(LARGE, LARGE)] * breakdowns,
         timed_steps=[(LARGE, LARGE)] * breakdowns,
         breakdowns=[breakdown()] * breakdowns,
-        host=HostSample(**dict.fromkeys(HostSample.__struct_fields__, LARGE)),
+        host=host(),
         devices=tuple(device() for _ in range(devices)),
         losses=Losses(
             steps_overwritten=LARGE, steps_dropped_in_reports=LARGE, reports_dropped=LARGE,

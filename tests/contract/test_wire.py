@@ -16,7 +16,7 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.identity import BootId, RankIdentity, RunId
-from rankscope.measure.line_samples import SampledStack, SampledStep, SampledWorker
+from rankscope.measure.line_samples import SampledLoader, SampledStack, SampledStep, SampledWorker
 from rankscope.measure.messages import (
     MESSAGE_TYPES,
     Ack,
@@ -68,6 +68,7 @@ from rankscope.measure.records import (
     Losses,
     NodeSample,
     PortSample,
+    SavedLine,
     Synchronization,
     Totals,
     WindowBreakdown,
@@ -124,7 +125,8 @@ EARLIER_HOST = HostSample(
     major_faults=0, gc_pause_ns=70, gc_collections=4,
 )  # fmt: skip
 HOST_WITHOUT_THROTTLED = msgspec.structs.replace(EARLIER_HOST, run_queue_wait_ns=80)
-HOST = msgspec.structs.replace(HOST_WITHOUT_THROTTLED, throttled_ratio=0.5)
+HOST_WITHOUT_BLOCK_IO = msgspec.structs.replace(HOST_WITHOUT_THROTTLED, throttled_ratio=0.5)
+HOST = msgspec.structs.replace(HOST_WITHOUT_BLOCK_IO, block_io_wait_ns=90, absent={"resident_bytes": "no /proc"})
 NARROW_DEVICE = DeviceSample(
     host_ns=1_601, uuid="GPU-0", model="H", utilization_ratio=0.5, memory_used_bytes=1, memory_total_bytes=2,
     power_watts=250.5, temperature_celsius=61.0, sm_clock_hertz=1_980_000_000, throttle_reasons=("power_cap",),
@@ -224,6 +226,10 @@ FLOPS = StepFlops(
     executed_is_upper_bound=True,
 )  # fmt: skip
 ENQUEUES = pack_enqueues([Enqueue(42, "mesh_dp/0,2", 8, 1_450)], [(42, 43)], wall_error_ns=10_000)
+SAVED = SavedLine(
+    call="torch.save", line="train.py:24 (main)", in_background=True, count=3, duration_ns=90, longest_ns=40,
+    bytes=1 << 30, last_ns=20, last_bytes=1 << 29,
+)  # fmt: skip
 COMPILATIONS = Compilations(
     compiled=3, recompiled=1, duration_ns=700, cached=1, uncached=2, unseen=1,
     start=CompiledStart(last_step=3, elapsed_ns=900, compile_ns=600, frames=2),
@@ -277,6 +283,7 @@ STATED: dict[str, Message] = {
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronizations=(SYNCHRONIZATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
         out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES, compilations=COMPILATIONS,
+        saves=(SAVED,),
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -326,6 +333,7 @@ STATED: dict[str, Message] = {
                 step=SampledStep(step=-1, duration_ns=3_600_000_000, stack_ns=((0, 3_600_000_000),)),
             ),
         ),
+        loader=SampledLoader(workers=8, start_method="spawn", looks=20, ready=3, early=2, unpinned=1),
     ),
     "ras_answered": RasAnswered(
         sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
@@ -367,9 +375,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_ENERGY = msgspec.structs.replace(
-    STATED["report"], devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED
-)
+WITHOUT_SAVES = msgspec.structs.replace(STATED["report"], host=HOST_WITHOUT_BLOCK_IO, saves=None)
+WITHOUT_ENERGY = msgspec.structs.replace(WITHOUT_SAVES, devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED)
 """Nor with the share of a CPU limit."""
 WITHOUT_COMPILATIONS = msgspec.structs.replace(WITHOUT_ENERGY, compilations=None)
 WITHOUT_PEAK_STEPS = msgspec.structs.replace(WITHOUT_COMPILATIONS, allocator=ALLOCATOR_WITHOUT_STEPS)
@@ -416,6 +423,7 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("enqueues",)),
     ("report", ("enqueues", "table")),
     ("report", ("compilations",)),
+    ("report", ("saves", 0)),
     ("report", ("compilations", "start")),
     ("report", ("compilations", "frames", 0)),
     ("report", ("out_of_memory", 0, "held", 0)),
@@ -543,6 +551,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronizations": (), "node": None, "timed_steps": (),
         "out_of_memory": (), "flops": StepFlops(), "enqueues": None, "compilations": None,
+        "saves": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -648,6 +657,11 @@ def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
 def test_earlier_report_without_energy_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_energy.hex").read_text())
     assert decode(frame) == WITHOUT_ENERGY
+
+
+def test_earlier_report_without_saves_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_saves.hex").read_text())
+    assert decode(frame) == WITHOUT_SAVES
 
 
 def test_earlier_report_without_compilations_decodes() -> None:

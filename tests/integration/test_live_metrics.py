@@ -58,7 +58,8 @@ OF_SOME_MACHINES = {
     "rankscope_node_cpu_pressure_seconds_total", "rankscope_node_group_cpu_pressure_seconds_total",
     "rankscope_node_cpu_steal_seconds_total", "rankscope_interface_errors_total",
     "rankscope_node_runs_held_up", "rankscope_node_runs", "rankscope_node_held_up_low_ratio",
-    "rankscope_process_throttled_ratio",
+    "rankscope_process_throttled_ratio", "rankscope_process_block_io_wait_seconds_total",
+    "rankscope_process_major_faults_total",
 }  # fmt: skip
 """A container need not have a network, a CPU limit, nor a kernel that counts pressure. That the straggler's node has
 held up a run is read from the store once a minute, before or after its incident."""
@@ -69,8 +70,9 @@ OF_A_JOB_WITH_FLOPS = {
     "rankscope_model_flops_total", "rankscope_executed_flops_total", "rankscope_mfu_ratio", "rankscope_hfu_ratio",
     "rankscope_run_mfu_ratio", "rankscope_run_hfu_ratio", "rankscope_run_model_flops_per_step",
 }  # fmt: skip
-OF_A_JOB_THAT_MARKS_CHECKPOINTS = {
+OF_A_JOB_THAT_SAVES = {
     "rankscope_checkpoints_total", "rankscope_checkpoint_seconds_total", "rankscope_last_checkpoint_timestamp_seconds",
+    "rankscope_saves_total", "rankscope_save_seconds_total", "rankscope_saved_bytes_total",
 }  # fmt: skip
 OF_A_JOB_THAT_COMPILES = "rankscope_compil", "rankscope_recompil"
 AFTER_THE_END = {
@@ -239,7 +241,7 @@ def test_every_measure_that_needs_no_gpu_is_there(live: Live) -> None:
         - ONLY_AFTER_THE_END
         - OF_A_JOB_WITH_TOKENS
         - OF_A_JOB_WITH_FLOPS
-        - OF_A_JOB_THAT_MARKS_CHECKPOINTS
+        - OF_A_JOB_THAT_SAVES
         - OF_SOME_MACHINES
         - OF_A_COLLECTOR_THAT_PUSHES
     )

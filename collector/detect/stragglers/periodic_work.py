@@ -5,7 +5,7 @@ A rank is slow in some steps only (`intermittent.py`). It is work of its own, an
 when
 
     where   most of these steps are longer by at least EXPLAINS of the excess in the phase `other`: after the optimizer
-            and before the next batch, where a training loop does what is not training
+            and before the next batch, where a training loop does what is not training; or in `checkpoint`
     when    nearly all steps that are longer there are every k-th ones, for at most PERIODS_MAX different k, each kept
             up to now
 
@@ -22,9 +22,11 @@ from rankscope.collector.detect.finding_words import OF_IT
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, SHOWN_BEFORE, UNSEEN_WAIT, Cause
+from rankscope.collector.detect.stragglers.storage import describe_saving
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.step_series import Ints
+from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
+from rankscope.measure.records import CHECKPOINT
 from rankscope.measure.units import format_duration
 
 SYNC: Final = "host_device_sync"
@@ -47,26 +49,28 @@ EXPLAINED_KEPT_MIN: Final = 0.5
 
 class OwnWork(NamedTuple):
     """Work of one rank: its first step, its `periods` in steps, ascending, by how much a step with it is longer in the
-    median, and the line or call in which the host waits for its GPU in it, empty where windows have not shown it.
+    median, the line or call in which the host waits for its GPU in it, empty where windows have not shown it, and the
+    clause that says what it saves, empty where it is no save.
     """
 
     since_step: int
     periods: tuple[int, ...]
     longer_ns: float
     call: str
+    saving: str = ""
 
 
 def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | None) -> OwnWork | None:
     """Return the work that explains an intermittently slow rank; None where it is none, or phases are not known.
     `known` is the open finding about the rank.
     """
-    other = view.series.phases_ns.get("other")
-    if other is None or cause.name not in OWN_CAUSES:
+    if "other" not in view.series.phases_ns or cause.name not in OWN_CAUSES:
         return None
-    rows = np.arange(len(view.series.steps))
-    mine = other[rows, view.series.column_of(slow.rank)]
-    peers = np.median(other[np.ix_(rows, view.series.columns_of(slow.peers.ranks))], axis=1)
-    longer_ns = np.nan_to_num(mine - peers, nan=0.0)
+    longer_ns, saves_ns = (
+        _find_longer(view.series, slow, name) if name in view.series.phases_ns else np.zeros(len(view.series.steps))
+        for name in ("other", CHECKPOINT)
+    )
+    longer_ns = longer_ns + saves_ns
     is_longer = longer_ns >= EXPLAINS * max(1.0, slow.own_ns - slow.peers_own_ns)
     is_longer &= view.series.steps >= slow.since_step
     steps = view.series.steps[is_longer]
@@ -77,7 +81,20 @@ def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | 
     if not periods:
         return None
     call = cause.because.partition(OF_IT)[2].partition(SHOWN_BEFORE)[0] if cause.name == SYNC else ""
-    return OwnWork(min(periods.values()), tuple(periods), float(np.median(longer_ns[is_longer])), call)
+    saving = ""
+    if float(np.median(saves_ns[is_longer])) >= EXPLAINS * float(np.median(longer_ns[is_longer])):
+        found = describe_saving(slow.rank, slow.peers.ranks, view.samples.saves)
+        saving = "saving a checkpoint" if found is None else found.because
+    return OwnWork(min(periods.values()), tuple(periods), float(np.median(longer_ns[is_longer])), call, saving)
+
+
+def _find_longer(series: StepSeries, slow: SlowRank, phase: str) -> Floats:
+    """Return by how much a phase of the rank is longer than its peers' in each step, in ns, shape (n,); 0 where that is
+    not known.
+    """
+    rows, values = np.arange(len(series.steps)), series.phases_ns[phase]
+    peers = np.median(values[np.ix_(rows, series.columns_of(slow.peers.ranks))], axis=1)
+    return np.asarray(np.nan_to_num(values[rows, series.column_of(slow.rank)] - peers, nan=0.0))
 
 
 def find_periods(steps: Ints, last_step: int, explained_min: float = EXPLAINED_MIN) -> dict[int, int]:
@@ -147,5 +164,6 @@ def _name_periods(work: OwnWork) -> str:
 def _write_why(slow: SlowRank, work: OwnWork) -> str:
     whose, what = ("its", "peer") if slow.peers.do_same_work else ("the other", "rank")
     peers = f"{whose} {slow.peers.size} {what}{'' if slow.peers.size == 1 else 's'}"
-    text = f"between optimizer and next batch, {format_duration(work.longer_ns)} longer than on {peers}"
+    where = work.saving or "between optimizer and next batch"
+    text = f"{where}, {format_duration(work.longer_ns)} longer than on {peers}"
     return f"{text}; its host waiting for the GPU at {work.call}" if work.call else text

@@ -17,7 +17,7 @@ number, so what counts is whose the time of comparable stalls was:
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,9 +27,11 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import COST_RATIO_MIN, QUIET_GAPS, find_period, probability_of
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, describe_compilation, measure_compilation
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT
+from rankscope.collector.detect.stragglers.storage import STORAGE, describe_saving, speeds_of
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView, Samples, SingleLosses, TimeCount
 from rankscope.collector.steps.long_steps import EVERYBODY, LongStep, LongStepsSeen
+from rankscope.measure.records import CHECKPOINT
 from rankscope.measure.units import format_duration, ns_to_s
 
 CLASS_RATIO: Final = 0.25
@@ -49,7 +51,6 @@ WORK_SHARE_MAX: Final = 0.05
 STALLS: Final = "stalls"
 """Evidence key: how many stalls the finding stands on. Only of findings that this file writes."""
 OTHER: Final = "other"
-CHECKPOINT: Final = "checkpoint"
 
 
 class Recurring(NamedTuple):
@@ -160,14 +161,15 @@ def _is_proven(mine: Sequence[LongStep], alike: Sequence[LongStep], ranks: int, 
 
 
 class StallCause(NamedTuple):
-    """Cause of recurring stalls, and a clause that gives the reason."""
+    """Cause of recurring stalls, a clause that gives the reason, and the numbers behind it."""
 
     name: str
     because: str
+    evidence: Mapping[str, float] = {}
 
 
-def find_stall_cause(found: Recurring, samples: Samples) -> StallCause:
-    """Return why a rank stops: what holds half of the time of its stalls."""
+def find_stall_cause(found: Recurring, samples: Samples, peers: Sequence[int] = ()) -> StallCause:
+    """Return why a rank stops: what holds half of the time of its stalls. `peers`: ranks that may save as much."""
     if found.part == "data":
         return StallCause(
             "data_loading", f"{format_duration(found.usual_stall_ns)} each time waiting for its data loader"
@@ -181,10 +183,17 @@ def find_stall_cause(found: Recurring, samples: Samples) -> StallCause:
     if pause_ns is not None and pause_ns >= EXPLAINS * found.usual_stall_ns:
         return StallCause("garbage_collection", f"{format_duration(pause_ns)} each time in Python's garbage collector")
     if found.part == CHECKPOINT:
-        return StallCause(PERIODIC_WORK, "saving a checkpoint")
+        return _find_saving(found.rank, samples, peers)
     if found.part == OTHER and found.is_regular:
         return StallCause(PERIODIC_WORK, "between optimizer and next batch")
     return _find_host_cause(found)
+
+
+def _find_saving(rank: int, samples: Samples, peers: Sequence[int]) -> StallCause:
+    saving = describe_saving(rank, peers, samples.saves)
+    if saving is None:
+        return StallCause(PERIODIC_WORK, "saving a checkpoint")
+    return StallCause(STORAGE if saving.is_slow else PERIODIC_WORK, saving.because, speeds_of(saving))
 
 
 def _find_host_cause(found: Recurring) -> StallCause:
@@ -212,7 +221,8 @@ def _find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
 
 def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -> Candidate:
     """Build the finding about a rank that stops now and then. An open one keeps its begin."""
-    cause = find_stall_cause(found, view.samples)
+    peers = [rank for rank in view.series.ranks if rank != found.rank]
+    cause = find_stall_cause(found, view.samples, peers)
     is_work = cause.name == PERIODIC_WORK
     ranks = len(view.series.ranks)
     ratio = found.since_ns / max(found.since_ns - found.lost_ns, 1.0)
@@ -240,6 +250,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
             "stall_ns": found.usual_stall_ns,
             "stalls_time_ratio": found.share,
             "gap_steps": float(found.period),
+            **cause.evidence,
         },
     )
     steps = np.array([one.step for one in found.stalls], dtype=np.int64)

@@ -31,6 +31,7 @@ from rankscope.collector.detect.stragglers.host_times import (
 )
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, compare_compilation, describe_compilation
+from rankscope.collector.detect.stragglers.storage import STORAGE, find_block_io, find_slow_saves
 from rankscope.collector.detect.view import AllocatorCounts, Samples
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronizations
@@ -136,6 +137,7 @@ EXPLAINS = 0.5
 """Share of the excess that a part must hold to be named: more than everything else together."""
 MORE_WORK_RATIO = 1.05
 """Ratio of operators to the peers' from which it is more work; equal work has exactly equal counts."""
+HERTZ_PER_MHZ: Final = 1e6
 CLOCK_RATIO = 0.95
 """An SM clock below this share of the peers' median is slow: boost clocks of healthy peers differ by 1 to 3 %."""
 
@@ -152,7 +154,7 @@ IDLE_EXCESS: Final = "idle_excess_ns"
 COMPUTE_EXCESS: Final = "compute_excess_ns"
 """Evidence key: how much longer its device computes in a step than its peers'."""
 CPU_PRESSURE: Final = "cpu_pressure"
-NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "other_threads", RECOMPILATION})
+NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "block_io", "other_threads", RECOMPILATION})
 """Excesses that are not phases of the step."""
 
 
@@ -178,7 +180,18 @@ def find_cause(
     evidence = phase_excess(slow, series)
     old = find_old_signs(slow, samples)
     compiled_in = frozenset(series.steps[_judged_rows(slow, series)].tolist())
-    for rule in (_data, partial(_recompilation, compiled_in), _garbage, _fault, _clock, _memory, _sync, _pcie, _window):
+    for rule in (
+        _data,
+        _saves,
+        partial(_recompilation, compiled_in),
+        _garbage,
+        _fault,
+        _clock,
+        _memory,
+        _sync,
+        _pcie,
+        _window,
+    ):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
             break
@@ -263,6 +276,11 @@ def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _sample
     return "data_loading", f"{format_duration(data_ns)} more per step waiting for its data loader"
 
 
+def _saves(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    because = find_slow_saves(_slow, EXPLAINS * excess_ns, evidence, samples)
+    return None if because is None else (STORAGE, because)
+
+
 def _recompilation(
     steps: Collection[int], slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples
 ) -> Verdict:
@@ -314,7 +332,7 @@ def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples
             evidence["sm_clock_ratio"] = ratio
             if ratio >= CLOCK_RATIO or slow.own_ns * (1 - ratio) < EXPLAINS * excess_ns:
                 continue
-            text = f"its GPU at {100 * ratio:.0f} % of its peers' clock"
+            text = f"its GPU at {100 * ratio:.0f} % of its peers' clock ({_compare_clocks(device, peers)})"
             cause = name_throttle(reasons) or ("gpu_slow_clock", text)
         if cause is not None:
             return cause
@@ -382,6 +400,12 @@ def _clock_ratio(device: DeviceSample, peers: Sequence[DeviceSample]) -> float |
     if not device.sm_clock_hertz or not peers_hertz:
         return None
     return device.sm_clock_hertz / float(np.median(peers_hertz))
+
+
+def _compare_clocks(device: DeviceSample, peers: Sequence[DeviceSample]) -> str:
+    """Return its SM clock and the median of its peers', `1,200 against 1,980 MHz`; both are known."""
+    theirs = float(np.median([peer.sm_clock_hertz for peer in peers if peer.sm_clock_hertz]))
+    return f"{(device.sm_clock_hertz or 0) / HERTZ_PER_MHZ:,.0f} against {theirs / HERTZ_PER_MHZ:,.0f} MHz"
 
 
 def _is_common(reason: str, peers: Sequence[DeviceSample]) -> bool:
@@ -503,9 +527,10 @@ def _host(
             return HOST_CPU, f"{because}{where}"
         return _waiting(slow, excess_ns, evidence, samples)
     is_device_busy = IDLE_EXCESS in evidence  # it is known, and no longer than the peers'
-    for_core = None if is_device_busy else find_core_wait(slow, EXPLAINS * excess_ns, evidence, samples)
-    if for_core is not None:
-        return CPU_PRESSURE, f"{for_core}{where}"
+    for find, name in () if is_device_busy else ((find_block_io, STORAGE), (find_core_wait, CPU_PRESSURE)):
+        because = find(slow, EXPLAINS * excess_ns, evidence, samples)
+        if because is not None:
+            return name, f"{because}{where}"
     if not is_device_busy and _is_asleep_in_forward(excess_ns, evidence):
         return _waiting(slow, excess_ns, evidence, samples)
     return "unattributed", f"no known cause{where}"
@@ -527,7 +552,7 @@ def _waiting(
     of its process, or what is not seen. `idle` begins the clause where a device is idle meanwhile.
     """
     where = _where(evidence, excess_ns)
-    for find, name in ((find_core_wait, CPU_PRESSURE), (find_other_threads, HOST_CPU)):
+    for find, name in ((find_block_io, STORAGE), (find_core_wait, CPU_PRESSURE), (find_other_threads, HOST_CPU)):
         because = find(slow, EXPLAINS * excess_ns, evidence, samples)
         if because is not None:
             return name, f"{idle} and {because}{where}" if idle else f"{because}{where}"

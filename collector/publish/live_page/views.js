@@ -29,7 +29,7 @@ const MEANINGS = {
   goodput: "Share of the run's time so far that went into steps, less what slow ranks have cost",
   MFU: "Model FLOPs utilization: FLOPs that the model needs, over what the devices could do in that time",
   restarts: "Starts of this run after the first",
-  "last checkpoint": "The last phase with the name checkpoint that a rank has marked",
+  "last checkpoint": "The last step in which a rank saved",
 };
 
 const FILTER_FROM = 6; // fewer runs need no field for a filter

@@ -21,10 +21,12 @@ from rankscope.collector.publish.metrics.rank_columns import (
 )
 from rankscope.collector.runs.ratio_basis import read_change
 from rankscope.collector.runs.snapshot import RankSnapshot
-from rankscope.measure.records import Compilations
+from rankscope.measure.bounds import to_count
+from rankscope.measure.records import Compilations, SavedLine
 from rankscope.measure.units import ns_to_s
 
 _PROCESS: Final = "agent: the training process (HostSample)"
+_SAVES: Final = "agent: saves (SavedLine)"
 _LOSSES: Final = "agent: own counters (Losses)"
 _COST: Final = "agent: its overhead meter (AgentCost)"
 _ADMISSION: Final = "collector: admission"
@@ -56,6 +58,20 @@ def _of_compilations(read: Callable[[Compilations], Number]) -> RankColumns:
     return per_rank(read_rank)
 
 
+def _of_saves(read: Callable[[SavedLine], int | None]) -> RankColumns:
+    """Return the reader of a sum over the saves of a rank; None where it has none, or the value of one is not known."""
+
+    def read_rank(rank: RankSnapshot) -> Number:
+        values = [read(one) for one in rank.saves or ()]
+        return None if not values or None in values else to_count(sum(one or 0 for one in values))
+
+    return per_rank(read_rank)
+
+
+def _save_seconds(rank: RankSnapshot) -> Number:
+    return ns_to_s(sum(one.duration_ns for one in rank.saves)) if rank.saves else None
+
+
 AGENT: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_process_cpu_seconds_total", "counter", "seconds", RANK,
@@ -74,6 +90,36 @@ AGENT: Final[tuple[Measure, ...]] = (
         "nr_throttled / nr_periods of cpu.stat since the previous sample; absent without a limit at the agent's start, "
         "which is when it is looked up", _PROCESS, RATIO,
         of_host(lambda host: host.throttled_ratio),
+    ),
+    Measure(
+        "rankscope_process_block_io_wait_seconds_total", "counter", "seconds", RANK,
+        "Time the main thread of the training process, which trains, waited for block I/O and for pages from swap.",
+        "delayacct_blkio_ticks; absent where the kernel does not count it (kernel.task_delayacct)", _PROCESS,
+        NOT_NEGATIVE,
+        of_host(lambda host: to_seconds(host.block_io_wait_ns)),
+    ),
+    Measure(
+        "rankscope_process_major_faults_total", "counter", "", RANK,
+        "Pages that the training process had to wait for until they were read from a disk.", "ru_majflt", _PROCESS,
+        NOT_NEGATIVE,
+        of_host(lambda host: host.major_faults),
+    ),
+    Measure(
+        "rankscope_saves_total", "counter", "", RANK,
+        "Saves by torch.save, torch.distributed.checkpoint, safetensors or Lightning, also in the background.",
+        "count", _SAVES, NOT_NEGATIVE,
+        _of_saves(lambda one: one.count),
+    ),
+    Measure(
+        "rankscope_save_seconds_total", "counter", "seconds", RANK,
+        "Time of these saves, without waits for other ranks.", "from begin to end", _SAVES, NOT_NEGATIVE,
+        per_rank(_save_seconds),
+    ),
+    Measure(
+        "rankscope_saved_bytes_total", "counter", "bytes", RANK,
+        "Bytes that these saves have written; absent where they are not known of one.", "size of the files", _SAVES,
+        NOT_NEGATIVE,
+        _of_saves(lambda one: one.bytes),
     ),
     Measure(
         "rankscope_process_resident_memory_bytes", "gauge", "bytes", RANK,

@@ -383,7 +383,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_checkpoints_total", "counter", "", RUN,
-        "Checkpoints that ranks of the run have marked with the phase checkpoint; absent before the first.",
+        "Checkpoints of the run, by the phase checkpoint of its ranks; absent before the first.",
         "steps with at least 1 ms of the phase on any rank", _PHASES, NOT_NEGATIVE,
         OfSnapshot(_count_checkpoints),
     ),
@@ -395,7 +395,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_last_checkpoint_timestamp_seconds", "gauge", "seconds", RUN,
-        "When the step of the last marked checkpoint ended, in seconds since 1970.", "end of its step", _PHASES,
+        "When the step of the last checkpoint ended, in seconds since 1970.", "end of its step", _PHASES,
         NOT_NEGATIVE,
         OfSnapshot(_last_checkpoint),
     ),

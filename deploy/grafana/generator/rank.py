@@ -378,6 +378,26 @@ def _process() -> list[Placed]:
             RATIO,
             "process_throttled_ratio",
         ),
+        rate_beside_median(
+            "Wait for block I/O",
+            "Share of the time in which the training thread waited for a disk; only where kernel.task_delayacct is on.",
+            RATIO,
+            "process_block_io_wait_seconds_total",
+        ),
+        rate_beside_median(
+            "Pages read from disk",
+            "Pages of memory that the training process waited for until they were read from a disk.",
+            PER_S,
+            "process_major_faults_total",
+        ),
+        lines(
+            "Speed of saves",
+            "Bytes that it has saved for each second of saving; docs/loops.md has what counts as a save.",
+            BYTES_PER_S,
+            Query(f"{rate('saved_bytes_total', OF_RANK)} / {rate('save_seconds_total', OF_RANK)}", OF_THIS),
+            width=THIRD,
+        ),
+        lines("Saves", "Saves so far.", NUMBER, Query(series("saves_total", OF_RANK), OF_THIS), width=THIRD),
         beside_median(
             "Resident memory", "Resident memory of the training process.", BYTES, "process_resident_memory_bytes"
         ),

@@ -3,9 +3,11 @@
 Each cause takes some 60 ms at one line, which a comment marks. `stop` in the file ends the training.
 """
 
+import contextlib
 import ctypes
 import gc
 import io
+import itertools
 import json
 import logging
 import os
@@ -63,6 +65,47 @@ def receive() -> None:
         own.recv(1)  # cost: receive
 
 
+class SlowResolver:
+    """A name server that answers the first question about a name after COST_S, and that it knows none."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self._asked: set[bytes] = set()
+        self._names = itertools.count()
+        threading.Thread(target=self._answer, daemon=True).start()
+        libc = ctypes.CDLL(None)
+        libc["__res_init"]()
+        find_state = libc["__res_state"]
+        find_state.restype = ctypes.c_void_p
+        state = find_state()  # of this thread: two ints, a long, the number of servers, and their addresses
+        ctypes.c_int.from_address(state + 16).value = 1
+        port = self._socket.getsockname()[1].to_bytes(2, "big")
+        ctypes.memmove(state + 20, socket.AF_INET.to_bytes(2, sys.byteorder) + port + bytes((127, 0, 0, 1)), 8)
+
+    def ask(self) -> None:
+        with contextlib.suppress(socket.gaierror):
+            socket.getaddrinfo(f"host{next(self._names)}.invalid", 80)  # cost: look_up
+
+    def _answer(self) -> None:
+        while True:
+            query, who = self._socket.recvfrom(512)
+            name = query[12 : query.index(0, 12)]
+            if name not in self._asked:
+                self._asked.add(name)
+                time.sleep(COST_S)
+            self._socket.sendto(query[:2] + b"\x81\x83" + query[4:6] + bytes(6) + query[12:], who)
+
+
+RESOLVERS: list[SlowResolver] = []
+
+
+def look_up() -> None:
+    if not RESOLVERS:
+        RESOLVERS.append(SlowResolver())
+    RESOLVERS[0].ask()
+
+
 SLEEP = shutil.which("sleep") or ""
 
 
@@ -103,10 +146,15 @@ def collect_by_itself() -> None:
     del made
 
 
+SHAPES = itertools.count(2)
+COMPILED = torch.compile(lambda x: torch.relu(x + 1).sum(), backend="eager", dynamic=False)
+
+
 def recompile() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: torch.relu(x + 1).sum(), backend="eager", dynamic=False)
-    compiled(torch.randn(8, 8))  # cost: recompile
+    """Compile again for another shape, as often as torch allows it."""
+    if next(SHAPES) % 8 == 0:
+        torch._dynamo.reset()
+    COMPILED(torch.randn(next(SHAPES), 8))  # cost: recompile
 
 
 SLOW_OUT, SLOW_IN = os.pipe()
@@ -184,6 +232,42 @@ def worker() -> None:
     next(BATCHES[0])  # cost: worker
 
 
+ROWS: list[Any] = []
+
+
+def augment(rows: Any) -> Any:
+    time.sleep(COST_S)  # cost: transform
+    return rows
+
+
+def transform() -> None:
+    """A dataset of Hugging Face."""
+    if not ROWS:
+        import datasets  # noqa: PLC0415 - not on every Python
+
+        ROWS.append(datasets.Dataset.from_dict({"x": [1.0]}).with_transform(augment))
+    for _ in DataLoader(ROWS[0]):
+        pass
+
+
+NODES: list[Any] = []
+
+
+def map_row(row: int) -> int:
+    time.sleep(COST_S)  # cost: nodes
+    return row
+
+
+def nodes() -> None:
+    """Nodes of torchdata that have no threads."""
+    if not NODES:
+        from torchdata import nodes as made  # noqa: PLC0415 - as above
+
+        source = made.IterableWrapper(range(1_000_000))
+        NODES.append(iter(made.Loader(made.Mapper(source, map_row))))
+    next(NODES[0])
+
+
 TEXT = json.dumps([{"name": str(number), "values": list(range(10))} for number in range(12_000)])
 
 
@@ -230,7 +314,8 @@ CAUSES: dict[str, Callable[[], None]] = {
     "regex": regex, "numpy_objects": numpy_objects, "held_lock": held_lock, "collect": collect,
     "collect_by_itself": collect_by_itself, "recompile": recompile, "log": log, "print_out": print_out,
     "checkpoint": checkpoint, "loader_stage": loader_stage, "parse_json": parse_json, "tokenize": tokenize,
-    "decode_image": decode_image, "convert": convert, "python_loop": python_loop, "worker": worker,
+    "decode_image": decode_image, "look_up": look_up, "transform": transform, "nodes": nodes, "convert": convert,
+    "python_loop": python_loop, "worker": worker,
 }  # fmt: skip
 
 

@@ -37,12 +37,15 @@ parser.add_argument("--slow-from", type=int, default=0)
 parser.add_argument("--host-s", type=float, default=0.0)
 parser.add_argument("--waiting-rank", type=int)
 parser.add_argument("--read-every", type=int, default=1)
+parser.add_argument("--in-traces", action="store_true", help="torch's own profiler records the device, too")
 options = parser.parse_args()
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 torch.set_num_threads(1)
 gpu = FakeGpu(options.library)
 gpu.meet(options.folder / "collectives", rank, world_size)
+if options.in_traces:
+    gpu.join_torchs_profiler()
 gpu.give_to_agent()
 assert rankscope.start()
 

@@ -1,6 +1,7 @@
 """Tests of the host sampler and the garbage collection meter."""
 
 import gc
+import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rankscope.agent.sample.block_io import BlockIo
 from rankscope.agent.sample.host import GcMeter, HostSampler, ResidentMemory
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import HostNs, WallNs
@@ -206,3 +208,37 @@ def test_invalid_statm_is_an_error_with_the_file(tmp_path: Path, text: str) -> N
     file.write_text(text)
     with pytest.raises(OSError, match="statm"):
         ResidentMemory(str(file)).read_bytes()
+
+
+STAT = "4711 (train.py) x) R " + " ".join(str(field) for field in range(4, 53))
+"""As /proc/self/stat has it: each field from the fourth on is its own number."""
+
+
+def block_io(folder: Path, switch: str | None, stat: str = STAT) -> BlockIo:
+    """Return the reader of files with these contents; None: there is none."""
+    for name, text in (("switch", switch), ("stat", stat)):
+        if text is not None:
+            (folder / name).write_text(text)
+    return BlockIo(str(folder / "switch"), str(folder / "stat"))
+
+
+def test_wait_for_block_io_is_in_ticks(tmp_path: Path) -> None:
+    sample = HostSampler(ManualClock(), block_io=block_io(tmp_path, "1\n")).sample()
+    assert sample.block_io_wait_ns == 42 * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    assert sample.absent == {}
+
+
+@pytest.mark.parametrize(
+    ("switch", "stat", "reason"),
+    [
+        ("0\n", STAT, "kernel.task_delayacct was 0 when training began; with 1 the kernel counts it"),
+        (None, STAT, "this kernel has no kernel.task_delayacct"),
+        ("1\n", "4711 (train.py) R 4", "stat cannot be read: list index out of range"),
+    ],
+)
+def test_wait_that_the_kernel_does_not_count_is_absent_with_the_reason(
+    tmp_path: Path, switch: str | None, stat: str, reason: str
+) -> None:
+    sample = HostSampler(ManualClock(), block_io=block_io(tmp_path, switch, stat)).sample()
+    assert sample.block_io_wait_ns is None
+    assert sample.absent["block_io_wait_ns"].endswith(reason)

@@ -6,7 +6,11 @@ import pytest
 from rankscope.collector.captures.capture import Capture, CaptureRefusal, CaptureRequest
 from rankscope.collector.captures.incident_captures import IncidentCaptures
 from rankscope.collector.incidents.incident import Incident
-from tests.unit.collector.runs.run_stories import Story
+from rankscope.collector.runs.events import ReportAdmitted
+from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.measure.messages import Report
+from rankscope.measure.records import NO_COMPILATIONS, Compilations, DeviceSample
+from tests.unit.collector.runs.run_stories import Story, boot_of
 
 NOW_S = 1_000_000.0
 
@@ -26,8 +30,19 @@ class Orders:
         self.requests: list[CaptureRequest] = []
         self.captures: tuple[Capture, ...] = ()
         self.asked_wall_s = NOW_S
-        run = Story(4).join().train(3).run
-        self.of_incidents = IncidentCaptures(lambda _run: run, self.order, lambda: self.captures, opened_before)
+        self.story = Story(4).join().train(3)
+        self.of_incidents = IncidentCaptures(
+            lambda _run: self.story.run, self.order, lambda: self.captures, opened_before
+        )
+
+    def report(self, rank: int, compilations: Compilations | None) -> None:
+        """Have a rank report a GPU, and what it has compiled."""
+        self.story.sequence[rank] += 1
+        report = Report(
+            sequence=self.story.sequence[rank], host_ns=self.story.now_ns, compilations=compilations,
+            devices=(DeviceSample(host_ns=0, uuid="GPU"),),
+        )  # fmt: skip
+        self.story.run.apply(ReportAdmitted(boot_of(rank), ReportFields.of(report), self.story.now_ns, 0.0))
 
     def order(self, request: CaptureRequest) -> Capture | CaptureRefusal:
         self.requests.append(request)
@@ -49,6 +64,19 @@ def test_incident_orders_its_rank_with_a_peer_and_a_neighbor() -> None:
     orders.consider(incident(1))
     # All do the same work at the same pace: of the peers 0, 1 and 3 the middle one is 1. Then 3 is next to 2.
     assert (orders.requests[0].ranks, orders.requests[0].asked_by) == ((1, 2, 3), "incident 1")
+
+
+def test_modules_are_recorded_on_a_gpu_whose_kernels_may_be_longer() -> None:
+    orders = Orders()
+    orders.consider(incident(1))
+    for rank in (1, 2, 3):
+        orders.report(rank, NO_COMPILATIONS)
+    orders.consider(incident(2))
+    orders.report(3, Compilations(compiled=1, duration_ns=1))  # it would refuse a capture with modules
+    orders.consider(incident(3))
+    orders.report(3, None)  # it may have compiled
+    orders.consider(incident(4))
+    assert [one.options for one in orders.requests] == [(), ("modules",), (), ()]
 
 
 def test_incident_orders_once() -> None:

@@ -5,12 +5,22 @@ import pytest
 
 from rankscope.collector.detect.sampled_lines import (
     LineCost,
+    LoaderState,
     SampledLines,
     compare_lines,
     describe_line,
     describe_stalled,
 )
-from rankscope.measure.line_samples import FETCH, IDLE, NO_STEP, SampledStack, SampledStep, SampledWorker
+from rankscope.measure.line_samples import (
+    FETCH,
+    HAND_OVER,
+    IDLE,
+    NO_STEP,
+    SampledLoader,
+    SampledStack,
+    SampledStep,
+    SampledWorker,
+)
 from rankscope.measure.messages import SamplesTaken
 from rankscope.measure.stalls import StackFrame
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
@@ -227,3 +237,35 @@ def test_workers_that_began_one_batch_say_nothing() -> None:
 def test_workers_are_not_told_where_the_rank_does_not_wait_for_them() -> None:
     rank = msgspec.structs.replace(taken({SLEEP: 100}), workers=(worker(0, 9, works_ms=3600, rests_ms=0),))
     assert compare(rank, taken({BACKWARD: 100})).workers == ()
+
+
+def compare_queues(loader: SampledLoader, *workers: SampledWorker) -> SampledLines:
+    waits = at(60, "main", call="torch.utils.data.dataloader._BaseDataLoaderIter.__next__")
+    rank = msgspec.structs.replace(taken({waits: 100}), workers=workers, loader=loader)
+    return compare(rank, taken({BACKWARD: 100}))
+
+
+def test_queues_say_which_batches_wait_and_which_workers_do_nothing() -> None:
+    works = [worker(number, 10, works_ms=310, rests_ms=3290) for number in (0, 2)]
+    loader = SampledLoader(workers=3, start_method="spawn", looks=20, ready=44, early=42, unpinned=30)
+    found = compare_queues(loader, worker(1, 15, works_ms=3180, rests_ms=420), *works)
+    assert found.sentence.endswith(
+        "; the others 31.0 ms. 1.5 batches waited for its thread that pins memory. "
+        "2.1 later batches were there meanwhile. 2 of 3 workers were mostly idle."
+    )
+    assert found.loader == LoaderState(workers=3, ready=2.2, early=2.1, unpinned=1.5)
+
+
+def test_worker_that_cannot_hand_over_is_told() -> None:
+    hands_over = msgspec.structs.replace(FETCHES, stage=HAND_OVER)
+    found = compare_queues(
+        SampledLoader(workers=2, looks=20, ready=10, early=10),
+        worker(0, 9, works_ms=3600, rests_ms=0, stack=hands_over),
+    )
+    assert found.sentence.endswith(" 1 of 2 workers was mostly handing over a batch.")
+
+
+def test_workers_that_did_not_answer_are_not_known() -> None:
+    found = compare_queues(SampledLoader(workers=8, looks=20))
+    assert found.sentence.endswith(" What its 8 workers do is not known: none has answered.")
+    assert compare_queues(SampledLoader(workers=8)).loader is None

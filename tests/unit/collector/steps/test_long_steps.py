@@ -75,6 +75,12 @@ def test_own_phase_comes_before_the_others() -> None:
     assert owner_in(job) == (0, "checkpoint")
 
 
+def test_slow_writer_of_a_distributed_save_is_the_owner() -> None:
+    job = Job().add("checkpoint", 0, 90).add("checkpoint_wait", 1, 90)
+    assert owner_in(job) == (0, "checkpoint")
+    assert owner_in(job.add("other", 1, 90)) == (UNKNOWN, "")
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_nobody_owns_a_step_in_which_all_hold_the_phase(phase: str) -> None:
     assert owner_in(Job().add(phase, 0, 90).add(phase, 1, 90).add(phase, 2, 90)) == (UNKNOWN, "")

@@ -107,3 +107,15 @@ def test_loader_that_the_device_hides_teaches_nothing() -> None:
 def test_all_measured_steps_stay_as_they_are() -> None:
     steps = Steps(20, 20, TAUGHT)
     assert steps.fill() == pytest.approx(steps.own_ms)
+
+
+def test_rank_that_waits_in_a_distributed_save_has_no_more_own_time() -> None:
+    steps = Steps(40, 12, TAUGHT)
+    steps.phases_ms["checkpoint_wait"] = np.zeros((40, RANKS))
+    steps.phases_ms["checkpoint"] = np.zeros((40, RANKS))
+    steps.step_ms[25] += 400.0  # rank 2 writes for as long
+    steps.phases_ms["checkpoint_wait"][25] = 400.0
+    steps.phases_ms["checkpoint_wait"][25, 2] = 0.0
+    steps.phases_ms["checkpoint"][25, 2] = 400.0
+    steps.own_ms[25, 2] += 400.0
+    assert steps.fill() == pytest.approx(steps.own_ms, abs=2.0)

@@ -61,6 +61,9 @@ def test_slow_rank_is_found_where_hosts_run_ahead(tmp_path: Path) -> None:
     assert (found.rank, found.cause) == (1, "gpu_compute")
     assert found.slowdown_ratio == pytest.approx(61 / 31, abs=0.01)
     assert "30.0 ms more in a step" in found.sentence
+    assert "computing slower. Longer at as many launches: gemm 2.00x (150.0 ms more in the trace). It came last" in (
+        found.sentence
+    )
 
 
 def test_equal_ranks_whose_hosts_run_ahead_accuse_nobody(tmp_path: Path) -> None:

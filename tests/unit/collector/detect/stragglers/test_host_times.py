@@ -33,6 +33,7 @@ def cause_of(
     cpu_ms: tuple[float, float] | None = (90.0, 90.0),
     *,
     core_waits: Counts | None = None,
+    block_io: Counts | None = None,
     clock: Counts | None = None,
     process_cpu: Counts | None = None,
     pattern: str = "steady",
@@ -50,8 +51,8 @@ def cause_of(
     devices = {} if idle_ms is None else {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in (SLOW, *PEERS)}
     windows = {} if idle_ms is None else {SLOW: [window(10 + idle_ms)]} | {peer: [window(10.0)] for peer in PEERS}
     samples = Samples(
-        windows, {}, devices, core_waits=core_waits or {}, process_cpu=process_cpu or {}, host_clock=clock or {},
-        hosts=hosts,
+        windows, {}, devices, core_waits=core_waits or {}, block_io=block_io or {}, process_cpu=process_cpu or {},
+        host_clock=clock or {}, hosts=hosts,
     )  # fmt: skip
     return find_cause(slow, series, samples)
 
@@ -259,3 +260,22 @@ def test_work_is_not_compared_where_cpu_times_are_not_known() -> None:
     assert (
         find_longer_work(slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0), 25 * MS, {}, Samples({}, {}, {})) is None
     )
+
+
+def test_thread_that_waits_for_block_io_has_slow_storage() -> None:
+    cause = cause_of(block_io=counts_of(45.0, 0.0, 10.0, 20.0), core_waits=counts_of(45.0, 10.0))
+    assert cause.name == "storage"
+    assert cause.because.startswith(
+        "its training thread waiting 35.0 ms more per step for block I/O (45.0 ms, its peers' 10.0 ms)"
+    )
+    assert (cause.evidence["block_io_wait_ns_per_step"], cause.evidence["block_io_excess_ns"]) == (45 * MS, 35 * MS)
+
+
+def test_block_io_of_a_gpu_is_told_where_no_window_shows_the_device() -> None:
+    assert cause_of(None, block_io=counts_of(45.0, 10.0)).name == "storage"
+    assert cause_of(block_io=counts_of(45.0, 10.0), idle_ms=5.0).name == "unattributed"
+
+
+@pytest.mark.parametrize("block_io", [{}, counts_of(25.0, 10.0), counts_of(161.0, 10.0)])
+def test_short_or_impossible_block_io_is_not_the_cause(block_io: Counts) -> None:
+    assert cause_of(block_io=block_io).name == "unseen_wait"

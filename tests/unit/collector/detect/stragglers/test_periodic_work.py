@@ -1,14 +1,22 @@
 """Work of one rank by itself: rank 0 of eight logs, saves or evaluates between its steps of 100 ms."""
 
+import msgspec
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.periodic_work import find_periods
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView, Samples
-from rankscope.measure.records import DeviceSample, Synchronization, WindowBreakdown, WindowSynchronizations
+from rankscope.measure.records import (
+    CHECKPOINT,
+    DeviceSample,
+    SavedLine,
+    Synchronization,
+    WindowBreakdown,
+    WindowSynchronizations,
+)
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 DETECTOR = Stragglers(Thresholds())
@@ -25,7 +33,8 @@ def view(
     for step, more_ms in longer_ms.items():
         added[step, 0] = more_ms
     phases = {
-        name: np.full((steps, RANKS), ms) + added * (name == phase) for name, ms in (("forward", 95.0), ("other", 5.0))
+        name: np.full((steps, RANKS), ms) + added * (name == phase)
+        for name, ms in (("forward", 95.0), ("other", 5.0), (CHECKPOINT, 0.0))
     }
     return view_of(
         series_of((100.0 + added).tolist(), phases_ms={name: rows.tolist() for name, rows in phases.items()}),
@@ -79,6 +88,27 @@ def test_only_peer_is_named_so() -> None:
 def test_other_slowness_in_some_steps_is_a_straggler(longer_ms: dict[int, float], phase: str) -> None:
     (found,) = findings(view(longer_ms, phase=phase))
     assert (found.kind, found.pattern) == ("straggler", "intermittent")
+
+
+def test_checkpoint_every_tenth_step_is_work_of_its_own_with_its_line() -> None:
+    line = SavedLine(
+        call="torch.save", line="train.py:24 (main)", count=9, duration_ns=450 * MS, last_ns=50 * MS, last_bytes=2**20
+    )
+    for saves, why in (({}, "saving a checkpoint, 50.0 ms longer"), ({0: (line,)}, "train.py:24 (main), 1.0 MiB")):
+        look = view(every((10, 50.0)), phase="checkpoint", samples=Samples({}, {}, {}, saves=saves))
+        (found,) = findings(look)
+        assert (found.kind, found.cause) == (PERIODIC_WORK, PERIODIC_WORK)
+        assert why in found.why
+
+
+def test_checkpoint_that_is_slower_than_its_peers_is_slow_storage() -> None:
+    line = SavedLine(call="torch.save", line="t.py:24 (main)", count=9, last_ns=50 * MS, last_bytes=2**20)
+    saves = dict.fromkeys(range(1, RANKS), (line,))
+    saves[0] = (msgspec.structs.replace(line, last_ns=150 * MS),)
+    look = view(every((10, 50.0)), phase="checkpoint", samples=Samples({}, {}, {}, saves=saves))
+    (found,) = findings(look)
+    assert (found.kind, found.cause) == (STRAGGLER, "storage")
+    assert "1.0 MiB in 150.0 ms (6.7 MiB/s), its peers as much at 20.0 MiB/s" in found.why
 
 
 def test_without_phases_it_is_a_straggler() -> None:

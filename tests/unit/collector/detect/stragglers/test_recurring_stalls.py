@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
@@ -15,7 +16,7 @@ from rankscope.collector.detect.stragglers.recurring_stalls import (
 )
 from rankscope.collector.detect.view import Samples, SingleLosses, TimeCount
 from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
-from rankscope.measure.records import CompiledFrame
+from rankscope.measure.records import CompiledFrame, SavedLine
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 USUAL_MS, STALL_MS = 20.0, 400.0
@@ -151,9 +152,59 @@ def test_compilation_is_the_cause_where_it_is_as_long() -> None:
     found = recurring()
     frames = [CompiledFrame(step=one.step, frame="train.py:24 (scale)", duration_ns=300 * MS) for one in found.stalls]
     cause = find_stall_cause(found, Samples({}, {}, {}, compiled={found.rank: frames}))
-    assert cause == ("recompilation", "300.0 ms each time in torch.compile, all of it for train.py:24 (scale)")
+    assert cause[:2] == ("recompilation", "300.0 ms each time in torch.compile, all of it for train.py:24 (scale)")
     few = Samples({}, {}, {}, compiled={found.rank: frames[:1]})
     assert find_stall_cause(found, few).name == "unattributed"
+
+
+def saved(size: int, lasted_ms: int, call: str = "torch.save") -> tuple[SavedLine, ...]:
+    """What a rank saves at one line."""
+    return (
+        SavedLine(
+            call=call, line="train.py:24 (main)", count=4, duration_ns=4 * lasted_ms * MS, last_ns=lasted_ms * MS,
+            bytes=4 * size, last_bytes=size,
+        ),
+    )  # fmt: skip
+
+
+def test_slow_writer_is_told_with_its_speed_line_and_peers() -> None:
+    # 100 MiB in 0.4 s are 250 MiB/s; its peers' in 0.1 s 1,000.
+    saves = {1: saved(100 * 2**20, 400), 0: saved(100 * 2**20, 100), 2: saved(90 * 2**20, 90)}
+    cause = find_stall_cause(recurring("checkpoint"), Samples({}, {}, {}, saves=saves), (0, 2))
+    assert cause.name == "storage"
+    where = "torch.save, called at train.py:24 (main)"
+    assert cause.because == (
+        f"saving a checkpoint: {where}, 100.0 MiB in 400.0 ms (250.0 MiB/s), its peers as much at 1000.0 MiB/s"
+    )
+    assert cause.evidence == {
+        "saved_bytes_per_s": pytest.approx(250 * 2**20),
+        "peers_saved_bytes_per_s": pytest.approx(1000 * 2**20),
+    }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        saved(100 * 2**20, 300),  # a third faster
+        saved(2**20, 1),  # much less
+        saved(100 * 2**20, 100, "torch.distributed.checkpoint.save"),  # another kind
+        (),
+        None,
+    ],
+)
+def test_save_without_a_faster_peer_is_work_of_its_own(other: tuple[SavedLine, ...] | None) -> None:
+    saves = {1: saved(100 * 2**20, 400), 0: other}
+    cause = find_stall_cause(recurring("checkpoint"), Samples({}, {}, {}, saves=saves), (0,))
+    assert (cause.name, cause.because) == (
+        "periodic_work",
+        "saving a checkpoint: torch.save, called at train.py:24 (main), 100.0 MiB in 400.0 ms (250.0 MiB/s)",
+    )
+
+
+def test_save_of_unknown_size_has_its_time() -> None:
+    line = msgspec.structs.replace(saved(1, 400)[0], bytes=None, last_bytes=None, line="")
+    cause = find_stall_cause(recurring("checkpoint"), Samples({}, {}, {}, saves={1: (line,)}), (0,))
+    assert cause.because == "saving a checkpoint: torch.save, 400.0 ms the last time"
 
 
 def test_pauses_of_the_garbage_collector_are_the_cause_where_they_are_as_long() -> None:

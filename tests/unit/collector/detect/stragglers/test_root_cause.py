@@ -201,8 +201,8 @@ def gpus(slow: tuple[DeviceSample, ...], peer: tuple[DeviceSample, ...]) -> Devi
 @pytest.mark.parametrize(
     ("reasons", "name", "because"),
     [
-        ((), "gpu_slow_clock", "its GPU at 60 % of its peers' clock"),
-        (("hw_slowdown",), "gpu_slow_clock", "its GPU at 60 % of its peers' clock"),
+        ((), "gpu_slow_clock", "its GPU at 60 % of its peers' clock (1,200 against 2,000 MHz)"),
+        (("hw_slowdown",), "gpu_slow_clock", "its GPU at 60 % of its peers' clock (1,200 against 2,000 MHz)"),
         (("sw_power_cap",), "gpu_power_cap", "its GPU throttled (sw_power_cap)"),
         (("package_power",), "gpu_power_cap", "its GPU throttled (package_power)"),
         (("memory_thermal",), "gpu_thermal_throttle", "its GPU throttled (memory_thermal)"),
