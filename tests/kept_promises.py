@@ -36,6 +36,14 @@ PROMISES: Final = (
         ("tests/integration/test_killed_worker.py", "tests/integration/test_interrupted_training.py"),
     ),
     Promise(
+        "steps are counted on after an exception of a signal handler, wherever it comes",
+        (
+            "tests/integration/test_interrupted_training.py",
+            "tests/unit/agent/steps/test_interrupted_hooks.py",
+            "tests/unit/agent/test_own_thread.py",
+        ),
+    ),
+    Promise(
         "under gevent and eventlet training goes on, and the monitor says that it does not",
         (
             "tests/integration/test_program_shapes.py::test_program_is_the_same_with_the_monitor",
