@@ -1,12 +1,13 @@
-"""The page of memory by which workers of data loaders learn that the collector has ordered samples of their rank.
+"""The memory by which workers of data loaders learn that the collector has ordered samples of their rank, and answer.
 
-A worker is a process of its own, forked from the rank, without an agent. It looks at the page, which forks share, when
-it fetches a batch, and answers by a file (`worker_samples.py`, which is imported with the first order):
+A worker is a process of its own, forked from the rank, without an agent. It looks at the first page, which forks share,
+when it fetches a batch (`worker_samples.py` is imported with the first order):
 
-    rank:    order -> the page: number, interval, end, folder        collect <- the files, and the folder is removed
-    worker:  fetch -> a number it has not seen -> samples of its main thread until the end -> a file
+    rank:    order -> the page: number, interval, end                                    collect <- the places
+    worker:  fetch -> a number it has not seen -> a place -> samples of its main thread until the end -> the place
 
-So nothing runs in a worker without an order. Workers that are spawned, and not forked, do not have the page.
+So nothing runs in a worker without an order, and nothing is left on a disk, however either of them ends. Memory of a
+place is used only where a worker answers. Workers that are spawned, and not forked, do not have it.
 """
 
 import functools
@@ -24,34 +25,37 @@ if TYPE_CHECKING:
     from rankscope.agent.captures.worker_samples import WorkerJob
 
 PAGE_BYTES: Final = 4096
-ORDER: Final = struct.Struct("<QQQH")
-"""The number of the order, its interval in ns, when it ends by the monotonic clock, and the length of the name of the
-folder, which follows. The number is written last.
-"""
+ORDER: Final = struct.Struct("<QQQ")
+"""The number of the order, its interval in ns, and when it ends by the monotonic clock. The number is written last."""
 NUMBER: Final = struct.Struct("<Q")
 EARLY_NS: Final = 400_000_000
-"""Workers end that long before the rank, so that their files are there."""
+"""Workers end that long before the rank, so that their answers are there."""
+PLACES: Final = 64
+PLACE_BYTES: Final = 512 << 10
+"""The largest answer, 256 stacks of 24 frames of 80 characters, has 480 KiB; most have some."""
+PLACE: Final = struct.Struct("<QQQ")
+"""The number of the order, the worker's process id, and the length of what follows. 0: it samples still."""
+LENGTH: Final = struct.Struct("<Q")
 
 Fetch = Callable[[Any, Any], Any]
 
 
 class WorkerOrder(NamedTuple):
-    """What a worker reads: how often to sample, until when, by the monotonic clock, and the folder for its file."""
+    """What a worker reads: how often to sample, and until when, by the monotonic clock."""
 
     interval_ns: int
     end_ns: int
-    folder: str
 
 
 class WorkerPage:
-    """The page of one rank process. `order` belongs to the agent's thread, `install` and `remove` to the training
-    thread; all else runs in workers.
+    """The memory of one rank process. `order`, `is_awaited` and `read` belong to the agent's thread, `install` and
+    `remove` to the training thread; all else runs in workers. Raises OSError without memory.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._pid = os.getpid()
-        self._page = mmap.mmap(-1, PAGE_BYTES)
+        self._page = mmap.mmap(-1, PAGE_BYTES + PLACES * PLACE_BYTES)
         self._orders = 0
         self._seen = 0
         self._job: WorkerJob | None = None
@@ -73,12 +77,28 @@ class WorkerPage:
 
     def order(self, wanted: WorkerOrder) -> None:
         """Have the workers sampled from their next batch on. For the agent's thread."""
-        name = os.fsencode(wanted.folder)
         self._orders += 1
-        end_ns = max(0, wanted.end_ns - EARLY_NS)
-        ORDER.pack_into(self._page, 0, self._orders - 1, wanted.interval_ns, end_ns, len(name))
-        self._page[ORDER.size : ORDER.size + len(name)] = name
+        ORDER.pack_into(self._page, 0, self._orders - 1, wanted.interval_ns, max(0, wanted.end_ns - EARLY_NS))
         NUMBER.pack_into(self._page, 0, self._orders)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a worker samples for the last order."""
+        return any(length == 0 for _, length in self._find_answers())
+
+    def read(self) -> list[bytes]:
+        """Return the answers to the last order."""
+        return [self._page[start : start + length] for start, length in self._find_answers() if length]
+
+    def _find_answers(self) -> list[tuple[int, int]]:
+        """Return where each answer to the last order begins, and its length."""
+        places = range(PAGE_BYTES, len(self._page), PLACE_BYTES)
+        heads = [(start, *PLACE.unpack_from(self._page, start)) for start in places]
+        return [
+            (start + PLACE.size, min(length, PLACE_BYTES - PLACE.size))
+            for start, number, _, length in heads
+            if number == self._orders
+        ]
 
     def _replace(self, owner: Any, original: Fetch) -> None:
         @functools.wraps(original)
@@ -108,9 +128,32 @@ class WorkerPage:
             self._job.fetches += 1
 
     def _begin(self) -> None:
-        _, interval_ns, end_ns, length = ORDER.unpack_from(self._page, 0)
-        folder = os.fsdecode(bytes(self._page[ORDER.size : ORDER.size + length]))
+        _, interval_ns, end_ns = ORDER.unpack_from(self._page, 0)
         with LATE_IMPORTS:
             from rankscope.agent.captures.worker_samples import begin_job  # noqa: PLC0415 - hardly any worker needs it
 
-        self._job = begin_job(WorkerOrder(interval_ns, end_ns, folder), self._sampling.files)
+        self._job = begin_job(WorkerOrder(interval_ns, end_ns), self._sampling.files, self)
+
+    def take_place(self) -> int | None:
+        """Take a place for this worker's answer; None where all are taken. Workers that are forked one after another
+        begin to look at different ones, so that two hardly ever take the same.
+        """
+        pid = os.getpid()
+        for shift in range(PLACES):
+            start = PAGE_BYTES + (pid + shift) % PLACES * PLACE_BYTES
+            if PLACE.unpack_from(self._page, start)[0] != self._seen:
+                PLACE.pack_into(self._page, start, self._seen, pid, 0)
+                return start
+        return None
+
+    def write(self, start: int, answer: bytes) -> None:
+        """Write the answer to the place that begins there, unless another one has it by now. One that is too long has
+        the length 1, and cannot be read.
+        """
+        number, pid, _ = PLACE.unpack_from(self._page, start)
+        if (number, pid) != (self._seen, os.getpid()):
+            return
+        fits = 0 < len(answer) <= PLACE_BYTES - PLACE.size
+        if fits:
+            self._page[start + PLACE.size : start + PLACE.size + len(answer)] = answer
+        LENGTH.pack_into(self._page, start + PLACE.size - LENGTH.size, len(answer) if fits else 1)

@@ -1,5 +1,6 @@
 """WorkerSamples: how workers learn of an order, and what comes back. Workers are real, frames of stages made up."""
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,8 +12,17 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import fetch
 
 from rankscope.agent.captures.sampling import Sampling
-from rankscope.agent.captures.worker_page import EARLY_NS, WorkerPage
-from rankscope.agent.captures.worker_samples import PART_OF, WorkerSamples, find_stage, find_worker
+from rankscope.agent.captures.worker_page import (
+    EARLY_NS,
+    LENGTH,
+    NUMBER,
+    PAGE_BYTES,
+    PLACE_BYTES,
+    PLACES,
+    WorkerOrder,
+    WorkerPage,
+)
+from rankscope.agent.captures.worker_samples import WorkerSamples, find_stage, find_worker
 from rankscope.agent.guard import Guard
 from rankscope.measure.line_samples import COLLATE, FETCH, HAND_OVER, IDLE
 from rankscope.measure.stalls import describe_frame
@@ -37,16 +47,34 @@ class Slow(Dataset[torch.Tensor]):
 
 
 @pytest.fixture
-def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerSamples]:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
+def page() -> Iterator[WorkerPage]:
     page = WorkerPage(Sampling({}, Guard(1), is_wanted=True))
     page.install()
-    yield WorkerSamples(page)
+    yield page
     page.remove()
 
 
-def test_forked_workers_say_where_they_were(samples: WorkerSamples, tmp_path: Path) -> None:
+@pytest.fixture
+def samples(page: WorkerPage) -> WorkerSamples:
+    return WorkerSamples(page)
+
+
+def answer(page: WorkerPage, *answers: bytes) -> list[int]:
+    """Answer as workers do, in this process; return the places."""
+    page._seen = page._orders
+    places = []
+    for one in answers:
+        place = page.take_place()
+        assert place is not None
+        places.append(place)
+        page.write(place, one)
+    return places
+
+
+def test_forked_workers_say_where_they_were_and_leave_no_file(
+    samples: WorkerSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
     next(batches)
     end_ns = time.monotonic_ns() + NS_PER_S + EARLY_NS
@@ -63,7 +91,7 @@ def test_forked_workers_say_where_they_were(samples: WorkerSamples, tmp_path: Pa
         line = Slow.read.__code__.co_firstlineno + 1
         assert (describe_frame(stack.frames[-1]), stack.stage) == (f"test_worker_samples.py:{line} (read)", FETCH)
         assert one.fetches > 2
-    assert list(tmp_path.glob("rankscope-workers-*")) == []
+    assert list(tmp_path.glob("*rankscope*")) == []
 
 
 def test_rank_without_workers_waits_for_none(samples: WorkerSamples) -> None:
@@ -72,17 +100,44 @@ def test_rank_without_workers_waits_for_none(samples: WorkerSamples) -> None:
     assert (samples.is_awaited(time.monotonic_ns()), samples.collect()) == (False, ())
 
 
-def test_file_of_another_form_is_left_out(samples: WorkerSamples) -> None:
-    samples.order(10 * NS_PER_MS, time.monotonic_ns())
-    (Path(samples._folder) / "7").write_bytes(b"no worker")
-    assert samples.collect() == ()
-
-
-def test_worker_that_does_not_end_is_awaited_until_the_end(samples: WorkerSamples) -> None:
+def test_answer_of_another_form_or_too_long_is_left_out(samples: WorkerSamples, page: WorkerPage) -> None:
     samples.order(10 * NS_PER_MS, 1_000)
-    (Path(samples._folder) / f"7{PART_OF}").touch()
+    answer(page, b"no worker", b"", bytes(PLACE_BYTES))
+    assert [len(one) for one in page.read()] == [9, 1, 1]
+    assert (samples.is_awaited(0), samples.collect()) == (False, ())
+
+
+def test_worker_that_does_not_end_is_awaited_until_the_end(samples: WorkerSamples, page: WorkerPage) -> None:
+    samples.order(10 * NS_PER_MS, 1_000)
+    page._seen = page._orders
+    page.take_place()
     assert [samples.is_awaited(999), samples.is_awaited(1_000)] == [True, False]
     assert samples.collect() == ()
+    samples.order(10 * NS_PER_MS, 1_000)
+    assert not samples.is_awaited(999)  # it has not begun for this one
+
+
+def test_workers_take_a_place_each_and_those_of_an_order_before_are_free(page: WorkerPage) -> None:
+    for _ in range(2):
+        page.order(WorkerOrder(1, 2))
+        assert len({*answer(page, *[b"x"] * PLACES)}) == PLACES
+        assert page.take_place() is None
+
+
+def test_place_that_another_worker_has_taken_at_the_same_time_is_left_to_it(page: WorkerPage) -> None:
+    page.order(WorkerOrder(1, 2))
+    (place,) = answer(page, b"mine")
+    NUMBER.pack_into(page._page, place + NUMBER.size, os.getpid() + 1)
+    page.write(place, b"mine too")
+    assert page.read() == [b"mine"]
+
+
+def test_length_that_cannot_be_is_cut(page: WorkerPage) -> None:
+    page.order(WorkerOrder(1, 2))
+    (place,) = answer(page, b"x")
+    LENGTH.pack_into(page._page, place + 2 * LENGTH.size, 1 << 60)
+    assert place >= PAGE_BYTES
+    assert len(page.read()[0]) == PLACE_BYTES - 3 * LENGTH.size
 
 
 def test_torch_is_restored() -> None:
