@@ -63,11 +63,12 @@ PROMISES: Final = (
     Promise("a frame of the monitor is never the user's line", ("tests/unit/measure/test_own_files.py",)),
     Promise("a forked child exits", ("tests/unit/agent/profiler/test_forked_child.py",)),
     Promise(
-        "no loss above its step, no time below 0, no share above 1 is told or exported",
+        "no loss above its step, no time below 0, no share above 1 is told, answered or exported",
         (
             "tests/properties/test_bounds_laws.py",
             "tests/unit/collector/runs/test_findings.py::test_loss_that_cannot_be_is_left_out_and_noted",
             "tests/unit/collector/publish/metrics/test_pages.py::test_value_outside_its_metric_s_range_is_absent_and_counted",
+            "tests/unit/collector/test_valid_answers.py",
         ),
     ),
     Promise(
