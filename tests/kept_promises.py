@@ -99,6 +99,14 @@ PROMISES: Final = (
         ),
     ),
     Promise(
+        "a crash is put on no hardware: it may have come of a session of the agent's own",
+        ("tests/unit/collector/runs/test_ended_runs.py::test_crash_is_put_on_no_hardware",),
+    ),
+    Promise(
+        "ranks that have finished are nowhere said not to have reported",
+        ("tests/unit/collector/runs/test_ended_runs.py::test_ranks_that_have_finished_are_said_to_have_reported",),
+    ),
+    Promise(
         "how a rank was killed is said no further than the evidence goes",
         ("tests/unit/agent/sidecar/test_sidecar_endings.py",),
     ),
