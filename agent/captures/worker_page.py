@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rankscope.agent.captures.sampling import Sampling
+from rankscope.agent.guard import is_of_script
 from rankscope.agent.late_imports import LATE_IMPORTS
 
 if TYPE_CHECKING:
@@ -103,10 +104,11 @@ class WorkerPage:
     def _replace(self, owner: Any, original: Fetch) -> None:
         @functools.wraps(original)
         def fetch(fetcher: Any, index: Any) -> Any:
-            try:  # noqa: SIM105 - suppress() takes 1 us
+            try:
                 self.note_fetch()
-            except Exception:  # noqa: BLE001, S110 - no error of the agent may reach the loader
-                pass
+            except Exception as error:
+                if is_of_script(error):  # a loader without workers fetches in the rank
+                    raise  # no error of the agent may reach the loader
             return original(fetcher, index)
 
         def undo() -> None:

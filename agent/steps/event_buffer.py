@@ -198,9 +198,13 @@ class HookEventBuffer:
         except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._record(error)
         finally:
-            # An interruption may come before it is known that the lock was acquired.
-            if is_nested or self._lock._is_owned():  # type: ignore[attr-defined]
-                self._lock.release()
+            while True:
+                try:  # an interruption may come before it is known that the lock was acquired, and here
+                    if is_nested or self._lock._is_owned():  # type: ignore[attr-defined]
+                        self._lock.release()
+                    break
+                except BaseException as error:  # noqa: BLE001 - a lock that stays would keep the other thread out
+                    self._record(error)
         self._guard.raise_held()
 
     @contextmanager

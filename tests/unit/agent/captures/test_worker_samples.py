@@ -1,10 +1,12 @@
 """WorkerSamples: how workers learn of an order, and what comes back. Workers are real, frames of stages made up."""
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -138,6 +140,31 @@ def test_length_that_cannot_be_is_cut(page: WorkerPage) -> None:
     LENGTH.pack_into(page._page, place + 2 * LENGTH.size, 1 << 60)
     assert place >= PAGE_BYTES
     assert len(page.read()[0]) == PLACE_BYTES - 3 * LENGTH.size
+
+
+class InterruptError(Exception):
+    """What a signal handler of the script raises."""
+
+
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise InterruptError
+
+
+def test_fetch_in_the_rank_passes_on_what_a_signal_handler_raises_and_no_error_of_ours(
+    page: WorkerPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr(page, "note_fetch", fail)
+    next(iter(DataLoader(Slow())))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        monkeypatch.setattr(page, "note_fetch", lambda: signal.raise_signal(signal.SIGALRM))
+        with pytest.raises(InterruptError):
+            next(iter(DataLoader(Slow())))
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_torch_is_restored() -> None:

@@ -1,7 +1,9 @@
 """Exceptions that leave a call of torch's amid a hook: a signal handler raises anywhere, a closure inside a step."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -113,6 +115,32 @@ def test_steps_after_an_interruption_at_any_line_of_a_hook_are_counted(name: str
         assert made[-2:] == [1, 1]
 
     assert interrupt_each_line(make, run, check) > 10
+
+
+class InterruptedLock:
+    """A lock amid whose release a signal handler raises once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._has_raised = False
+        self.acquire = self._lock.acquire
+        self._is_owned = self._lock._is_owned  # type: ignore[attr-defined]
+
+    def release(self) -> None:
+        if not self._has_raised:
+            self._has_raised = True
+            raise KeyboardInterrupt
+        self._lock.release()
+
+
+def test_lock_is_free_after_an_interruption_of_its_release() -> None:
+    training = Training()
+    buffer = training.hooks.buffer
+    buffer._lock = InterruptedLock()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        buffer.flush_inline()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(buffer._lock.acquire, blocking=False).result()
 
 
 def test_steps_after_a_closure_that_raised_are_counted() -> None:
