@@ -18,7 +18,7 @@ from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.reporting.outbox import Outbox
 from rankscope.agent.sample.rank_samples import MemoryWatch, RankSamples
-from rankscope.agent.steps.early_events import ThreadsNotice
+from rankscope.agent.steps.early_events import LoopNotice
 from rankscope.agent.steps.user_steps import SteplessNotice
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.watchdog import Watchdog
@@ -87,7 +87,7 @@ class AgentThread:
         self._cost = self._make_overhead()
         self._watchdog = self._make_watchdog(identity)
         self._stepless = SteplessNotice(identity)
-        self._threads = ThreadsNotice(identity.rank)
+        self._loop = LoopNotice(identity.rank)
         self._step_times_ns: list[int] = []
         self._stopping = threading.Event()
         self._end = ScriptEnd("finished")
@@ -271,7 +271,8 @@ class AgentThread:
         hooks = self._training.hooks
         hooks.buffer.flush_deferred()
         stepless = self._stepless.find(now_ns, hooks.backwards_without_end, last=last)
-        for text in filter(None, (stepless, self._threads.find(moves=hooks.thread_moves, rivals=hooks.rival_steps))):
+        partial = self._loop.find(moves=hooks.thread_moves, rivals=hooks.rival_steps, interrupted=hooks.interrupted)
+        for text in filter(None, (stepless, partial)):
             log_line(text)
         self._training.sessions.log()
         steps = self._write_traces(self._training.steps.drain())

@@ -70,6 +70,11 @@ class Guard:
         """Number of errors by part."""
         return dict(self._errors)
 
+    @property
+    def held(self) -> int:
+        """How many errors of signal handlers wait for code of ours to end."""
+        return len(self._held)
+
     def is_off(self, part: str) -> bool:
         """Return whether the part has been switched off."""
         return part in self._off

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from typing import Any
 
 
 class OwnThread(threading.Thread):
@@ -9,14 +10,28 @@ class OwnThread(threading.Thread):
     Python then looks for it under the name of a greenlet.
     """
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Run its target, and note its end."""
+        try:
+            super().run()
+        finally:
+            self._over.set()
+
     def join(self, timeout: float | None = None) -> None:
         """Do not wait: a script that joins all threads there are means its own, and this one runs until the script has
         ended.
         """
 
     def wait_for_end(self, seconds: float) -> None:
-        """Wait for its end, at most so long."""
-        super().join(seconds)
+        """Wait for its end, at most so long. Python's own join() takes a thread for ended after a signal handler has
+        raised amid it (3.11).
+        """
+        if self.ident is not None:
+            self._over.wait(seconds)
 
     def _delete(self) -> None:
         with contextlib.suppress(KeyError):

@@ -104,7 +104,7 @@ class TrainingThread:
             on_move=self._on_move,
             backward_clock=self._backward_clock,
         )
-        self.workers = None if self.windows.sampling.obstacle else WorkerPage(self.windows.sampling)
+        self.workers = self._make_worker_page()
         """How workers of data loaders learn of orders; None where nothing is sampled."""
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
         is_user = ScriptFiles(environment).is_user
@@ -198,6 +198,12 @@ class TrainingThread:
         return made, overwritten, buffered
 
     # -- step records -------------------------------------------------------------------------------------------------
+
+    def _make_worker_page(self) -> WorkerPage | None:
+        if not self.windows.sampling.obstacle:
+            with contextlib.suppress(OSError):  # no memory
+                return WorkerPage(self.windows.sampling)
+        return None
 
     def _make_timer(self) -> StepTimer:
         timers = self.device_timers

@@ -3,6 +3,7 @@ script has raised meanwhile.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.run_report import FAILED, RunReport, build_report
@@ -15,6 +16,8 @@ PART = "user_calls"
 BATCH_SIZES = "batch_sizes"
 MODEL_FLOPS = "model_flops"
 REPORT = "report"
+TRIES: Final = 3
+"""Of what signal handlers of the script interrupt: one is usual."""
 
 
 class UserCalls:
@@ -29,6 +32,8 @@ class UserCalls:
         self._steps = training.timer.user
         self._guard = guard
         self._evaluations = 0
+        self._phases: list[int] = []
+        """How many phases were open at the begin of each that is."""
 
     def end_step(self, samples: int | None, tokens: int | None) -> None:
         """Implement `rankscope.agent.step()`."""
@@ -52,18 +57,25 @@ class UserCalls:
         """Begin `with rankscope.agent.evaluation():`. A nested one changes nothing."""
         self._evaluations += 1
         if self._evaluations == 1 and self._training.is_measured:
+            self._begin(self._pause, undo=self.end_evaluation)
+
+    def _pause(self) -> None:
+        if not self._training.hooks.is_paused:
             self._carry_out(self._steps.begin_evaluation)
             self._training.hooks.pause()
-            self._raise_held(undo=self.end_evaluation)
 
     def end_evaluation(self) -> None:
         """End `with rankscope.agent.evaluation():`."""
-        if not self._evaluations:  # it began before the agent was started
-            return
-        self._evaluations -= 1
-        if not self._evaluations and self._training.is_measured:
+        if self._evaluations:  # otherwise it began before the agent was started
+            left = self._evaluations - 1
+            self._finish(lambda: self._resume(left))
+            self._guard.raise_held()
+
+    def _resume(self, left: int) -> None:
+        if not left and self._training.is_measured:
             self._training.hooks.resume()
-            self._call(self._steps.end_evaluation)
+            self._carry_out(self._steps.end_evaluation)
+        self._evaluations = left
 
     def use_explicit_steps(self) -> None:
         """End steps only at `end_step`, as a framework's callback calls it, until `resume_auto_steps`."""
@@ -105,12 +117,15 @@ class UserCalls:
 
     def begin_phase(self, name: str) -> None:
         """Begin `with rankscope.agent.phase(name):`."""
-        self._carry_out(self._steps.begin_phase, name)
-        self._raise_held(undo=self.end_phase)
+        self._phases.append(self._steps.phases_open)
+        self._begin(lambda: self._carry_out(self._steps.begin_phase, name), undo=self.end_phase)
 
     def end_phase(self) -> None:
         """End `with rankscope.agent.phase(name):`."""
-        self._call(self._steps.end_phase)
+        if self._phases:
+            left = self._phases.pop()
+            self._finish(lambda: self._carry_out(self._steps.end_phase, left))
+            self._guard.raise_held()
 
     def _to_size(self, samples: object, tokens: object) -> BatchSize:
         try:
@@ -123,12 +138,25 @@ class UserCalls:
         self._carry_out(event, *arguments)
         self._guard.raise_held()
 
-    def _raise_held(self, undo: Callable[[], object]) -> None:
-        """Raise what a signal handler has raised, after `undo`: a `with` does not end what raises at its begin."""
-        error = self._guard.pop_held()
-        if error is not None:
+    def _begin(self, part: Callable[[], object], undo: Callable[[], object]) -> None:
+        """Carry out a begin; undo it where a signal handler raises: a `with` does not end what raises at its begin."""
+        try:
+            part()
+            self._guard.raise_held()
+        except BaseException:
             undo()
-            raise error
+            raise
+
+    def _finish(self, part: Callable[[], object]) -> None:
+        """Carry out what must not be left half done, and is the same when it is done twice."""
+        for _ in range(TRIES):
+            held = self._guard.held
+            try:
+                part()
+            except BaseException as error:  # noqa: BLE001 - a signal handler of the script
+                self._guard.record(PART, error)
+            if self._guard.held == held:
+                return
 
     def _carry_out(self, event: Callable[..., None], *arguments: object) -> None:
         if self._guard.is_off(PART) or not self._training.is_measured:

@@ -36,6 +36,14 @@ PROMISES: Final = (
         ("tests/integration/test_killed_worker.py", "tests/integration/test_interrupted_training.py"),
     ),
     Promise(
+        "steps are counted on after an exception of a signal handler, wherever it comes",
+        (
+            "tests/integration/test_interrupted_training.py",
+            "tests/unit/agent/steps/test_interrupted_hooks.py",
+            "tests/unit/agent/test_own_thread.py",
+        ),
+    ),
+    Promise(
         "under gevent and eventlet training goes on, and the monitor says that it does not",
         (
             "tests/integration/test_program_shapes.py::test_program_is_the_same_with_the_monitor",
@@ -55,11 +63,12 @@ PROMISES: Final = (
     Promise("a frame of the monitor is never the user's line", ("tests/unit/measure/test_own_files.py",)),
     Promise("a forked child exits", ("tests/unit/agent/profiler/test_forked_child.py",)),
     Promise(
-        "no loss above its step, no time below 0, no share above 1 is told or exported",
+        "no loss above its step, no time below 0, no share above 1 is told, answered or exported",
         (
             "tests/properties/test_bounds_laws.py",
             "tests/unit/collector/runs/test_findings.py::test_loss_that_cannot_be_is_left_out_and_noted",
             "tests/unit/collector/publish/metrics/test_pages.py::test_value_outside_its_metric_s_range_is_absent_and_counted",
+            "tests/unit/collector/test_valid_answers.py",
         ),
     ),
     Promise(
@@ -88,6 +97,14 @@ PROMISES: Final = (
         (
             "tests/unit/collector/runs/test_saved_runs.py::test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart",
         ),
+    ),
+    Promise(
+        "a crash is put on no hardware: it may have come of a session of the agent's own",
+        ("tests/unit/collector/runs/test_ended_runs.py::test_crash_is_put_on_no_hardware",),
+    ),
+    Promise(
+        "ranks that have finished are nowhere said not to have reported",
+        ("tests/unit/collector/runs/test_ended_runs.py::test_ranks_that_have_finished_are_said_to_have_reported",),
     ),
     Promise(
         "how a rank was killed is said no further than the evidence goes",

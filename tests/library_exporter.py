@@ -13,8 +13,8 @@ from rankscope.collector.publish.metrics.measures import Measure, OfHistogram, O
 from rankscope.collector.publish.metrics.overview import build_overview
 from rankscope.collector.publish.metrics.rank_columns import RankColumns
 from rankscope.collector.publish.metrics.text_format import TextFormat
-from rankscope.collector.publish.metrics.valid_values import ROUNDING
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.valid_answers import ROUNDING
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 

@@ -18,15 +18,15 @@ from rankscope.agent.capture_settings import CaptureSteps
 from rankscope.agent.captures.trace_recording import RawCapture
 from rankscope.agent.guard import describe
 from rankscope.agent.private_folder import PRIVATE_FILE, make_parents
+from rankscope.agent.temporary_folders import CAPTURE
 
 LAST_BYTES: Final = 64
 """A whole trace has its closing brace among so many last bytes. On a full disk torch writes a part, in silence."""
 TOO_LARGE: Final = "the captures of this rank would exceed the agent's capture_bytes_max"
 CHUNK_BYTES: Final = 1 << 18
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - a private folder in it
-TEMPORARY: Final = "rankscope-capture-"
-"""How the names of temporary folders begin; the name of the run follows, as far as it is short."""
 NAME_MAX: Final = 32
+"""Characters of a run's name in that of a temporary folder."""
 FREE_BYTES_MIN: Final = 1 << 30
 """Free bytes from which /dev/shm has room: of a container it has 64 MiB, and a trace is 10 to 20 times as large before
 it is compressed."""
@@ -126,7 +126,7 @@ def make_temporary(run: str) -> str:
         shared = os.statvfs(SHARED_MEMORY)
         if shared.f_bavail * shared.f_frsize >= FREE_BYTES_MIN:
             place = SHARED_MEMORY
-    return tempfile.mkdtemp(prefix=f"{TEMPORARY}{run[:NAME_MAX]}-", dir=place)
+    return tempfile.mkdtemp(prefix=f"{CAPTURE}{run[:NAME_MAX]}-", dir=place)
 
 
 class TraceLostError(Exception):

@@ -17,6 +17,7 @@ from rankscope.agent.captures.trace_files import Written
 from rankscope.agent.captures.upload_file import TIME_LIMIT_S, command_line, make_environment
 from rankscope.agent.guard import describe, find_last_error
 from rankscope.agent.spawned_child import Child, SpawnedChild
+from rankscope.agent.temporary_folders import UPLOADS, hold
 from rankscope.measure.units import s_to_ns
 
 WAITING_MAX: Final = 16
@@ -60,7 +61,8 @@ class TraceUploads:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.folder = os.path.join(tempfile.gettempdir(), f"rankscope-captures-{os.urandom(8).hex()}")
+        self.folder = os.path.join(tempfile.gettempdir(), f"{UPLOADS}{os.urandom(8).hex()}")
+        self._held: int | None = None
         self._url = url.rstrip("/")
         self._spawn = spawn_child
         self._monotonic_ns = monotonic_ns
@@ -73,6 +75,8 @@ class TraceUploads:
 
     def submit(self, written: Written, cut: str) -> None:
         """Upload this file after those before it."""
+        if self._held is None:
+            self._held = hold(self.folder)
         path = os.path.relpath(written.path, self.folder)
         self._waiting.append(Upload(written, f"{self._url}/{path}", cut))
         if len(self._waiting) > WAITING_MAX:
@@ -99,6 +103,9 @@ class TraceUploads:
         while self._waiting:
             self._close(self._waiting.popleft(), AT_END)
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
         over += self._over
         self._over = []
         return over

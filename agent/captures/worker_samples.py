@@ -1,13 +1,10 @@
-"""Samples of the workers of data loaders, while the collector has ordered samples of their rank: the order goes to the
-workers by a page of memory (`worker_page.py`), the samples come back by files.
+"""Samples of the workers of data loaders, while the collector has ordered samples of their rank: the order and what was
+sampled go through memory that they share (`worker_page.py`).
 """
 
 import contextlib
 import multiprocessing
-import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from types import FrameType
@@ -33,9 +30,6 @@ from rankscope.measure.line_samples import (
 )
 from rankscope.measure.messages import SampleOrder
 
-PART_OF: Final = ".part"
-"""End of the name of a file that is not whole."""
-FILE_BYTES_MAX: Final = 1 << 20
 ERRORS_MAX: Final = 3
 _SIGNS: Final = (
     ("multiprocessing/queues.py", "get", IDLE),
@@ -51,15 +45,13 @@ class WorkerSamples:
 
     def __init__(self, page: WorkerPage) -> None:
         self._page = page
-        self._folder = ""
-        self._end_ns = 0
+        self._end_ns: int | None = None
 
     def order(self, interval_ns: int, end_ns: int) -> None:
-        """Have the workers sampled from their next batch on until this time. Raises OSError without a folder."""
+        """Have the workers sampled from their next batch on until this time."""
         self._end_ns = end_ns
         self._page.queues.begin()
-        self._folder = tempfile.mkdtemp(prefix="rankscope-workers-")
-        self._page.order(WorkerOrder(interval_ns, end_ns, self._folder))
+        self._page.order(WorkerOrder(interval_ns, end_ns))
 
     def look(self) -> None:
         """Look into the queues of the loaders. For the sampler's thread."""
@@ -70,36 +62,34 @@ class WorkerSamples:
         return self._page.queues.read()
 
     def is_awaited(self, now_ns: int) -> bool:
-        """Return whether a worker samples whose file may still come."""
-        if not self._folder or now_ns >= self._end_ns:
-            return False
-        try:
-            return any(name.endswith(PART_OF) for name in os.listdir(self._folder))
-        except OSError:
-            return False
+        """Return whether a worker samples whose answer may still come."""
+        return self._end_ns is not None and now_ns < self._end_ns and self._page.is_awaited
 
     def collect(self) -> tuple[SampledWorker, ...]:
-        """Return what the workers have left, by their numbers, and remove it. What cannot be read is left out."""
-        folder, self._folder = self._folder, ""
+        """Return what the workers have answered, by their numbers. What cannot be read is left out."""
+        is_ordered, self._end_ns = self._end_ns is not None, None
         found: list[SampledWorker] = []
-        if folder:
-            with contextlib.suppress(OSError):
-                names = [name for name in sorted(os.listdir(folder)) if name.isdecimal()]
-                for path in (os.path.join(folder, name) for name in names[:WORKERS_MAX]):
-                    with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
-                        found.append(msgspec.msgpack.decode(file.read(FILE_BYTES_MAX), type=SampledWorker))
-            shutil.rmtree(folder, ignore_errors=True)
-        return tuple(sorted(found, key=lambda one: one.number))
+        for answer in self._page.read() if is_ordered else ():
+            with contextlib.suppress(msgspec.MsgspecError):
+                found.append(msgspec.msgpack.decode(answer, type=SampledWorker))
+        return tuple(sorted(found, key=lambda one: one.number)[:WORKERS_MAX])
 
 
-def begin_job(wanted: WorkerOrder, files: ScriptFiles, rank_pid: int | None = None) -> "WorkerJob | None":
-    """Begin to sample this worker; return None in a process that is none of that rank, and after the end."""
+def begin_job(
+    wanted: WorkerOrder, files: ScriptFiles, page: WorkerPage, rank_pid: int | None = None
+) -> "WorkerJob | None":
+    """Begin to sample this worker; return None in a process that is none of that rank, after the end, and where too
+    many answer.
+    """
     worker = find_worker(rank_pid)
     if worker is None or time.monotonic_ns() >= wanted.end_ns:
         return None
+    place = page.take_place()
+    if place is None:
+        return None
     order = SampleOrder(id="worker", mode=NOW, interval_ns=wanted.interval_ns, lasts_ns=0, steps_max=1)
     sampler = ThreadSampler(Guard(ERRORS_MAX))  # a lock of the rank's may have been held at the fork
-    job = WorkerJob(order, files, sampler, end_ns=wanted.end_ns, folder=wanted.folder, worker=worker)
+    job = WorkerJob(order, files, sampler, end_ns=wanted.end_ns, page=page, place=place, worker=worker)
     sampler.start()
     sampler.begin(job)
     return job
@@ -118,7 +108,7 @@ def find_worker(rank_pid: int | None = None) -> tuple[int, int] | None:
 
 
 class WorkerJob(StackSamples):
-    """The samples of one worker's main thread, which end themselves, and are left in a file."""
+    """The samples of one worker's main thread, which end themselves, and are written to its place."""
 
     def __init__(
         self,
@@ -127,31 +117,30 @@ class WorkerJob(StackSamples):
         sampler: ThreadSampler,
         *,
         end_ns: int,
-        folder: str,
+        page: WorkerPage,
+        place: int,
         worker: tuple[int, int],
     ) -> None:
         super().__init__(order, threading.get_ident(), files, waits=KernelWaits(threading.get_native_id()))
         self.fetches = 0
         self._sampler = sampler
         self._end_ns = end_ns
-        self._path = os.path.join(folder, str(os.getpid()))
+        self._page, self._place = page, place
         self._worker = worker
-        with open(f"{self._path}{PART_OF}", "wb"):
-            pass  # the rank waits for it
 
     def add(self, host_ns: int, frame: FrameType | None) -> None:
-        """Add a sample; after the end write the file."""
+        """Add a sample; after the end write the answer."""
         if host_ns < self._end_ns:
             super().add(host_ns, frame)
             return
         stacks, steps = self.finish()
         self._sampler.close()
         number, count = self._worker
-        for step in steps:
-            found = SampledWorker(number=number, count=count, fetches=self.fetches, stacks=stacks, step=step)
-            with open(f"{self._path}{PART_OF}", "wb") as file:
-                file.write(msgspec.msgpack.encode(found))
-            os.rename(f"{self._path}{PART_OF}", self._path)
+        answer = b""
+        if steps:
+            found = SampledWorker(number=number, count=count, fetches=self.fetches, stacks=stacks, step=steps[-1])
+            answer = msgspec.msgpack.encode(found)
+        self._page.write(self._place, answer)
 
     def _fold(self, frame: FrameType | None) -> StackKey:
         return super()._fold(frame)._replace(stage=find_stage(frame))

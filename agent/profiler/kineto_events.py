@@ -10,6 +10,7 @@ import os
 import tempfile
 from typing import Any, Final
 
+from rankscope.agent.temporary_folders import WINDOW
 from rankscope.measure.errors import UnavailableError
 
 USER_SCOPE: Final = 7
@@ -88,7 +89,8 @@ class SessionEvents:
 
 def read_saved(result: Any) -> bytes:
     """Return the trace file of a session, written to memory where possible. Raises OSError if it cannot be written."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else None) as folder:
+    place = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else None
+    with tempfile.TemporaryDirectory(prefix=WINDOW, dir=place) as folder:
         path = os.path.join(folder, "window.json")
         result.save(path)
         with open(path, "rb") as file:

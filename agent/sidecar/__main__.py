@@ -9,9 +9,10 @@ import sys
 
 from rankscope.agent.guard import is_debugging
 from rankscope.agent.sidecar.beacon import find_names
-from rankscope.agent.sidecar.directory import holds_lock, remove_folder, sweep
+from rankscope.agent.sidecar.directory import find_places, holds_lock, remove_folder, sweep
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.watch import Watch
+from rankscope.agent.temporary_folders import sweep_temporary
 from rankscope.measure.clock import SystemClock
 
 
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> None:
     faults = SidecarFaults(folder)
     try:
         sweep(os.path.dirname(folder), keep=os.path.basename(folder))
+        sweep_temporary(find_places(os.environ.get("TMPDIR", "")))
         with contextlib.closing(Watch(folder, SystemClock(), faults=faults)) as watch:
             watch.run()
             # A rank may have appeared meanwhile; it relies on the sidecar that holds the lock.

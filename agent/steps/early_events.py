@@ -28,19 +28,22 @@ EVENTS_MAX: Final = 4096
 """Events kept: a first step of 512 micro-batches has 2,048. Of more the latest are kept."""
 
 
-class ThreadsNotice:
-    """What the user is told, once each, where optimizers are stepped on several threads.
+class LoopNotice:
+    """What the user is told, once each, of a loop that is measured in part: optimizers are stepped on several threads,
+    or signal handlers raise amid the agent.
 
-    >>> notice = ThreadsNotice(0)
+    >>> notice = LoopNotice(0)
     >>> notice.find(moves=1, rivals=0), notice.find(moves=MOVES_MIN, rivals=0)[:55], notice.find(moves=9, rivals=0)
     ('', 'the training of rank 0 goes from thread to thread: its ', '')
+    >>> notice.find(moves=0, rivals=0, interrupted=2)[:60], notice.find(moves=0, rivals=0, interrupted=3)
+    ('a signal handler of rank 0 raises exceptions while the agent', '')
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._said: set[str] = set()
 
-    def find(self, *, moves: int, rivals: int) -> str:
+    def find(self, *, moves: int, rivals: int, interrupted: int = 0) -> str:
         """Return what is to be said now; empty for nothing."""
         if rivals >= RIVALS_MAX and "rivals" not in self._said:
             self._said |= {"rivals", "moves"}
@@ -54,6 +57,12 @@ class ThreadsNotice:
                 f"the training of rank {self._rank} goes from thread to thread: its steps are counted, but while it "
                 "does so none is in a profiler window, so its waiting for other ranks is not known. On one thread, "
                 "such as a pool's with max_workers=1, it has windows (docs/program-shapes.md)."
+            )
+        if interrupted and "interrupted" not in self._said:
+            self._said.add("interrupted")
+            return (
+                f"a signal handler of rank {self._rank} raises exceptions while the agent counts a step: each can make "
+                "one step fewer, counted with the next one (docs/program-shapes.md)."
             )
         return ""
 
@@ -112,7 +121,7 @@ class EarlyEvents:
                     owner, handle, now_ns, arguments = kept.popleft()
                     if owner == thread and now_ns >= since_ns:
                         buffer.entries.extend((handle, now_ns, arguments))
-                buffer.thread = thread
+                buffer.thread, buffer.calls_open = thread, 1  # of its events one may have no end
         self.confirm()
 
     def _count_rival(self) -> None:

@@ -24,11 +24,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import main_thread
+from threading import get_ident, main_thread
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Final
 
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.steps.step_boundaries import NextBoundary
 from rankscope.agent.steps.step_timer import StepTimer
 
@@ -130,7 +130,7 @@ class HookEventBuffer:
         self._may_defer = may_defer
         self._read_cpu_ns = read_cpu_ns
         self._lock = threading.RLock()  # a signal handler of the script may fetch a batch right inside
-        self._processed = 0
+        self._processed = self._removed = 0
         self._meter = HookCostMeter()
         self._boundary_step = 0
         self._boundary_runs_inline = True
@@ -138,16 +138,20 @@ class HookEventBuffer:
         self.thread: int | None = main_thread().ident
         self.thread_is_confirmed = False
         """Whether `thread` alone is listened to, whatever others do."""
+        self.interrupted = 0
+        """Events that a signal handler of the script has interrupted: their step may be counted with the next one."""
         self.optimizer_steps_until_flush = 0
         self.in_backward = False
         """Whether that thread is inside a backward."""
+        self.calls_open = 0
+        """Calls of torch's that have begun on that thread and not ended; more where an exception may have left some."""
         self.stepped_in_backward = False
         """Whether a hook of this backward has stepped an optimizer."""
 
     @property
     def event_count(self) -> int:
         """The number of events so far."""
-        return self._processed + len(self.entries) // FIELDS
+        return self._removed + len(self.entries) // FIELDS
 
     @property
     def spent_ns(self) -> int:
@@ -165,7 +169,7 @@ class HookEventBuffer:
             self.flush_inline()
 
     def on_boundary_fetch(self, now_ns: int) -> None:
-        """Handle the request of a batch, with gradients on, at which the boundary may come."""
+        """Handle the request of a batch, with gradients on, where the boundary may come. Raises as `flush_inline`."""
         if self._boundary_runs_inline:
             self.entries.extend((self._timer.data_begin, now_ns, (True,)))
             self.flush_inline()
@@ -173,6 +177,7 @@ class HookEventBuffer:
         self.entries.extend((self._begin_measured_step, now_ns, (self._read_cpu_ns(), self._boundary_step)))
         self._plan_next_boundary()
         self._meter.record_processing(min(monotonic_ns() - now_ns, CLOCK_READ_NS_MAX))
+        self._guard.raise_held()
 
     def on_loader_exhausted(self) -> None:
         """Handle the end of a loader: an evaluation may follow, or end here."""
@@ -191,11 +196,15 @@ class HookEventBuffer:
             spent_ns = thread_time_ns() - begin_ns - (self._read_other_cost_ns() - other_ns)
             self._meter.record_processing(spent_ns)
         except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
-            self._guard.record(PART, error)
+            self._record(error)
         finally:
-            # An interruption may come before it is known that the lock was acquired.
-            if is_nested or self._lock._is_owned():  # type: ignore[attr-defined]
-                self._lock.release()
+            while True:
+                try:  # an interruption may come before it is known that the lock was acquired, and here
+                    if is_nested or self._lock._is_owned():  # type: ignore[attr-defined]
+                        self._lock.release()
+                    break
+                except BaseException as error:  # noqa: BLE001 - a lock that stays would keep the other thread out
+                    self._record(error)
         self._guard.raise_held()
 
     @contextmanager
@@ -236,23 +245,32 @@ class HookEventBuffer:
             self.entries.extend((handle, now_ns, arguments))
 
     def _process(self, *, inline: bool, events_max: int | None = None) -> None:
-        entries = self.entries
-        count = len(entries) // FIELDS
-        if events_max is not None:
-            count = min(count, events_max)
-        batch = entries[: FIELDS * count]
-        del entries[: FIELDS * count]
-        self._processed += count
-        deferred = batch[:-FIELDS] if inline else batch
+        """Handle each event once, also where a signal handler raises, or trains, amid another one."""
+        end = self.event_count if events_max is None else min(self.event_count, self._processed + events_max)
         self._timer.recorder.is_inline = False
-        events = zip(*(deferred[field::FIELDS] for field in range(FIELDS)), strict=True)
         try:
-            while not self._dispatch_all(events):
+            while not self._handle_until(end - inline):
                 pass
         finally:
             self._timer.recorder.is_inline = True
-        if inline and count:
-            self._dispatch(*batch[-FIELDS:])
+        if inline:
+            self._handle_until(end)
+        handled = self._processed - self._removed
+        del self.entries[: FIELDS * handled]
+        self._removed += handled
+
+    def _handle_until(self, end: int) -> bool:
+        """Handle the events before this number. Return False, and leave the others, when that was interrupted."""
+        entries = self.entries
+        try:
+            while self._processed < end:
+                place = FIELDS * (self._processed - self._removed)
+                self._processed += 1
+                self._dispatch(*entries[place : place + FIELDS])
+        except BaseException as error:  # noqa: BLE001 - between two of them
+            self._record(error)
+            return False
+        return True
 
     def _begin_measured_step(self, now_ns: int, cpu_ns: int, step: int) -> None:
         """Replay the request of a batch at which the CPU clock was read, since `step` was planned to begin there."""
@@ -260,22 +278,19 @@ class HookEventBuffer:
         if self._timer.step != step:
             self._flush_every_event()  # the loop has changed, and the planned boundary is wrong
 
-    def _dispatch_all(self, events: Iterator[tuple[Any, Any, Any]]) -> bool:
-        """Dispatch the events that are left. Return False, and leave the others, when that was interrupted."""
-        try:
-            for event, now_ns, arguments in events:
-                self._dispatch(event, now_ns, arguments)
-        except BaseException as error:  # noqa: BLE001 - between two of them
-            self._guard.record(PART, error)
-            return False
-        return True
-
     def _dispatch(self, event: Callable[..., None], now_ns: int, arguments: tuple[object, ...]) -> None:
         if not self._guard.is_off(PART):
             try:
                 event(now_ns, *arguments)
             except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
-                self._guard.record(PART, error)
+                self._record(error)
+
+    def _record(self, error: BaseException) -> None:
+        """Note what has kept an event from being handled: it may be the end of a call that has begun."""
+        if get_ident() == self.thread:
+            self.calls_open += 1
+            self.interrupted += is_of_script(error)
+        self._guard.record(PART, error)
 
     def _plan_flush(self) -> None:
         """Plan the next boundary; all events are processed. Without processing them it can be found only in loops where

@@ -82,7 +82,7 @@ class OpenStep:
 
 @dataclass(slots=True, repr=False, eq=False)
 class HeldStep:
-    """A step that may have ended: the next optimizer step decides."""
+    """A step that may have ended: the next optimizer step decides. Also one that has, until its record is made."""
 
     step: OpenStep
     end_ns: int
@@ -169,7 +169,8 @@ class StepRecorder:
     def ensure_open(self, now_ns: int) -> None:
         """Begin a step now, unless there is one or a marked evaluation lasts."""
         if self.open is None and not self.is_outside_steps:
-            self._begin(now_ns, self.read_cpu_ns())
+            begun = self._make(now_ns, self.read_cpu_ns())
+            self.open, self.mark_ns, self._declared_ahead = begun, now_ns, None
 
     def declare(self, size: BatchSize) -> None:
         """Add the declared size of a batch to the open step, or to the next one if the open one may have ended."""
@@ -198,11 +199,11 @@ class StepRecorder:
         self._phase_names.add(name)
         self.user_phases.append(name)
 
-    def end_phase(self, now_ns: int) -> None:
-        """End the user's phase."""
-        if self.user_phases:
+    def end_phases(self, now_ns: int, left: int) -> None:
+        """End the user's phases but the first `left` ones."""
+        if len(self.user_phases) > left >= 0:
             self.charge(now_ns, OTHER)
-            self.user_phases.pop()
+            del self.user_phases[left:]
 
     # -- where a step ends --------------------------------------------------------------------------------------------
 
@@ -210,21 +211,24 @@ class StepRecorder:
         """End the open step at the last event, begin the next, and call `on_boundary`."""
         if self.open is None:
             return
-        self._publish(self.open, self.mark_ns, end_cpu_ns)
-        self._begin(self.mark_ns, end_cpu_ns)
+        self.hold_step(end_cpu_ns)
+        self.publish_held()
         self.run_boundary()
 
     def hold_step(self, end_cpu_ns: int | None) -> None:
         """Hold the open step, which may have ended at the last event, and begin the next."""
+        self.publish_held()
         if self.open is not None:
-            self.held = HeldStep(self.open, self.mark_ns, end_cpu_ns)
-            self._begin(self.mark_ns, end_cpu_ns)
+            held, begun = HeldStep(self.open, self.mark_ns, end_cpu_ns), self._make(self.mark_ns, end_cpu_ns)
+            # At once: were a signal handler to raise in between, the step would be counted twice, or never.
+            self.held, self.open, self._declared_ahead = held, begun, None
 
     def publish_held(self) -> None:
         """Publish the held step, if there is one: it had ended."""
-        held, self.held = self.held, None
-        if held is not None:
-            self._publish(held.step, held.end_ns, held.end_cpu_ns)
+        if self.held is not None:
+            record = self._build_record(self.held)
+            self.held, self.next_step = None, self.next_step + 1
+            self._on_record(record)
 
     def rejoin_held(self) -> None:
         """Join the held step, which had not ended, with what has come since."""
@@ -237,8 +241,9 @@ class StepRecorder:
         """Charge the time to no step from now on, until training resumes. An open step that may end has ended."""
         self.charge(now_ns, OTHER)
         self.publish_held()
-        if self.may_end and self.open is not None:
-            self._publish(self.open, now_ns, self.read_cpu_ns())
+        if self.may_end:
+            self.hold_step(self.read_cpu_ns())
+            self.publish_held()
         self.open = None
         if not self.evaluating:
             self.evaluating = True
@@ -258,31 +263,27 @@ class StepRecorder:
         """End the last step at its last event; one without an optimizer step is dropped."""
         self.publish_held()
         if self.may_end and self.open is not None:
-            self._publish(self.open, self.mark_ns, self.open.stepped_cpu_ns)
+            self.hold_step(self.open.stepped_cpu_ns)
+            self.publish_held()
         self.open = None
 
-    def _begin(self, start_ns: int, start_cpu_ns: int | None) -> None:
-        self.open = OpenStep(
-            start_ns, start_cpu_ns, declared=self._declared_ahead, declared_fields=self._declared_fields
-        )
-        self._declared_ahead = None
-        self.mark_ns = start_ns
+    def _make(self, start_ns: int, start_cpu_ns: int | None) -> OpenStep:
+        return OpenStep(start_ns, start_cpu_ns, declared=self._declared_ahead, declared_fields=self._declared_fields)
 
-    def _publish(self, step: OpenStep, end_ns: int, end_cpu_ns: int | None) -> None:
+    def _build_record(self, held: HeldStep) -> StepRecord:
+        step = held.step
         if step.optimizers:
             self.cycle = frozenset(step.optimizers)
         size = step.declared_fields.choose(step.read, step.declared)
-        record = StepRecord(
+        return StepRecord(
             step=self.next_step,
             start_host_ns=step.start_ns,
-            duration_ns=end_ns - step.start_ns,
+            duration_ns=held.end_ns - step.start_ns,
             phases_ns=step.phases_ns,
-            cpu_ns=step.find_cpu_ns(end_cpu_ns),
+            cpu_ns=step.find_cpu_ns(held.end_cpu_ns),
             batches=step.batches,
             backwards=step.backwards,
             samples=size.samples,
             tokens=size.tokens,
             backward_cpu_ns=step.backward_cpu_ns if step.backwards else None,
         )
-        self.next_step += 1
-        self._on_record(record)

@@ -34,6 +34,12 @@ belongs to no step. Evaluations that switch gradients off around the model only 
 when the next batch is requested: one loader was read to its end without a backward. Without an optimizer step there is
 no step.
 
+Exceptions
+----------
+What an exception leaves (a signal handler of the script raises one anywhere, a closure in an optimizer step) may have
+no end. Then `leave_open` comes before the next begin. An attempt that is left has made no step: its time is that of the
+step that the next optimizer step makes.
+
 The CPU time of a step
 ----------------------
 Reading the thread's CPU clock takes 20 to 40 us during training, so it is read at most once a step: where a batch is
@@ -291,6 +297,12 @@ class StepTimer:
         step.stepped_cpu_ns = steps.read_cpu_ns() if ends_here or not self._ends_at_batch else None
         if ends_here:
             steps.close_step(step.stepped_cpu_ns)
+
+    def leave_open(self, _now_ns: int) -> None:
+        """Handle that an exception has left the batch, the backward or the optimizer step that was open, and that its
+        end was not seen. What follows is outside of it; the time so far is charged to what comes.
+        """
+        self._data_depth = self._backward_depth = self._optimizer_depth = 0
 
     def finish(self) -> None:
         """End the last step at its last event; one without an optimizer step is dropped."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.agent.guard import Guard
@@ -87,7 +88,10 @@ class TorchHooks:
         self._on_user_profiler = on_user_profiler
         self._undo: list[Callable[[], None]] = []
         self._optimizer_hooks: tuple[OptimizerHook, OptimizerHook]
-        self._thread_paused: tuple[int | None, bool] = (None, True)
+        self._codes: set[int] = set()
+        """Ids of the code that runs while a batch is fetched, a backward runs or an optimizer steps."""
+        self._paused: tuple[int | None, bool] | None = None
+        """Which thread was listened to before an evaluation, and `buffer.thread_is_confirmed`."""
         self.buffer = buffer or HookEventBuffer(timer, guard)
         self._early = EarlyEvents(self.buffer, timer, on_move=on_move)
 
@@ -109,6 +113,11 @@ class TorchHooks:
         return 0 if self._timer.recorder.is_explicit else self._early.rivals
 
     @property
+    def interrupted(self) -> int:
+        """How often a signal handler of the script has raised while an event was handled."""
+        return self.buffer.interrupted
+
+    @property
     def backwards_without_end(self) -> int:
         """The number of backwards in a loop that has not ended a step; 0 once it has."""
         return self._timer.backwards_without_end
@@ -124,6 +133,7 @@ class TorchHooks:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
                 HookEventBuffer.on_loader_exhausted, BatchReader.read, TorchHooks._claim,
+                TorchHooks._leave_lost,
                 EarlyEvents.confirm, EarlyEvents._keep, accumulates_gradients, keeps_graph,
                 StepTimer.counts_gradients, *(() if self._watch is None else self._watch.list_entrances()),
             ):  # fmt: skip
@@ -160,15 +170,21 @@ class TorchHooks:
 
         return bool(torch.is_grad_enabled())
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether events are ignored until `resume`."""
+        return self._paused is not None
+
     def pause(self) -> None:
         """Ignore all events until `resume`, during an evaluation."""
         self.catch_up()
-        self._thread_paused = (self.buffer.thread, self.buffer.thread_is_confirmed)
+        self._paused = (self.buffer.thread, self.buffer.thread_is_confirmed)
         self._ignore_all_threads()
 
     def resume(self) -> None:
         """Write events again."""
-        self.buffer.thread, self.buffer.thread_is_confirmed = self._thread_paused
+        if self._paused is not None:
+            (self.buffer.thread, self.buffer.thread_is_confirmed), self._paused = self._paused, None
 
     def catch_up(self) -> None:
         """Pass all buffered events to the StepTimer. Only the training thread may call it."""
@@ -177,6 +193,23 @@ class TorchHooks:
 
     def _ignore_all_threads(self) -> None:
         self.buffer.thread, self.buffer.thread_is_confirmed = None, True
+
+    def _note_code(self, wrapper: Any) -> None:
+        self._codes.add(id(wrapper.__code__))
+
+    def _leave_lost(self, caller: FrameType) -> None:
+        """Where no call of torch's that has begun is on the stack any more, an exception has left it: tell the timer.
+
+        `caller` is that of the call that begins now. Walking its stack takes microseconds, only where calls are nested.
+        """
+        frame: FrameType | None = caller
+        while frame is not None:
+            if id(frame.f_code) in self._codes:
+                return
+            frame = frame.f_back
+        buffer = self.buffer
+        buffer.calls_open, buffer.in_backward, buffer.stepped_in_backward = 0, False, False
+        buffer.entries.extend((self._timer.leave_open, self._read_event_ns(), NO_ARGUMENTS))
 
     def _claim(self) -> None:
         """Let the calling thread be the one that trains. Raises what a signal handler raised meanwhile."""
@@ -188,33 +221,42 @@ class TorchHooks:
 
     # -- the hooks ----------------------------------------------------------------------------------------------------
 
-    def _hook_optimizers(self) -> None:
+    def _hook_optimizers(self) -> None:  # noqa: C901 - what is called for each step stands here in one piece
         from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
         is_in_autograd = make_in_autograd_check()
         buffer, read_event_ns, early = self.buffer, self._read_event_ns, self._early
-        write, early_inside, claim = buffer.entries.extend, early.threads_inside, self._claim
+        write, early_inside, claim, leave_lost = (
+            buffer.entries.extend, early.threads_inside, self._claim, self._leave_lost,
+        )  # fmt: skip
         optimizer_begin, optimizer_end = self._timer.optimizer_begin, self._timer.optimizer_end
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
             if (buffer.in_backward or early_inside) and is_in_autograd():
                 # On a GPU autograd has threads of its own, while the one that called backward waits.
                 buffer.stepped_in_backward = True
-            elif not buffer.in_backward:
-                if (get_ident() != buffer.thread or early.first_thread is None) and not is_in_autograd():
-                    claim()
-                if get_ident() == buffer.thread:
-                    write((optimizer_begin, read_event_ns(), (id(optimizer),)))
+                return
+            if buffer.calls_open and get_ident() == buffer.thread:
+                leave_lost(sys._getframe(2))  # the caller of the step
+            if buffer.in_backward:
+                return
+            if (get_ident() != buffer.thread or early.first_thread is None) and not is_in_autograd():
+                claim()
+            if get_ident() == buffer.thread:
+                buffer.calls_open += 1  # before the event: an exception may come in between
+                write((optimizer_begin, read_event_ns(), (id(optimizer),)))
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
             if get_ident() == buffer.thread and not buffer.in_backward:
                 write((optimizer_end, read_event_ns(), NO_ARGUMENTS))
+                buffer.calls_open -= 1
                 buffer.optimizer_steps_until_flush -= 1
                 if buffer.optimizer_steps_until_flush <= 0:
                     buffer.on_last_optimizer_end(monotonic_ns())
 
         for hook in (before, after):
             hide_from_compiler(hook)
+        self._codes.update(map(id, find_step_codes(optimizers.Optimizer)))
         self._undo.append(optimizers.register_optimizer_step_pre_hook(before).remove)
         self._undo.append(optimizers.register_optimizer_step_post_hook(after).remove)
         self._optimizer_hooks = before, after
@@ -223,7 +265,7 @@ class TorchHooks:
         buffer, read_event_ns, clock, watch = self.buffer, self._read_event_ns, self._backward_clock, self._watch
         entries, write = buffer.entries, buffer.entries.extend
         backward_begin, backward_end = self._timer.backward_begin, self._timer.backward_end
-        take_gradients, find_trace = self._wrap_gradients(original), find_tracing()
+        take_gradients, find_trace, leave_lost = self._wrap_gradients(original), find_tracing(), self._leave_lost
 
         @functools.wraps(original)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -234,15 +276,18 @@ class TorchHooks:
                 return (
                     original(*args, **kwargs) if buffer.thread_is_confirmed else self._run_early(original, args, kwargs)
                 )
+            if buffer.calls_open:
+                leave_lost(sys._getframe(1))
             if not accumulates:
                 return take_gradients(args, kwargs)
             read_cpu_ns = clock.read_ns
-            write((backward_begin, read_event_ns(), NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
-            if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
-                buffer.flush_inline()
-            is_inside, buffer.in_backward = buffer.in_backward, True
-            watched = None
+            is_inside, watched = buffer.in_backward, None
+            buffer.calls_open += 1
             try:
+                write((backward_begin, read_event_ns(), NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
+                if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
+                    buffer.flush_inline()
+                buffer.in_backward = True
                 if watch is not None and watch.is_due and not is_inside:
                     watched = watch.begin(args, kwargs)
                 return original(*args, **kwargs)
@@ -252,9 +297,11 @@ class TorchHooks:
                 if watched is not None and watch is not None:
                     watch.end(watched, now_ns)
                 write((backward_end, now_ns, NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
+                buffer.calls_open -= 1
                 if buffer.stepped_in_backward and not is_inside:
                     self._end_step_of_backward(now_ns)
 
+        self._note_code(run_backward)
         return run_backward
 
     def _wrap_gradients(self, original: Hook) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -269,17 +316,21 @@ class TorchHooks:
             is_backward = timer.counts_gradients(keeps_graph(args, kwargs))
             read_cpu_ns = clock.read_ns if is_backward else None
             read = NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)
-            write((gradients_begin, read_event_ns(), (is_backward, *read)))
-            if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
-                buffer.flush_inline()
-            watched = watch.begin(args, kwargs) if watch is not None and is_backward and watch.is_due else None
+            watched = None
+            buffer.calls_open += 1
             try:
+                write((gradients_begin, read_event_ns(), (is_backward, *read)))
+                if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
+                    buffer.flush_inline()
+                if watch is not None and is_backward and watch.is_due:
+                    watched = watch.begin(args, kwargs)
                 return original(*args, **kwargs)
             finally:
                 now_ns = read_event_ns()
                 if watched is not None and watch is not None:
                     watch.end(watched, now_ns)
                 write((gradients_end, now_ns, NO_ARGUMENTS if read_cpu_ns is None else (read_cpu_ns(),)))
+                buffer.calls_open -= 1
 
         hide_from_compiler(take_gradients)
         return take_gradients
@@ -313,11 +364,15 @@ class TorchHooks:
         entries, write = buffer.entries, buffer.entries.extend
         data_begin, data_end = self._timer.data_begin, self._timer.data_end
         read_size, is_grad_enabled, early = BatchReader(torch).read, torch.is_grad_enabled, self._early
+        leave_lost = self._leave_lost
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it replaces the loader's
             if get_ident() != buffer.thread:
                 return original(iterator) if buffer.thread_is_confirmed else early.fetch(torch, original, iterator)
+            if buffer.calls_open:
+                leave_lost(sys._getframe(1))
+            buffer.calls_open += 1
             if not is_grad_enabled():
                 write((data_begin, read_event_ns(), GRADIENTS_OFF))
                 buffer.flush_inline()
@@ -331,11 +386,14 @@ class TorchHooks:
                 batch = original(iterator)
             except BaseException:
                 write((data_end, read_event_ns(), (False, id(iterator))))
+                buffer.calls_open -= 1
                 buffer.on_loader_exhausted()
                 raise
             write((data_end, read_event_ns(), (True, id(iterator), read_size(batch, iterator))))
+            buffer.calls_open -= 1
             return batch
 
+        self._note_code(__next__)
         return __next__
 
     def _wrap_scaler_step(self, original: Hook) -> Hook:
@@ -355,6 +413,7 @@ class TorchHooks:
                 )
                 after(optimizer, (), {})
 
+        self._note_code(step)
         return step
 
     def _watch_user_profiler(self, torch: Any) -> None:
@@ -413,6 +472,12 @@ class TorchHooks:
     def _apply(self, patch: Patch) -> None:
         patch.apply()
         self._undo.append(patch.revert)
+
+
+def find_step_codes(optimizer: Any) -> list[CodeType]:
+    """Return the code of torch's wrapper around every optimizer's step; empty where torch has it elsewhere."""
+    constants = getattr(getattr(optimizer, "profile_hook_step", None), "__code__", None)
+    return [] if constants is None else [one for one in constants.co_consts if isinstance(one, CodeType)]
 
 
 def find_annotations(torch: Any) -> list[Any]:

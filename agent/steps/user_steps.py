@@ -61,7 +61,7 @@ class UserSteps:
         steps = self._recorder
         if self._evaluates_within_step:
             self._evaluates_within_step = False
-            steps.end_phase(now_ns)
+            self.end_phase(now_ns)
         elif steps.is_outside_steps:
             steps.is_outside_steps = False
             self._resume(now_ns)
@@ -99,9 +99,14 @@ class UserSteps:
         is_named = bool(inside) and inside[-1] not in SAVING
         self._recorder.begin_phase(now_ns, inside[-1] if is_named else name, opens=False)
 
-    def end_phase(self, now_ns: int) -> None:
-        """End the user's phase."""
-        self._recorder.end_phase(now_ns)
+    @property
+    def phases_open(self) -> int:
+        """How many phases are open."""
+        return len(self._recorder.user_phases)
+
+    def end_phase(self, now_ns: int, left: int | None = None) -> None:
+        """End the user's phases but the first `left` ones; None: the innermost one."""
+        self._recorder.end_phases(now_ns, self.phases_open - 1 if left is None else left)
 
 
 class SteplessNotice:

@@ -19,6 +19,7 @@ from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
 from rankscope.collector.runs.run_status import find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.valid_answers import encode_valid
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import ns_to_s
 
@@ -181,7 +182,7 @@ class Routes:
 
     def _list_runs(self) -> Response:
         runs = [summarize_run(run) for run in self._read_snapshot().runs]
-        return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"runs": runs}))
+        return Response(HTTPStatus.OK, JSON, encode_valid({"runs": runs}))
 
     def _show_run(self, name: str) -> Response:
         snapshot = self._read_snapshot()
@@ -204,7 +205,7 @@ class Routes:
             if self._encoded_from is not snapshot:
                 self._encoded_from, self._encoded = snapshot, {}
             if run.run_id not in self._encoded:
-                self._encoded[run.run_id] = msgspec.json.encode(view_run(run, self._links))
+                self._encoded[run.run_id] = encode_valid(view_run(run, self._links))
             return self._encoded[run.run_id]
 
     def _show_report(self, name: str) -> Response:
@@ -230,7 +231,7 @@ class Routes:
             for incident in reversed(self._read_incidents())
             if incident.is_of_run(asked.get("run")) and asked.get("state", incident.state) == incident.state
         ]
-        return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"incidents": self._links.of_incidents(found)}))
+        return Response(HTTPStatus.OK, JSON, encode_valid({"incidents": self._links.of_incidents(found)}))
 
 
 def refuse(status: HTTPStatus, error: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -26,6 +26,7 @@ from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.storage.rank_intervals import RankInterval
 from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
 from rankscope.collector.store_address import StoreAddress
+from rankscope.collector.valid_answers import without_impossible
 
 CURVE_POINTS_MAX: Final = 400
 """Points that a screen can show."""
@@ -95,12 +96,12 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_report(address: StoreAddress, run: str) -> RunReport:
-    """Return the report of the run with this id, or the latest with this name, from the store at `address`. Raises
-    UnavailableError when there is none.
+    """Return the report of the run with this id, or the latest with this name, from the store at `address`, without
+    numbers that cannot be. Raises UnavailableError when there is none.
     """
     with opening_run(address, run) as history:
         incidents = [one for one in read_store(address).incidents if one.run_id == history.kept.run.run]
-        return build_report(history, incidents)
+        return without_impossible(build_report(history, incidents))
 
 
 def report_as_json(address: StoreAddress, run: str) -> bytes:

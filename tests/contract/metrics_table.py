@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankscope.collector.publish.metrics.catalog import CATALOG, SERIES_PER_RANK_MAX
 from rankscope.collector.publish.metrics.measures import Measure
-from rankscope.collector.publish.metrics.valid_values import describe_range
+from rankscope.collector.valid_answers import describe_range
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 BEGIN = "<!-- metrics: written by `python -m tests.contract.metrics_table` -->\n"

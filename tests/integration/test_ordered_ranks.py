@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankscope.agent.captures.trace_files import TEMPORARY
+from rankscope.agent.temporary_folders import CAPTURE
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import (
     CaptureOrder,
@@ -117,7 +117,7 @@ def train(collector: OrderingCollector, folder: Path) -> Ended:
 
 def find_left(folder: Path) -> list[Path]:
     """Return the files of captures that are left in the places for temporary ones."""
-    return [own for place in (folder, Path("/dev/shm")) for own in place.glob(f"{TEMPORARY}{RUN}-*")]  # noqa: S108
+    return [own for place in (folder, Path("/dev/shm")) for own in place.glob(f"{CAPTURE}{RUN}-*")]  # noqa: S108
 
 
 def find_steps(packed: bytes) -> list[int]:

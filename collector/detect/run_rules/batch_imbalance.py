@@ -84,7 +84,9 @@ class BatchImbalance:
             in_turns = self._find_turns(view, explained) if ranks >= view.world_size else []
             if in_turns or any(TURNS in finding.evidence for finding in explained):
                 return in_turns
-            return Abstain(f"{ranks} of {view.world_size} ranks have reported, and at least {RANKS_MIN} are needed")
+            if ranks < view.world_size:
+                return Abstain(f"no steps of {view.world_size - ranks} of {view.world_size} ranks are known")
+            return Abstain(f"the run has {ranks} ranks, and at least {RANKS_MIN} are needed")
         gaps = find_gaps(view)
         if gaps is None:
             return Abstain(f"fewer than {STEPS_MIN} steps are known of all ranks")

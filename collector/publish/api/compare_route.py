@@ -11,12 +11,11 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qsl
 
-import msgspec
-
 from rankscope.collector.comparison.compared_runs import FORCE, compare_selections
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
 from rankscope.collector.publish.routes import JSON, Response, refuse
 from rankscope.collector.store_address import StoreAddress
+from rankscope.collector.valid_answers import encode_valid
 from rankscope.measure.errors import SettingError, UnavailableError
 
 COMPARE_PATH: Final = "/api/v1/compare"
@@ -69,7 +68,7 @@ class CompareRoute:
             return refuse(HTTPStatus.BAD_REQUEST, str(error))
         except UnavailableError as error:
             return refuse(HTTPStatus.NOT_FOUND, str(error).replace(FORCE, "force=yes"))
-        return Response(HTTPStatus.OK, JSON, msgspec.json.encode(found))
+        return Response(HTTPStatus.OK, JSON, encode_valid(found))
 
 
 def _find_problem(asked: Mapping[str, str]) -> str:

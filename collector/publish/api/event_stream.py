@@ -26,6 +26,7 @@ from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.api.live_snapshot import build_live_snapshot
 from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, Response, refuse
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.valid_answers import encode_valid
 
 EVENTS_PATH: Final = "/api/v1/events"
 EVENT_STREAM: Final = "text/event-stream"
@@ -168,7 +169,7 @@ class LiveFeed:
                 live = build_live_snapshot(
                     newest.snapshot, run, newest.captures, self._links, takes_orders=self._takes_orders
                 )
-                body = msgspec.json.encode(msgspec.structs.replace(live, settings=self._settings)).decode()
+                body = encode_valid(msgspec.structs.replace(live, settings=self._settings)).decode()
                 event = newest.events[run] = f"id: {newest.revision}\nevent: snapshot\ndata: {body}\n\n".encode()
             return event
 

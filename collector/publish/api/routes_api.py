@@ -39,6 +39,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import read_windows
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.collector.store_address import StoreAddress
+from rankscope.collector.valid_answers import encode_valid
 from rankscope.measure.errors import UnavailableError
 
 NODES_PATH: Final = "/api/v1/nodes"
@@ -311,7 +312,7 @@ def read_openapi() -> bytes:
 
 
 def _as_json(found: msgspec.Struct) -> Response:
-    return Response(HTTPStatus.OK, JSON, msgspec.json.encode(found))
+    return Response(HTTPStatus.OK, JSON, encode_valid(found))
 
 
 def _to_number(text: str) -> int | None:

@@ -6,6 +6,7 @@ from typing import Final
 from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, ONE, RATIO, Measure, OfSnapshot
 from rankscope.collector.publish.metrics.rank_columns import Number
 from rankscope.collector.runs.snapshot import ChannelCounts, Snapshot
+from rankscope.collector.valid_answers import LeftOut
 
 _COLLECTOR: Final = "collector: own counters (CollectorCounts)"
 
@@ -125,9 +126,9 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_impossible_numbers_total", "counter", "", ("kind",),
         "Numbers that could not be, such as a loss above the time it was lost of: left out, and logged once with what "
-        "they were made of.",
+        'they were made of. Kind "answer": met where the API answers.',
         "count by kind", _COLLECTOR, NOT_NEGATIVE,
-        _of_counts_by_label(lambda snapshot: snapshot.counts.impossible),
+        _of_counts_by_label(lambda snapshot: {**snapshot.counts.impossible, **LeftOut.read()}),
     ),
     Measure(
         "rankscope_collector_absent_seconds_total", "counter", "seconds", (),

@@ -12,12 +12,10 @@ import msgspec
 from rankscope.collector.publish.metrics.overview import Overview
 from rankscope.collector.publish.metrics.rank_columns import Labels, Number, RankColumns
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.valid_answers import Range
 from rankscope.measure.records import CALLS_MAX
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
-
-Range = tuple[float | None, float | None]
-"""Smallest and largest valid value; None: no limit."""
 
 Value = tuple[Labels, Number]
 """Values of a metric's labels, in their order, and its value; None: unknown."""

@@ -7,14 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from rankscope.collector.publish.metrics.measures import Measure, Range, Value
+from rankscope.collector.publish.metrics.measures import Measure, Value
 from rankscope.collector.publish.metrics.rank_columns import Labels, Number
+from rankscope.collector.valid_answers import ROUNDING, Range, describe_range
 
 LOG = logging.getLogger("rankscope.collector")
-
-ROUNDING: Final = 1e-9
-"""A share that is a quotient of sums may be above 1 by the last digits of a float."""
-
 
 _LOGGED: Final[set[str]] = set()
 """Metrics of which this process has logged a value."""
@@ -81,17 +78,3 @@ class ImpossibleValues:
         labels = list(found)
         kept = self.without(measure, list(found.values()), labels.__getitem__)
         return {own: value for own, value in zip(labels, kept, strict=True) if value is not None}
-
-
-def describe_range(valid_range: Range) -> str:
-    """Return a range in words.
-
-    >>> describe_range((0, 1)), describe_range((0, None)), describe_range((1, 1))
-    ('0 to 1', 'from 0', '1')
-    """
-    smallest, largest = valid_range
-    if smallest is None:
-        return "any" if largest is None else f"to {largest:g}"
-    if largest is None:
-        return f"from {smallest:g}"
-    return f"{smallest:g}" if smallest == largest else f"{smallest:g} to {largest:g}"

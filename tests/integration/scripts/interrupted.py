@@ -1,5 +1,6 @@
 """Train while a timer's handler raises again and again, wherever it comes, and count what the loop catches; then leave
-with a handler that still raises. Prints whether each exception amid the agent came once: `twice: 0, missing: []`.
+with a handler that still raises. Prints how many optimizer steps returned, and whether each exception amid the agent
+came once: `twice: 0, missing: []`.
 """
 
 import atexit
@@ -10,6 +11,7 @@ from types import FrameType
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope import agent
 
@@ -44,7 +46,8 @@ def preempt(_number: int, frame: FrameType | None) -> None:
 model = nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 signal.signal(signal.SIGALRM, preempt)
-left = STEPS_AFTER
+left, returned = STEPS_AFTER, 0
+batches = iter(DataLoader(TensorDataset(torch.ones(4096, 8)), batch_size=4))
 while left:
     try:
         if len(caught) < ENOUGH:
@@ -52,11 +55,13 @@ while left:
         else:
             left -= 1
         optimizer.zero_grad()
-        model(torch.ones(4, 8)).sum().backward()
+        (batch,) = next(batches)
+        model(batch).sum().backward()
         optimizer.step()
+        returned += 1
         time.sleep(2 * DELAY_S_MAX)  # it comes before the end of this
     except PreemptedError as error:
         caught.append(error.args[0])
 missing = sorted(amid_agent.difference(caught))
-sys.stdout.write(f"twice: {len(caught) - len({*caught})}, missing: {missing}\n")
+sys.stdout.write(f"steps: {returned}\ntwice: {len(caught) - len({*caught})}, missing: {missing}\n")
 atexit.register(signal.setitimer, signal.ITIMER_REAL, DELAY_S_MAX)  # amid the end of the agent, which comes next

@@ -1,5 +1,6 @@
 """TrainingThread and the user's calls on the real torch: records, counts, and that nothing of them raises."""
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -21,10 +22,15 @@ from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.user_calls import BATCH_SIZES, MODEL_FLOPS, PART, REPORT, UserCalls
 from rankscope.measure.records import StepRecord
+from tests.unit.agent.interruptions import interrupt_each_line
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 SETTINGS = {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"}
 BATCH = 4
+
+
+ENTRY_LINES = 8
+"""Of a call that ends something, before it is carried out again where it is interrupted."""
 
 
 class Rank:
@@ -210,6 +216,36 @@ def test_a_phase_of_the_user_s_is_in_the_step(rank: Rank) -> None:
     rank.train(1)
     (first,) = rank.drain()
     assert first.phases_ns["checkpoint"] > 0
+
+
+@pytest.mark.parametrize("is_phase", [True, False])
+def test_steps_after_a_call_that_was_interrupted_at_any_line_are_as_ever(*, is_phase: bool) -> None:
+    def make() -> Rank:
+        rank = Rank()
+        rank.training.start()
+        rank.train(2)
+        return rank
+
+    def use(rank: Rank) -> None:
+        with contextlib.ExitStack() as stack:  # the script's `with`, whose exit follows its begin
+            if is_phase:
+                rank.calls.begin_phase("checkpoint")
+                stack.callback(rank.calls.end_phase)
+            else:
+                rank.calls.begin_evaluation()
+                stack.callback(rank.calls.end_evaluation)
+
+    lasting: list[int] = []
+
+    def check(rank: Rank, _came_out: object) -> None:
+        rank.train(4)
+        rank.training.stop()
+        records = rank.drain()
+        lasting.append(len(records) < 5 or "checkpoint" in records[-1].phases_ns)
+        assert rank.guard.errors == {}
+
+    assert interrupt_each_line(make, use, check) > 200
+    assert sum(lasting) <= ENTRY_LINES
 
 
 def test_evaluation_or_phase_at_whose_begin_a_handler_of_the_script_raises_has_ended(rank: Rank) -> None:

@@ -2,12 +2,13 @@
 
 import os
 import queue
+import signal
 import tempfile
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,17 @@ from torch.utils.data._utils import fetch
 
 from rankscope.agent.captures.loader_queues import LoaderQueues
 from rankscope.agent.captures.sampling import Sampling
-from rankscope.agent.captures.worker_page import EARLY_NS, WorkerPage
-from rankscope.agent.captures.worker_samples import PART_OF, WorkerSamples, find_stage, find_worker
+from rankscope.agent.captures.worker_page import (
+    EARLY_NS,
+    LENGTH,
+    NUMBER,
+    PAGE_BYTES,
+    PLACE_BYTES,
+    PLACES,
+    WorkerOrder,
+    WorkerPage,
+)
+from rankscope.agent.captures.worker_samples import WorkerSamples, find_stage, find_worker
 from rankscope.agent.guard import Guard
 from rankscope.measure.line_samples import COLLATE, FETCH, HAND_OVER, IDLE, SampledLoader
 from rankscope.measure.stalls import describe_frame
@@ -51,18 +61,36 @@ class SimpleLoader(SimpleNamespace):
 
 
 @pytest.fixture
-def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerSamples]:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
+def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPage]:
     page = WorkerPage(Sampling({}, Guard(1), is_wanted=True))
     monkeypatch.setenv("RANKSCOPE_PID", str(os.getpid()))
     page.install()
-    yield WorkerSamples(page)
+    yield page
     page.remove()
 
 
+@pytest.fixture
+def samples(page: WorkerPage) -> WorkerSamples:
+    return WorkerSamples(page)
+
+
+def answer(page: WorkerPage, *answers: bytes) -> list[int]:
+    """Answer as workers do, in this process; return the places."""
+    page._seen = page._orders
+    places = []
+    for one in answers:
+        place = page.take_place()
+        assert place is not None
+        places.append(place)
+        page.write(place, one)
+    return places
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_workers_say_where_they_were(samples: WorkerSamples, tmp_path: Path, context: str) -> None:
+def test_workers_say_where_they_were_and_leave_no_file(
+    samples: WorkerSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context=context))
     for _ in range(4):  # of both workers
         next(batches)
@@ -80,7 +108,7 @@ def test_workers_say_where_they_were(samples: WorkerSamples, tmp_path: Path, con
         line = Slow.read.__code__.co_firstlineno + 1
         assert (describe_frame(stack.frames[-1]), stack.stage) == (f"test_worker_samples.py:{line} (read)", FETCH)
         assert one.fetches > 2
-    assert list(tmp_path.glob("rankscope-workers-*")) == []
+    assert list(tmp_path.glob("*rankscope*")) == []
 
 
 class SlowOnOneWorker(Slow):
@@ -134,17 +162,69 @@ def test_rank_without_workers_waits_for_none(samples: WorkerSamples) -> None:
     assert (samples.is_awaited(time.monotonic_ns()), samples.collect()) == (False, ())
 
 
-def test_file_of_another_form_is_left_out(samples: WorkerSamples) -> None:
-    samples.order(10 * NS_PER_MS, time.monotonic_ns())
-    (Path(samples._folder) / "7").write_bytes(b"no worker")
-    assert samples.collect() == ()
-
-
-def test_worker_that_does_not_end_is_awaited_until_the_end(samples: WorkerSamples) -> None:
+def test_answer_of_another_form_or_too_long_is_left_out(samples: WorkerSamples, page: WorkerPage) -> None:
     samples.order(10 * NS_PER_MS, 1_000)
-    (Path(samples._folder) / f"7{PART_OF}").touch()
+    answer(page, b"no worker", b"", bytes(PLACE_BYTES))
+    assert [len(one) for one in page.read()] == [9, 1, 1]
+    assert (samples.is_awaited(0), samples.collect()) == (False, ())
+
+
+def test_worker_that_does_not_end_is_awaited_until_the_end(samples: WorkerSamples, page: WorkerPage) -> None:
+    samples.order(10 * NS_PER_MS, 1_000)
+    page._seen = page._orders
+    page.take_place()
     assert [samples.is_awaited(999), samples.is_awaited(1_000)] == [True, False]
     assert samples.collect() == ()
+    samples.order(10 * NS_PER_MS, 1_000)
+    assert not samples.is_awaited(999)  # it has not begun for this one
+
+
+def test_workers_take_a_place_each_and_those_of_an_order_before_are_free(page: WorkerPage) -> None:
+    for _ in range(2):
+        page.order(WorkerOrder(1, 2))
+        assert len({*answer(page, *[b"x"] * PLACES)}) == PLACES
+        assert page.take_place() is None
+
+
+def test_place_that_another_worker_has_taken_at_the_same_time_is_left_to_it(page: WorkerPage) -> None:
+    page.order(WorkerOrder(1, 2))
+    (place,) = answer(page, b"mine")
+    NUMBER.pack_into(page._page, place + NUMBER.size, os.getpid() + 1)
+    page.write(place, b"mine too")
+    assert page.read() == [b"mine"]
+
+
+def test_length_that_cannot_be_is_cut(page: WorkerPage) -> None:
+    page.order(WorkerOrder(1, 2))
+    (place,) = answer(page, b"x")
+    LENGTH.pack_into(page._page, place + 2 * LENGTH.size, 1 << 60)
+    assert place >= PAGE_BYTES
+    assert len(page.read()[0]) == PLACE_BYTES - 3 * LENGTH.size
+
+
+class InterruptError(Exception):
+    """What a signal handler of the script raises."""
+
+
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise InterruptError
+
+
+def test_fetch_in_the_rank_passes_on_what_a_signal_handler_raises_and_no_error_of_ours(
+    page: WorkerPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr(page, "note_fetch", fail)
+    next(iter(DataLoader(Slow())))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        monkeypatch.setattr(page, "note_fetch", lambda: signal.raise_signal(signal.SIGALRM))
+        with pytest.raises(InterruptError):
+            next(iter(DataLoader(Slow())))
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_torch_is_restored() -> None:

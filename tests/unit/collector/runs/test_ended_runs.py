@@ -6,12 +6,15 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import ENDED, FINISHED, WENT_ON
-from rankscope.collector.reports.summary import HEALTHY, verdict
+from rankscope.collector.reports.summary import HEALTHY, describe_ended_run, verdict
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding
 from rankscope.collector.runs.findings import _find_outcome
-from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_end import FirstToFail, RunEnd
+from rankscope.collector.runs.run_end_words import find_failure, write_end
+from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.saved_runs import restore_run, save_run
+from rankscope.measure.records import StepRecord
 from tests.run_ticks import tick_run
 from tests.unit.collector.runs.run_stories import S, Story
 from tests.unit.collector.runs.test_hang_story import LIMIT_S, HangStory
@@ -184,3 +187,29 @@ def test_only_another_step_shows_that_a_run_went_on(
 ) -> None:
     end = RunEnd(reason="finished" if is_good else "crashed")
     assert _find_outcome(since_step, end, last_step, has_lasted=has_lasted) == outcome
+
+
+def test_ranks_that_have_finished_are_said_to_have_reported() -> None:
+    """Neither by the last pass of detection, of which one was not there yet, nor by the next one."""
+    story = Story(2).join(0)
+    story.report(0, [StepRecord(step=step, start_host_ns=0, duration_ns=S, phases_ns={}) for step in range(20)], [])
+    story.tick().join(1).say_goodbye(0).say_goodbye(1)
+    for known in ("no steps of 1 of 2 ranks are known", "0 of 12 comparable steps: those with the own times of all 2"):
+        run = story.snapshot()
+        assert build_status(run, worst_max=0).states == {"finished": 2}
+        assert str(run.abstained).startswith(known)
+        told = [verdict(run), *run.not_judged.values(), *describe_ended_run(run)]
+        assert not [text for text in told if "ranks" in text and "reported" in text]
+        story.tick()
+
+
+@pytest.mark.parametrize("line", ["", "train.py:24 (step)"])
+def test_crash_is_put_on_no_hardware(line: str) -> None:
+    """It may have come of a profiler session of the agent's own."""
+    first = FirstToFail(rank=1, node="n0", reason="crashed", signal="SIGSEGV", line=line, last_step=30)
+    end = RunEnd(reason="crashed", ranks={"crashed": 1}, first=first)
+    found = find_failure(end)
+    assert found is not None
+    told = " ".join((write_end(end), found.sentence, found.why, found.suggestion))
+    assert not re.search(r"\b(Xid|GPU|hardware|memory error|ECC)\b", told), told
+    assert "RANKSCOPE_COLLECTIVE_WINDOWS=false and RANKSCOPE_FULL_WINDOWS=false" in found.suggestion
