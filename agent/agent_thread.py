@@ -17,7 +17,7 @@ from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.reporting.outbox import Outbox
-from rankscope.agent.sample.rank_samples import MemoryWatch, RankSamples
+from rankscope.agent.sample.rank_samples import MemoryWatch, RankSamplers
 from rankscope.agent.steps.early_events import LoopNotice
 from rankscope.agent.steps.user_steps import SteplessNotice
 from rankscope.agent.training_thread import TrainingThread
@@ -51,7 +51,7 @@ class AgentThread:
         identity: RankIdentity,
         guard: Guard,
         training: TrainingThread,
-        samples: RankSamples,
+        samples: RankSamplers,
         *,
         clock: Clock,
         make_hello: Callable[[int], Hello],

@@ -170,7 +170,7 @@ SCALE_MAX: Final = 8.0
 """A machine is taken to be so many times as slow as that of the measurement, or as fast, at most."""
 
 
-class CaptureOptions(NamedTuple):
+class RecordOptions(NamedTuple):
     """What a capture records beside operators, kernels and copies."""
 
     shapes: bool = False
@@ -188,9 +188,9 @@ class CaptureOptions(NamedTuple):
         mostly at its end. `window_ns`: what a full window has cost the training thread for each of its events, which
         tells how fast the machine is.
 
-        >>> CaptureOptions().expect_pause_ns(10_000), CaptureOptions(shapes=True).expect_pause_ns(10_000)
+        >>> RecordOptions().expect_pause_ns(10_000), CaptureOptions(shapes=True).expect_pause_ns(10_000)
         (42000000, 109000000)
-        >>> CaptureOptions().expect_pause_ns(10_000, window_ns=5_000)
+        >>> RecordOptions().expect_pause_ns(10_000, window_ns=5_000)
         84000000
         """
         costs = [COSTS[name] for name in self.names]
@@ -201,7 +201,7 @@ class CaptureOptions(NamedTuple):
         return round(events * more * (stop_ns + save_ns) * scale)
 
 
-def parse_options(text: str) -> CaptureOptions:
+def parse_options(text: str) -> RecordOptions:
     """Return the options that `shapes, stacks` names. Raises ValueError with what it must be instead.
 
     >>> parse_options("stacks, shapes").names
@@ -210,13 +210,13 @@ def parse_options(text: str) -> CaptureOptions:
     return choose_options(text.split(","))
 
 
-def choose_options(given: Iterable[str]) -> CaptureOptions:
+def choose_options(given: Iterable[str]) -> RecordOptions:
     """Return the options of these names; empty ones count for nothing. Raises ValueError as `parse_options`."""
     names = {name.strip() for name in given} - {""}
     unknown = sorted(names - {*OPTIONS})
     if unknown:
         raise ValueError(f"{unknown[0]} is not one of {', '.join(OPTIONS)}")
-    return CaptureOptions(*(name in names for name in OPTIONS))
+    return RecordOptions(*(name in names for name in OPTIONS))
 
 
 def find_options_problem(text: str) -> str | None:

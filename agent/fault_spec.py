@@ -15,7 +15,7 @@ STEP_MAX: Final = 10**9
 RANK_MAX: Final = 10**6
 
 
-class Kind(NamedTuple):
+class FaultKind(NamedTuple):
     """What a fault does. `ms` is its duration by default, in a step or, where `is_once`, at all; None: it has none.
 
     A kind with `phase` is in that phase only. One that `is_once` happens in its first step alone.
@@ -28,19 +28,19 @@ class Kind(NamedTuple):
     phase: str = ""
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "host_sleep": Kind("the training thread sleeps", 50),
-    "gil_spin": Kind("another thread computes and keeps Python's lock", 50),
-    "garbage_collection": Kind("Python's garbage collector runs", 50),
-    "loader_delay": Kind("the data loader takes longer for a batch", 50, phase="data"),
-    "allocation_churn": Kind("the training thread allocates and frees memory of the host", 50),
-    "cpu_hog": Kind("seven processes compute on the core to which the training thread is bound", None),
-    "sigstop": Kind("the process is stopped (SIGSTOP), and continued", 30_000, 600_000, is_once=True),
-    "hang": Kind(
+KINDS: Final[Mapping[str, FaultKind]] = {
+    "host_sleep": FaultKind("the training thread sleeps", 50),
+    "gil_spin": FaultKind("another thread computes and keeps Python's lock", 50),
+    "garbage_collection": FaultKind("Python's garbage collector runs", 50),
+    "loader_delay": FaultKind("the data loader takes longer for a batch", 50, phase="data"),
+    "allocation_churn": FaultKind("the training thread allocates and frees memory of the host", 50),
+    "cpu_hog": FaultKind("seven processes compute on the core to which the training thread is bound", None),
+    "sigstop": FaultKind("the process is stopped (SIGSTOP), and continued", 30_000, 600_000, is_once=True),
+    "hang": FaultKind(
         "the training thread sleeps for long, so it is missing in the next collective", 60_000, 600_000, is_once=True
     ),
-    "exit": Kind("the process ends with exit code 3", None, is_once=True),
-    "crash": Kind("the process crashes (SIGSEGV)", None, is_once=True),
+    "exit": FaultKind("the process ends with exit code 3", None, is_once=True),
+    "crash": FaultKind("the process crashes (SIGSEGV)", None, is_once=True),
 }
 
 

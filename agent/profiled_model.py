@@ -273,7 +273,7 @@ def _make_counter(torch: Any, add: Callable[[int], None], uncounted: dict[str, i
 
     plain = {torch.Tensor, torch.nn.Parameter}
 
-    class Counter(TorchDispatchMode):
+    class OperatorCounter(TorchDispatchMode):
         """Counts, and runs the operator as it is."""
 
         def __torch_dispatch__(
@@ -298,7 +298,7 @@ def _make_counter(torch: Any, add: Callable[[int], None], uncounted: dict[str, i
                 uncounted[name] = uncounted.get(name, 0) + 1
             return func(*args, **(kwargs or {}))
 
-    make: Callable[[], AbstractContextManager[Any]] = Counter
+    make: Callable[[], AbstractContextManager[Any]] = OperatorCounter
     return make()
 
 

@@ -19,7 +19,7 @@ from rankscope.agent.connect_thread import ConnectThread
 from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.identity import read_identity, read_script, reads_machine
 from rankscope.agent.reporting.builder import ScriptEnd, build_hello
-from rankscope.agent.sample.rank_samples import RankSamples
+from rankscope.agent.sample.rank_samples import RankSamplers
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.shutdown.script_exit import ScriptExit
 from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
@@ -45,7 +45,7 @@ class Session:
         self._guard = Guard(config.error_budget)
         device = TrainingDevice()
         is_reader = reads_machine(environment, self.identity.world_size)
-        samples = RankSamples(config, self._clock, self._guard, device, reads_machine=is_reader)
+        samples = RankSamplers(config, self._clock, self._guard, device, reads_machine=is_reader)
         fault = None
         if config.fault:
             from rankscope.agent.faults.injected_fault import make_fault  # noqa: PLC0415 - hardly any training has one

@@ -11,7 +11,7 @@ from rankscope.measure.units import s_to_ns
 ERRORS_BYTES_MAX: Final = 64 * 1024
 
 
-class Ended(NamedTuple):
+class EndedChild(NamedTuple):
     """A child that has ended: its exit code (negative: the signal), its CPU time, its stdout and its stderr."""
 
     exit_code: int
@@ -23,7 +23,7 @@ class Ended(NamedTuple):
 class Child(Protocol):
     """A running child; `SpawnedChild` is the real one."""
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> EndedChild | None:
         """Return how it ended; None while it runs."""
         ...
 
@@ -55,7 +55,7 @@ class SpawnedChild:
         """Its process id."""
         return self._process.pid
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> EndedChild | None:
         """Return how it ended; None while it runs."""
         cpu_s = 0.0
         try:
@@ -72,7 +72,7 @@ class SpawnedChild:
             self._answer.seek(0)
             self._errors.seek(0)
             errors = self._errors.read(ERRORS_BYTES_MAX)
-            return Ended(self._process.returncode, s_to_ns(cpu_s), self._answer.read(), errors)
+            return EndedChild(self._process.returncode, s_to_ns(cpu_s), self._answer.read(), errors)
 
     def kill(self) -> None:
         """End it, and wait for its end."""

@@ -24,7 +24,7 @@ from torch import nn
 from bench.machine import RESULTS, describe_run
 from bench.training import SIZES, TOKENS, Transformer
 from rankscope.agent import scope
-from rankscope.agent.capture_settings import OPTIONS, CaptureOptions, CaptureSteps
+from rankscope.agent.capture_settings import OPTIONS, CaptureSteps, RecordOptions
 from rankscope.agent.captures.marked_ranges import MarkedRanges
 from rankscope.agent.captures.trace_captures import make_profile
 from rankscope.agent.guard import Guard
@@ -69,7 +69,7 @@ class Training:
         return spent_ns / STEPS
 
 
-def capture(training: Training, options: CaptureOptions, path: Path) -> Cost:
+def capture(training: Training, options: RecordOptions, path: Path) -> Cost:
     """Capture three steps as the agent does."""
     ranges = MarkedRanges(Guard(error_budget=1))
     profile = make_profile(CaptureSteps(0, 0, STEPS - 1), options)
@@ -106,7 +106,7 @@ def measure_captures(repeat: int) -> tuple[float, dict[str, Cost]]:
         for _ in range(repeat):
             steps_ns.append(training.measure_step())
             for name in ("", *OPTIONS):
-                options = CaptureOptions(**{name: True} if name else {})
+                options = RecordOptions(**{name: True} if name else {})
                 cost = capture(training, options, Path(folder) / "trace.json")
                 found[name] = choose_smaller(cost, found.get(name, cost))
     return min(steps_ns), found

@@ -75,7 +75,7 @@ class Script(NamedTuple):
         return f"steps-{self.skip}-{self.skip + self.steps - 1}"
 
 
-class Ended(NamedTuple):
+class EndedScript(NamedTuple):
     """How it ended: the folder of the traces, complete unless there is a `problem`; the exit status of the script, None
     where it was still running.
     """
@@ -85,7 +85,7 @@ class Ended(NamedTuple):
     exit_status: int | None = None
 
 
-def profile_script(script: Script, folder: Path, out: TextIO | None = None) -> Ended:
+def profile_script(script: Script, folder: Path, out: TextIO | None = None) -> EndedScript:
     """Run a script until the traces of all ranks are in `folder`, and end it; or until it ends by itself. It has our
     input and output; with `out`, a file of the system, it prints there. Raises UnavailableError without a collector,
     OSError when it cannot be started.
@@ -103,10 +103,10 @@ def profile_script(script: Script, folder: Path, out: TextIO | None = None) -> E
         finally:
             end(child, is_launcher=script.ranks is not None)
         if (files / script.captured) in (found or find_traces(files, script.ranks or 1)):
-            return Ended(files / script.captured)
+            return EndedScript(files / script.captured)
         if found:
-            return Ended(files, describe_cut(script, found[0].name))
-        return Ended(files, describe_missing(script, child.returncode, _count_steps(collector)), child.returncode)
+            return EndedScript(files, describe_cut(script, found[0].name))
+        return EndedScript(files, describe_missing(script, child.returncode, _count_steps(collector)), child.returncode)
 
 
 def build_command(script: Script) -> list[str]:

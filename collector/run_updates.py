@@ -30,8 +30,8 @@ from rankscope.collector.runs.events import (
     CollectorAway,
     EarlierRunsRead,
     EndSeen,
+    FindingOpened,
     GoodbyeAdmitted,
-    OpenFinding,
     PeerEvent,
     ProcessGone,
     RankJoined,
@@ -277,7 +277,7 @@ class RunUpdates:
             case RefuseProcess(boot_id, detail):
                 answer = self._admission.refuse_replaced(boot_id, detail)
                 self._exchange.answer(SendToRank(boot_id, answer))
-            case OpenFinding(run, finding):
+            case FindingOpened(run, finding):
                 LOG.warning("run %r: finding %d: %s", run, finding.number, finding.sentence)
                 self._journal.open(run, finding, ns_to_s(self._clock.wall_ns()))
             case UpdateFinding(run, finding):

@@ -23,7 +23,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
-from rankscope.collector.incidents.ledger import RunFindings
+from rankscope.collector.incidents.ledger import ComparedRun
 from rankscope.collector.ingest.admission import Admission
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.exchange import Exchange, SendToRank
@@ -34,7 +34,7 @@ from rankscope.collector.notifications.notifier import make_notifier, read_recei
 from rankscope.collector.notifications.otlp_logs import read_otlp_logs
 from rankscope.collector.preflights import Preflights
 from rankscope.collector.publish.http_listener import PORT_WAIT_S, HttpListener, listen_http
-from rankscope.collector.publish.publisher_link import Publisher, PublisherLink, Sources
+from rankscope.collector.publish.publisher_link import PublisherLink, RunningPublisher, Sources
 from rankscope.collector.publish.snapshot_messages import Health
 from rankscope.collector.publisher import PublisherThread
 from rankscope.collector.recording import Recording
@@ -59,7 +59,7 @@ DIRECT_CONNECTIONS_MAX = 2048
 """Connections other than relays' above which a relay on each node is the documented way (docs/scale-out.md): each
 direct connection costs memory here and a wake-up for each report."""
 
-StartPublisher = Callable[[Connection, CollectorConfig, HttpListener], Publisher]
+StartPublisher = Callable[[Connection, CollectorConfig, HttpListener], RunningPublisher]
 
 
 class Service:
@@ -259,7 +259,7 @@ class Service:
     def _update_incidents(self, wall_s: float) -> None:
         nothing_heard, now_ns = self._find_nothing_heard(), self._clock.monotonic_ns()
         runs = [
-            RunFindings(
+            ComparedRun(
                 run.run,
                 run.open_findings,
                 is_over=run.is_over,

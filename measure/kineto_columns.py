@@ -54,8 +54,8 @@ from rankscope.measure.kineto_json import (
     Address,
     Arguments,
     AutogradArguments,
-    Block,
     CompleteEvent,
+    EventBlock,
     ExactCompleteEvent,
     InstantEvent,
     TraceBlocks,
@@ -159,7 +159,7 @@ class TraceColumns:
 
     # -- a block ------------------------------------------------------------------------------------------------------
 
-    def add(self, block: Block) -> None:
+    def add(self, block: EventBlock) -> None:
         """Append the used events of a block."""
         self._event_count += len(block.events) + len(block.rejected)
         self._phases.update({_phase(kind): count for kind, count in Counter(map(type, block.events)).items()})

@@ -225,7 +225,7 @@ class _ArrayEndedError(Exception):
         self.end = end
 
 
-class Block:
+class EventBlock:
     """Decoded events of one `piece` of the file, in its order, and why the others are no events."""
 
     def __init__(self, piece: bytes, *, mended: bool = False) -> None:
@@ -313,7 +313,7 @@ class TraceBlocks:
         self._head = b""
         self._is_object = True
 
-    def read(self, chunks: Iterable[bytes]) -> Iterator[Block]:
+    def read(self, chunks: Iterable[bytes]) -> Iterator[EventBlock]:
         """Yield all blocks of the trace in these chunks, also where a CutOffError ends them."""
         try:
             for chunk in chunks:
@@ -324,7 +324,7 @@ class TraceBlocks:
             self._ended_early = error
         yield from self.finish()
 
-    def feed(self, chunk: bytes) -> Iterator[Block]:
+    def feed(self, chunk: bytes) -> Iterator[EventBlock]:
         """Yield the blocks that are complete with this chunk."""
         if not self._take(chunk):
             return
@@ -386,7 +386,7 @@ class TraceBlocks:
         self._consume(comma + 1)
         return piece
 
-    def finish(self) -> Iterator[Block]:
+    def finish(self) -> Iterator[EventBlock]:
         """Yield the remaining blocks when the file has ended."""
         self._join_waiting()
         if self._part == "head":
@@ -461,7 +461,7 @@ class TraceBlocks:
 
     # -- the events ---------------------------------------------------------------------------------------------------
 
-    def _cut(self) -> Iterator[Block]:
+    def _cut(self) -> Iterator[EventBlock]:
         for comma in _find_cuts(self._buffer):
             try:
                 block = self._decode(b"[" + self._buffer[:comma] + b"]")
@@ -479,7 +479,7 @@ class TraceBlocks:
             yield block
             return
 
-    def _end_events(self) -> Iterator[Block]:
+    def _end_events(self) -> Iterator[EventBlock]:
         try:
             block = self._decode(b"[" + self._buffer)
         except _ArrayEndedError as ended:
@@ -499,7 +499,7 @@ class TraceBlocks:
         self._consume(len(self._buffer))
         yield block
 
-    def _close(self, end: int) -> Block:
+    def _close(self, end: int) -> EventBlock:
         """Return the last block, if the array's bracket is at `end` of the buffer; what follows is the tail."""
         block = self._decode(b"[" + self._buffer[:end] + b"]")
         self._consume(end + 1)
@@ -510,7 +510,7 @@ class TraceBlocks:
         self._consumed += count
         self._buffer = self._buffer[count:]
 
-    def _decode(self, piece: bytes) -> Block:
+    def _decode(self, piece: bytes) -> EventBlock:
         try:
             return _decode_or_mend(piece, self._consumed)
         except RecursionError:
@@ -518,7 +518,7 @@ class TraceBlocks:
 
     # -- damaged events -----------------------------------------------------------------------------------------------
 
-    def _cut_damaged(self) -> Iterator[Block]:
+    def _cut_damaged(self) -> Iterator[EventBlock]:
         """Yield the events of the buffer but the last, each mended by itself."""
         *texts, last = split_events(self._buffer)
         if texts:
@@ -527,7 +527,7 @@ class TraceBlocks:
         elif len(last) > DAMAGED_EVENT_BYTES_MAX:
             raise TraceError(f"the JSON is broken: no event ends within {len(last):,} bytes", byte=self._consumed)
 
-    def _end_damaged(self) -> Iterator[Block]:
+    def _end_damaged(self) -> Iterator[EventBlock]:
         """Yield the last events, each mended by itself, as far as they are whole, and find what follows them."""
         *texts, last = split_events(self._buffer)
         try:
@@ -614,9 +614,9 @@ def _explain_cut(byte: int) -> TraceError:
     )
 
 
-def _decode_or_mend(piece: bytes, consumed: int) -> Block:
+def _decode_or_mend(piece: bytes, consumed: int) -> EventBlock:
     try:
-        return Block(piece)
+        return EventBlock(piece)
     except (msgspec.ValidationError, UnicodeDecodeError):
         pass
     except msgspec.DecodeError as error:
@@ -625,16 +625,16 @@ def _decode_or_mend(piece: bytes, consumed: int) -> Block:
             _raise_if_position(error, piece)
     mended = mend_values(piece)
     try:
-        return Block(mended, mended=True)
+        return EventBlock(mended, mended=True)
     except msgspec.DecodeError as error:
         _raise_if_position(error, mended)
         raise _BrokenError(f"the JSON is broken ({error})", byte=consumed + position_of(error) - 1) from None
 
 
-def _mend_each(texts: list[bytes], damage: Damage) -> Block:
+def _mend_each(texts: list[bytes], damage: Damage) -> EventBlock:
     """Return the events of these texts, each mended by itself; those that are still broken are counted."""
     events = [event for event in map(damage.mend_event, texts) if event is not None]
-    block = Block(b"[" + b",".join(events) + b"]", mended=True)
+    block = EventBlock(b"[" + b",".join(events) + b"]", mended=True)
     block.rejected += ["its JSON is broken"] * (len(texts) - len(events))
     return block
 

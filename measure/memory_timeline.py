@@ -17,7 +17,7 @@ from rankscope.measure.intervals import Intervals
 Ints = npt.NDArray[np.int64]
 
 
-class Category(IntEnum):
+class MemoryCategory(IntEnum):
     """What memory is for. UNKNOWN is all of which the events do not say it."""
 
     PARAMETERS = 0
@@ -28,7 +28,7 @@ class Category(IntEnum):
     UNKNOWN = 5
 
 
-CATEGORIES: Final = tuple(one.name.lower() for one in Category)
+CATEGORIES: Final = tuple(one.name.lower() for one in MemoryCategory)
 """Names of the categories in reports, in the order of their numbers."""
 
 
@@ -162,7 +162,7 @@ class ModelMark(NamedTuple):
     """Where the memory of a model was at one time, by the clock of the events: (address, bytes) of each storage."""
 
     time_ns: int
-    storages: Mapping[Category, Sequence[tuple[int, int]]]
+    storages: Mapping[MemoryCategory, Sequence[tuple[int, int]]]
 
 
 class Categorized(NamedTuple):
@@ -171,7 +171,7 @@ class Categorized(NamedTuple):
     """
 
     kind: Ints
-    older: Mapping[Category, Ints]
+    older: Mapping[MemoryCategory, Ints]
 
 
 def categorize(paired: PairedEvents, time_ns: Ints, backward: Intervals, marks: Sequence[ModelMark]) -> Categorized:
@@ -185,7 +185,7 @@ def categorize(paired: PairedEvents, time_ns: Ints, backward: Intervals, marks: 
     lives = paired.lifetimes
     kind = _guess(paired, time_ns, backward, has_marks=bool(marks))
     is_marked = np.zeros(len(kind), dtype=bool)
-    older: dict[int, tuple[Category, int]] = {}
+    older: dict[int, tuple[MemoryCategory, int]] = {}
     for mark in marks:
         alive = lives.alive_at(int(np.searchsorted(time_ns, mark.time_ns, side="right")) - 1)
         row_of = dict(zip(lives.address[alive].tolist(), alive.tolist(), strict=True))
@@ -202,7 +202,7 @@ def categorize(paired: PairedEvents, time_ns: Ints, backward: Intervals, marks: 
 def _guess(paired: PairedEvents, time_ns: Ints, backward: Intervals, *, has_marks: bool) -> Ints:
     """Return the category of each lifetime by the times at which it began and ended."""
     lives = paired.lifetimes
-    kind = np.full(len(lives.bytes), Category.UNKNOWN, dtype=np.int64)
+    kind = np.full(len(lives.bytes), MemoryCategory.UNKNOWN, dtype=np.int64)
     ends = np.flatnonzero(lives.freed < paired.event_count)
     begins_ns, ends_ns = time_ns[lives.allocated[ends]], time_ns[lives.freed[ends]]
     last = np.searchsorted(backward[:, 0], begins_ns, side="right") - 1  # the backward that began last before it
@@ -211,16 +211,16 @@ def _guess(paired: PairedEvents, time_ns: Ints, backward: Intervals, *, has_mark
     next_ns = np.append(backward[:, 0], np.iinfo(np.int64).max)[last + 1]
     is_activation = ~is_inside & (ends_ns >= next_ns)
     may_be_gradient = is_inside & (ends_ns >= limits_ns[last])
-    kind[ends] = Category.TEMPORARY
-    kind[ends[is_activation]] = Category.ACTIVATIONS
+    kind[ends] = MemoryCategory.TEMPORARY
+    kind[ends[is_activation]] = MemoryCategory.ACTIVATIONS
     if not has_marks:
-        kind[ends[may_be_gradient]] = Category.UNKNOWN
+        kind[ends[may_be_gradient]] = MemoryCategory.UNKNOWN
     return kind
 
 
-def _follow_older(paired: PairedEvents, older: Mapping[int, tuple[Category, int]]) -> dict[Category, Ints]:
+def _follow_older(paired: PairedEvents, older: Mapping[int, tuple[MemoryCategory, int]]) -> dict[MemoryCategory, Ints]:
     """Return the bytes of older memory by category after each event: of an address until it is first freed."""
-    found: dict[Category, Ints] = {}
+    found: dict[MemoryCategory, Ints] = {}
     freed_at: dict[int, int] = {}
     for event, address in zip(paired.older_event.tolist(), paired.older_address.tolist(), strict=True):
         freed_at.setdefault(address, event)
@@ -242,16 +242,16 @@ def raise_to_known(held: HeldBytes, categorized: Categorized) -> HeldBytes:
 
 
 def split_held(paired: PairedEvents, held: HeldBytes, categorized: Categorized) -> Ints:
-    """Return the bytes held after each event by category, a row for each of `Category`: their sum is `held.held`,
+    """Return the bytes held after each event by category, a row for each of `MemoryCategory`: their sum is `held.held`,
     which has to be raised to what is known of older memory.
     """
     lives = paired.lifetimes
-    change = np.zeros((len(Category), paired.event_count + 1), dtype=np.int64)
+    change = np.zeros((len(MemoryCategory), paired.event_count + 1), dtype=np.int64)
     np.add.at(change, (categorized.kind, lives.allocated), lives.bytes)
     np.add.at(change, (categorized.kind, lives.freed), -lives.bytes)
     split: Ints = np.cumsum(change, axis=1)[:, :-1]
-    split[Category.UNKNOWN] += held.older
+    split[MemoryCategory.UNKNOWN] += held.older
     for category, size in categorized.older.items():
         split[category] += size
-        split[Category.UNKNOWN] -= size
+        split[MemoryCategory.UNKNOWN] -= size
     return split

@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TraceWork:
     """The device work of a trace as columns of equal length, by start."""
 
     row: Ints
@@ -159,12 +159,12 @@ class RankView:
         return len(self.trace.device_work.row) > 0
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> TraceWork:
         """Return the kernels, copies and memsets of the trace."""
         found, events = self.trace.device_work, self.events
         row = found.row
         is_kernel = events.category[row] == Category.KERNEL
-        return Work(
+        return TraceWork(
             row=row,
             name=events.name[row],
             start_ns=events.start_ns[row],

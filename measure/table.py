@@ -85,7 +85,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return {name: self.column(name) for name in self.names}
 
 
-class Block(NamedTuple):
+class TableBlock(NamedTuple):
     """Tables with the same columns and as many rows, as one array of shape (tables, columns, rows)."""
 
     names: tuple[str, ...]
@@ -100,7 +100,7 @@ class Block(NamedTuple):
         return self.values[:, self.names.index(name), :]
 
 
-def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], Block]]:
+def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], TableBlock]]:
     """Yield one block for all tables with the same columns and row count, with the places of these tables.
 
     >>> one, other = Table.from_rows(("step",), [(7,)]), Table.from_rows(("step",), [(8,)])
@@ -116,4 +116,4 @@ def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], Block]]:
         shape = len(found), len(names), row_count
         data = b"".join([tables[place].data for place in found])
         values = np.frombuffer(data, dtype="<i8").reshape(shape) if data else np.empty(shape, dtype=np.int64)
-        yield found, Block(names, values)
+        yield found, TableBlock(names, values)

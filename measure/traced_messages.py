@@ -23,7 +23,7 @@ _PEER, _TAG = 2, 3
 """Places in the recorded inputs of c10d::send and c10d::recv_: tensors, group, rank, tag."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class TracedMessage(msgspec.Struct, frozen=True, array_like=True):
     """One operation of one rank: `send`, `recv`, or `send_recv` where one kernel does both. `peer` and `tag` are None
     when the trace does not have them; `is_by_number` says that the peer is the number of a group whose members the
     trace does not have, taken for that of the run since the rank's own agrees. Times are by the host's clock;
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 def find_messages(
     view: RankView, collectives: Sequence[Collective], base_ns: int, rank: int | None, groups: Sequence[Sequence[int]]
-) -> dict[int, Message]:
+) -> dict[int, TracedMessage]:
     """Return the messages by their place among `collectives`, which are all communication of the trace.
 
     `rank` is the trace's own, `groups` are the members of the process groups that it is in.
@@ -71,7 +71,7 @@ def find_messages(
         blocked_ns = _last_activity(view, rows)
     steps = view.find_step_numbers(launched_ns)
     return {
-        place: Message(
+        place: TracedMessage(
             one.op, address.peer, address.tag, one.bytes, step, one.start_ns, one.duration_ns,
             int(blocked_from) + base_ns, address.is_by_number,
         )
@@ -185,7 +185,7 @@ def _to_global(peer: int | None, rank: int | None, groups: Sequence[Sequence[int
     return named.pop() if len(named) == 1 else None
 
 
-def forget_numbers(by_rank: Mapping[int, Mapping[int, Message]]) -> dict[int, dict[int, Message]]:
+def forget_numbers(by_rank: Mapping[int, Mapping[int, TracedMessage]]) -> dict[int, dict[int, TracedMessage]]:
     """Return the messages of several ranks; if the number of one in its group is not its rank, those of all ranks that
     are known by such numbers alone have no peer.
     """

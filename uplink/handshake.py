@@ -29,7 +29,7 @@ _FAILURES: Final = (
 )
 
 
-class Failure(NamedTuple):
+class HandshakeFailure(NamedTuple):
     """The reason of a failed handshake, if known, and whether ZeroMQ has given up."""
 
     refusal: Refusal | None
@@ -57,17 +57,17 @@ class HandshakeWatch:
         guarded.monitor(name, _FAILURES)
         self.socket.connect(name)
 
-    def read(self) -> Failure:
+    def read(self) -> HandshakeFailure:
         """Return the reason of the next failed handshake. Call it when `socket` is readable."""
         event, value = _EVENT.unpack(self.socket.recv_multipart(zmq.NOBLOCK)[0])
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return Failure(self._describe_not_allowed(), gave_up=True)
+            return HandshakeFailure(self._describe_not_allowed(), gave_up=True)
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             is_mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-            return Failure(self._describe_mismatch() if is_mismatch else None, gave_up=True)
+            return HandshakeFailure(self._describe_mismatch() if is_mismatch else None, gave_up=True)
         self._broken += 1
         is_sure = self._keys is not None and self._broken >= BROKEN_MAX
-        return Failure(self._describe_wrong_key() if is_sure else None, gave_up=False)
+        return HandshakeFailure(self._describe_wrong_key() if is_sure else None, gave_up=False)
 
     def close(self) -> None:
         """Stop watching."""

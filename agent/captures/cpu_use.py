@@ -29,7 +29,7 @@ class Readings(NamedTuple):
     all_ns: int | None
 
 
-class CpuUse:
+class CpuUseNotes:
     """Notes of the captures of this process, on the training thread."""
 
     def __init__(self, guard: Guard, read: Callable[[], Readings] | None = None) -> None:

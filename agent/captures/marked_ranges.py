@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, Final
 
 from rankscope.agent import scopes
-from rankscope.agent.capture_settings import CaptureOptions
+from rankscope.agent.capture_settings import RecordOptions
 from rankscope.agent.captures.trace_recording import PART
 from rankscope.agent.guard import Guard
 from rankscope.measure.capture_limits import MODULE_PREFIX, MODULES_KEY
@@ -70,7 +70,7 @@ class MarkedRanges:
         self._is_traced = scopes.find_tracing_check(sys.modules.get("torch"))
         scopes.learn_torch(sys.modules.get("torch"))
 
-    def begin(self, options: CaptureOptions) -> None:
+    def begin(self, options: RecordOptions) -> None:
         """Mark ranges from now on, for a capture with these options. On the training thread."""
         scopes.switch.turn_on(self._make_range, self._on_error)
         if options.modules:

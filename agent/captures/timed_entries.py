@@ -43,7 +43,7 @@ class TimedEntry(NamedTuple):
     bytes: int | None
 
 
-class Reading(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class RecorderReading(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What the recorder had at `taken_wall_ns`, just before the dump was made.
 
     `entries` are the collectives of devices from the last one before the time asked for, oldest first. `recorded` is
@@ -87,17 +87,17 @@ class _Dump(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Dump)
 
 
-def parse_dump(text: bytes | str, *, taken_wall_ns: int, since_wall_ns: int) -> Reading:
+def parse_dump(text: bytes | str, *, taken_wall_ns: int, since_wall_ns: int) -> RecorderReading:
     """Return the collectives since `since_wall_ns` and the last one before. Raise msgspec.MsgspecError, IndexError or
     RecursionError if the text is no dump.
     """
     found = sorted(_decoder.decode(text).entries, key=lambda one: one.record_id)
     if not found:
-        return Reading(taken_wall_ns=taken_wall_ns)
+        return RecorderReading(taken_wall_ns=taken_wall_ns)
     of_devices = [one for one in found if not one.is_p2p and not one.profiling_name.startswith(HOST_PREFIXES)]
     before = sum(one.time_created_ns < since_wall_ns for one in of_devices)
     last_over = _find_last_over(of_devices, taken_wall_ns)
-    return Reading(
+    return RecorderReading(
         taken_wall_ns=taken_wall_ns,
         entries=[
             _to_timed_entry(one, is_over=one.record_id <= last_over.get(one.process_group[0], -1))

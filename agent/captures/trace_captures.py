@@ -13,18 +13,25 @@ import msgspec
 
 from rankscope.agent.capture_settings import (
     PLAIN_COST,
-    CaptureOptions,
     CaptureSteps,
+    RecordOptions,
     is_url,
     parse_options,
     parse_schedule,
 )
 from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTrace
-from rankscope.agent.captures.cpu_use import CpuUse
+from rankscope.agent.captures.cpu_use import CpuUseNotes
 from rankscope.agent.captures.marked_ranges import MarkedRanges, find_modules_obstacle
 from rankscope.agent.captures.model_memory import ModelMemory
 from rankscope.agent.captures.trace_files import TraceFiles, Written
-from rankscope.agent.captures.trace_recording import ANOTHER, ANOTHER_THREAD, PART, Profile, RawCapture, TraceRecording
+from rankscope.agent.captures.trace_recording import (
+    ANOTHER,
+    ANOTHER_THREAD,
+    PART,
+    ProfilerSession,
+    RawCapture,
+    TraceRecording,
+)
 from rankscope.agent.captures.trace_uploads import TraceUploads, Uploaded
 from rankscope.agent.config import ON_DEMAND, AgentConfig
 from rankscope.agent.guard import Guard, log_line
@@ -46,7 +53,7 @@ REFUSED_KEPT: Final = 8
 MB: Final = 1_000_000
 
 
-class Refused(NamedTuple):
+class RefusedCapture(NamedTuple):
     """A capture that was refused, and why."""
 
     steps: CaptureSteps
@@ -58,7 +65,7 @@ class Order(NamedTuple):
     expected to stop training; None: however long. `bytes_max`: the largest size of the file, 0: as large as any.
     """
 
-    options: CaptureOptions
+    options: RecordOptions
     pause_ns_max: int | None = None
     bytes_max: int = 0
 
@@ -90,7 +97,7 @@ class TraceCaptures:
         graphs: GraphCaptures,
         *,
         settle: Callable[[float], bool] = lambda _limit_s: True,
-        make_session: Callable[[CaptureSteps], Profile] | None = None,
+        make_session: Callable[[CaptureSteps], ProfilerSession] | None = None,
         make_uploads: Callable[[str], TraceUploads] = TraceUploads,
         script_profilers: int = 0,
     ) -> None:
@@ -111,8 +118,8 @@ class TraceCaptures:
             restart_count=identity.restart_count,
         )
         self._finished: Ring[RawCapture] = Ring(WAITING_MAX)
-        self._refused: Ring[Refused] = Ring(REFUSED_KEPT)
-        self._pauses_a_step_ns: dict[CaptureOptions, float] = {}
+        self._refused: Ring[RefusedCapture] = Ring(REFUSED_KEPT)
+        self._pauses_a_step_ns: dict[RecordOptions, float] = {}
         self._keeps_traces = config.full_windows and config.device_windows == ON_DEMAND
         self.outcomes: list[Outcome] = []
         """Outcomes of ordered captures that nobody has fetched yet. Of the agent thread."""
@@ -127,13 +134,13 @@ class TraceCaptures:
         """CPU time of writing files on the agent thread so far."""
         self._ranges = ranges = MarkedRanges(guard)
         self._model_memory = ModelMemory(guard)
-        self._cpu_use = CpuUse(guard)
+        self._cpu_use = CpuUseNotes(guard)
         self.recording = TraceRecording(
             self._begin,
             parse_schedule(config.capture_schedule),
             guard,
             on_finished=self._finished.append,
-            on_refused=lambda steps, reason: self._refused.append(Refused(steps, reason)),
+            on_refused=lambda steps, reason: self._refused.append(RefusedCapture(steps, reason)),
             find_obstacle=self._find_obstacle,
             on_running=lambda steps: mark_beside(
                 ranges, self._model_memory, self._cpu_use, None if steps is None else self._options_of(steps)
@@ -192,7 +199,7 @@ class TraceCaptures:
         if not self.recording.is_on(order_id):
             self._orders.pop(order_id, None)
 
-    def expect_pause_ns(self, steps: int, options: CaptureOptions) -> float | None:
+    def expect_pause_ns(self, steps: int, options: RecordOptions) -> float | None:
         """Return for how long a capture of so many steps is expected to stop training: as measured by the last one with
         these options, else by the events of the last full window. None: neither is known.
         """
@@ -227,7 +234,7 @@ class TraceCaptures:
         order = self._orders.get(steps.order_id)
         options, bytes_max = (self._options, 0) if order is None else (order.options, order.bytes_max)
         written = self._files.write(capture, bytes_max)
-        if self._keeps_traces and options == CaptureOptions() and not written.problem:
+        if self._keeps_traces and options == RecordOptions() and not written.problem:
             # Before it is uploaded, and deleted.
             self.plain_traces.append(read_trace(written, capture.wall_minus_host_ns))
         if self._uploads is not None and not written.problem:
@@ -259,7 +266,7 @@ class TraceCaptures:
         """Refuse what is due at the begin of this step, if anything is: training has just changed its thread."""
         self.recording.refuse(step, ANOTHER_THREAD)
 
-    def _begin(self, steps: CaptureSteps) -> Profile:
+    def _begin(self, steps: CaptureSteps) -> ProfilerSession:
         if steps.order_id:
             text = f"capturing {steps}, as the collector has ordered. {self._describe_price(steps)}"
             log_once_per_node(text, self._environment, topic=f"capturing {steps.order_id}")
@@ -269,7 +276,7 @@ class TraceCaptures:
         self._ranges.session = self._model_memory.session = self._cpu_use.session = session
         return session
 
-    def _options_of(self, steps: CaptureSteps) -> CaptureOptions:
+    def _options_of(self, steps: CaptureSteps) -> RecordOptions:
         """Return what is recorded. Where modules cannot be marked, the stacks that are asked for show them, too."""
         order = self._orders.get(steps.order_id)
         options = self._options if order is None else order.options
@@ -322,7 +329,7 @@ class TraceCaptures:
         log_once_per_node(text, self._environment, topic=f"capture {reason}")
 
 
-def mark_beside(ranges: MarkedRanges, memory: ModelMemory, cpu: CpuUse, options: CaptureOptions | None) -> None:
+def mark_beside(ranges: MarkedRanges, memory: ModelMemory, cpu: CpuUseNotes, options: RecordOptions | None) -> None:
     """Begin what is marked and noted beside a capture with these options; None: end it, and raise nothing."""
     if options is None:
         ranges.end()
@@ -385,7 +392,7 @@ def read_trace(written: Written, wall_minus_host_ns: int) -> CapturedTrace:
     return CapturedTrace(written.steps, data, wall_minus_host_ns)
 
 
-def make_profile(steps: CaptureSteps, options: CaptureOptions) -> Any:
+def make_profile(steps: CaptureSteps, options: RecordOptions) -> Any:
     """Return a `torch.profiler.profile` that marks its steps by the agent's numbers. Raises the error of a torch that
     lacks one of these names.
     """

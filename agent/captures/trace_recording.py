@@ -39,7 +39,7 @@ ANOTHER_THREAD = "training went on on another thread"
 TOO_LONG = f"it lasted longer than {CAPTURE_NS_MAX // NS_PER_S} s"
 
 
-class Profile(Protocol):
+class ProfilerSession(Protocol):
     """A session of torch's profiler, as `torch.profiler.profile`. Begun, continued and ended on one thread."""
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class RawCapture(NamedTuple):
     converts the times in its trace to the host clock.
     """
 
-    profile: Profile
+    profile: ProfilerSession
     steps: CaptureSteps
     pause_ns: int
     cut: str = ""
@@ -87,7 +87,7 @@ class TraceRecording:
 
     def __init__(
         self,
-        make_profile: Callable[[CaptureSteps], Profile],
+        make_profile: Callable[[CaptureSteps], ProfilerSession],
         schedule: CaptureSchedule | None,
         guard: Guard,
         *,
@@ -119,7 +119,7 @@ class TraceRecording:
         self._asked_steps = 0
         self._ordered: CaptureSteps | None = None  # set by the agent thread, taken by the training thread
         self._called_off = ""
-        self._running: tuple[Profile, CaptureSteps] | None = None
+        self._running: tuple[ProfilerSession, CaptureSteps] | None = None
         self._is_ours = False  # whether torch's profiler begins or ends because of us
         self._script_profilers = script_profilers
         self._thread = get_ident()

@@ -11,7 +11,7 @@ DTYPES: Final = {CPU: ("float32", "bfloat16"), CUDA: ("float32", "float16", "bfl
 """Number formats of the matrix products, by torch's names. On a CPU float16 is computed without vector instructions."""
 
 
-class Check(NamedTuple):
+class NodeCheck(NamedTuple):
     """One check. `ratio_min` is the smallest ratio of the peers' rate to the own one that may be called slow."""
 
     name: str
@@ -50,7 +50,7 @@ def name_matmul(dtype: str) -> str:
     return f"matmul_{dtype}"
 
 
-def list_checks(kind: str) -> tuple[Check, ...]:
+def list_checks(kind: str) -> tuple[NodeCheck, ...]:
     """Return the checks of ranks on a kind of device (CPU or CUDA), in the order in which they run.
 
     >>> [check.name for check in list_checks(CPU)]
@@ -59,19 +59,19 @@ def list_checks(kind: str) -> tuple[Check, ...]:
     is_cuda = kind == CUDA
     own, network = (GPU_RATIO_MIN, NETWORK_RATIO_MIN) if is_cuda else (CPU_RATIO_MIN, HOST_NETWORK_RATIO_MIN)
     copies = (
-        Check(TO_DEVICE, "copy host to device", "GB/s", of_node=False, ratio_min=1.25),
-        Check(TO_HOST, "copy device to host", "GB/s", of_node=False, ratio_min=1.25),
+        NodeCheck(TO_DEVICE, "copy host to device", "GB/s", of_node=False, ratio_min=1.25),
+        NodeCheck(TO_HOST, "copy device to host", "GB/s", of_node=False, ratio_min=1.25),
     )
     return (
         *(
-            Check(
+            NodeCheck(
                 name_matmul(dtype), f"matmul {dtype}", "TFLOP/s" if is_cuda else "GFLOP/s", of_node=False, ratio_min=own
             )
             for dtype in DTYPES[kind]
         ),
-        Check(MEMORY, "memory bandwidth", "GB/s", of_node=False, ratio_min=own),
+        NodeCheck(MEMORY, "memory bandwidth", "GB/s", of_node=False, ratio_min=own),
         *(copies if is_cuda else ()),
-        Check(DISK, "disk write and fsync", "GB/s", of_node=True, ratio_min=DISK_RATIO_MIN),
-        Check(NODE_ALL_REDUCE, "all-reduce in the node", "GB/s", of_node=True, ratio_min=network),
-        Check(PAIRS, "exchange with other nodes", "GB/s", of_node=True, ratio_min=network),
+        NodeCheck(DISK, "disk write and fsync", "GB/s", of_node=True, ratio_min=DISK_RATIO_MIN),
+        NodeCheck(NODE_ALL_REDUCE, "all-reduce in the node", "GB/s", of_node=True, ratio_min=network),
+        NodeCheck(PAIRS, "exchange with other nodes", "GB/s", of_node=True, ratio_min=network),
     )

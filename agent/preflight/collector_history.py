@@ -14,9 +14,9 @@ import zmq
 
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import read_launch_config
-from rankscope.agent.preflight.files import Line
+from rankscope.agent.preflight.files import PreflightLine
 from rankscope.agent.preflight.judgement import Past
-from rankscope.agent.preflight.results import Report
+from rankscope.agent.preflight.results import PreflightReport
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError, UnavailableError
@@ -93,7 +93,7 @@ class CollectorHistory:
                         past.setdefault(check, {}).setdefault(names[one.node], []).append(rate)
         return past
 
-    def keep(self, report: Report, line: Line, *, forgets_past: bool = False) -> None:
+    def keep(self, report: PreflightReport, line: PreflightLine, *, forgets_past: bool = False) -> None:
         """Let the collector keep what a pre-flight says of its nodes, and return when that is in its store.
         `forgets_past` lets it delete what it has of them so far. Raise UnavailableError.
         """
@@ -186,7 +186,7 @@ def _receive(connection: Connection) -> Iterator[PreflightAnswer]:
             yield message
 
 
-def list_outcomes(report: Report, line: Line) -> list[NodeOutcome]:
+def list_outcomes(report: PreflightReport, line: PreflightLine) -> list[NodeOutcome]:
     """Return what a pre-flight says of each of its nodes; `line` has their rates and devices."""
     reasons = {one.node: one.reasons for one in report.named}
     not_named = NOT_JUDGED if report.status == "not_judged" else NOT_NAMED

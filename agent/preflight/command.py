@@ -13,12 +13,12 @@ import msgspec
 
 from rankscope.agent.guard import describe, log_line, print_traceback
 from rankscope.agent.identity import read_identity
-from rankscope.agent.preflight.ending import Watch, block_sigterm, leave
+from rankscope.agent.preflight.ending import DeadlineWatch, block_sigterm, leave
 from rankscope.agent.preflight.files import find_hosts
 from rankscope.agent.preflight.meeting import IncompleteError, Meeting
 from rankscope.agent.preflight.options import parse_options
 from rankscope.agent.preflight.past import NodesPast
-from rankscope.agent.preflight.results import EXIT_STATUS, Named, Report, Status
+from rankscope.agent.preflight.results import EXIT_STATUS, NamedNode, PreflightReport, Status
 from rankscope.agent.preflight.text import build_sentence, collect_reasons, describe_slow, render
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.environ["RANKSCOPE"] = "0"  # a pre-flight is no training to be measured
     identity = read_identity(os.environ, "preflight", os.environ.get("RANKSCOPE_NODE", ""))
     say = _Speaker(identity)
-    watch = Watch(say, JOIN_S + options.wait_s, INCOMPLETE)
+    watch = DeadlineWatch(say, JOIN_S + options.wait_s, INCOMPLETE)
     try:
         watch.start()
         status = _run(options, identity, watch)
@@ -84,16 +84,16 @@ class _Speaker:
             log_line(f"preflight: rank {self._identity.rank} ({self._identity.node}): {text}")
 
 
-def _run(options: Namespace, identity: RankIdentity, watch: Watch) -> int:
+def _run(options: Namespace, identity: RankIdentity, watch: DeadlineWatch) -> int:
     """Return the exit status, the same at all ranks."""
     import torch.distributed  # noqa: PLC0415 - SIGTERM is blocked before torch starts threads
 
     dist: Any = torch.distributed  # not all of it is exported for type checkers
-    from rankscope.agent.preflight.local_checks import Device  # noqa: PLC0415
+    from rankscope.agent.preflight.local_checks import CheckedDevice  # noqa: PLC0415
     from rankscope.agent.preflight.runner import Member, Runner  # noqa: PLC0415
 
     past = NodesPast(options.history, options.collector, options.wait_s, forgets=options.forget_past)
-    device = Device(identity.local_rank)
+    device = CheckedDevice(identity.local_rank)
     watch.stage = "meeting the other ranks"
     store = _open_store(dist)
     meeting = Meeting(store, identity.rank, identity.world_size, options.wait_s)
@@ -140,7 +140,7 @@ def _open_store(dist: Any) -> Any:
     return dist.PrefixStore("rankscope_preflight", store)
 
 
-def build_report(results: Any, took_s: float, mistakes: Sequence[str], past: str = "") -> Report:
+def build_report(results: Any, took_s: float, mistakes: Sequence[str], past: str = "") -> PreflightReport:
     """Return what is concluded from the results of all ranks; `mistakes` become its first notes. `past`: see Report."""
     ranks, found = results.ranks, results.judgement
     checks = {check.name: check for check in results.checks}
@@ -149,14 +149,14 @@ def build_report(results: Any, took_s: float, mistakes: Sequence[str], past: str
     links = tuple(describe_slow(one, checks[one.check], ranks) for one in found.slow if one.other)
     status: Status = "named" if reasons or links else "none_named" if found.compared else "not_judged"
     absent = _collect_absent(ranks, checks)
-    return Report(
+    return PreflightReport(
         wall_s=time.time(),
         took_s=took_s,
         status=status,
         sentence=build_sentence(list(reasons), len(links), len(nodes), found.compared),
         ranks=len(ranks),
         nodes=nodes,
-        named=tuple(Named(node=node, reasons=tuple(why)) for node, why in reasons.items()),
+        named=tuple(NamedNode(node=node, reasons=tuple(why)) for node, why in reasons.items()),
         links=links,
         compared=found.compared,
         not_compared={**found.not_compared, **absent},
@@ -178,7 +178,7 @@ def _collect_absent(ranks: Sequence[Any], checks: Mapping[str, Any]) -> dict[str
     return absent
 
 
-def _write(options: Namespace, report: Report, text: str) -> None:
+def _write(options: Namespace, report: PreflightReport, text: str) -> None:
     """Write the files that were asked for; `text` is the report as JSON. One that cannot be written costs a line on
     stderr, and not the others.
     """

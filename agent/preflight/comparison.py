@@ -28,7 +28,7 @@ RANGE_OVER_SIGMA: Final = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326}
 RANGE_PEERS_MAX: Final = max(RANGE_OVER_SIGMA)
 
 
-class Comparison(NamedTuple):
+class RateComparison(NamedTuple):
     """Own median, median of the peers' medians, both as rates; their ratio own / peers, and its distance from noise."""
 
     own: float
@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
     is_slow: bool
 
 
-def compare(own: Sequence[float], peers: Sequence[Sequence[float]], ratio_min: float) -> Comparison:
+def compare(own: Sequence[float], peers: Sequence[Sequence[float]], ratio_min: float) -> RateComparison:
     """Return how the rate of a subject compares with those of its peers, two or more; each has one value or more, > 0.
 
     >>> peers = [[10.0, 10.1, 9.9], [10.2, 10.1, 10.3], [9.9, 9.8, 10.0]]
@@ -55,7 +55,7 @@ def compare(own: Sequence[float], peers: Sequence[Sequence[float]], ratio_min: f
     within = statistics.median(median_error(values, NEIGHBORS_AS_ONE) for values in peer_logs)
     sigma = max(SIGMA_FLOOR, find_spread(medians), within, median_error(own_logs, 1))
     deviations = excess / sigma
-    return Comparison(
+    return RateComparison(
         own=math.exp(statistics.median(own_logs)),
         against=math.exp(statistics.median(medians)),
         ratio=round(math.exp(-excess), 6),

@@ -16,11 +16,11 @@ POLL_S: Final = 0.5
 
 
 def block_sigterm() -> None:
-    """Leave SIGTERM to `Watch`. Call it before any other thread begins: threads inherit what is blocked."""
+    """Leave SIGTERM to `DeadlineWatch`. Call it before any other thread begins: threads inherit what is blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-class Watch:
+class DeadlineWatch:
     """Thread that ends the process on SIGTERM, and after the deadline.
 
     `stage` is what the process is at, and `status` its exit status; the main thread sets both.

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.preflight.checks import Check
+from rankscope.agent.preflight.checks import NodeCheck
 from rankscope.agent.preflight.judgement import find_slowest, list_subjects
-from rankscope.agent.preflight.results import RankResults, Report
+from rankscope.agent.preflight.results import PreflightReport, RankResults
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.preflights import PAST_MAX
 
@@ -20,7 +20,7 @@ HISTORY_BYTES_MAX: Final = 16 * 2**20
 """How much of the end of a history is read: some thousand pre-flights of 32 nodes."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class PreflightLine(msgspec.Struct, frozen=True, kw_only=True):
     """One pre-flight in a history: rates of the slowest rank by node and check, devices by node, and who was named."""
 
     wall_s: float
@@ -29,10 +29,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     named: tuple[str, ...] = ()
 
 
-class History:
+class PreflightHistory:
     """The earlier pre-flights in a file of JSON lines. `unreadable` counts lines that are none."""
 
-    def __init__(self, lines: Sequence[Line], unreadable: int = 0) -> None:
+    def __init__(self, lines: Sequence[PreflightLine], unreadable: int = 0) -> None:
         self._lines = lines
         self.unreadable = unreadable
 
@@ -52,7 +52,7 @@ class History:
         return {check: {node: rates[-PAST_MAX:] for node, rates in nodes.items()} for check, nodes in past.items()}
 
 
-def read_history(path: str) -> History:
+def read_history(path: str) -> PreflightHistory:
     """Return the pre-flights in a file; none where there is no file yet. Raise UnavailableError."""
     try:
         with open(path, "rb") as file:
@@ -60,25 +60,25 @@ def read_history(path: str) -> History:
             file.seek(max(0, size - HISTORY_BYTES_MAX))
             parts = file.read(HISTORY_BYTES_MAX).splitlines()
     except FileNotFoundError:
-        return History(())
+        return PreflightHistory(())
     except OSError as error:
         raise UnavailableError(f"the history {path} cannot be read: {error.strerror}. Name another file.") from error
     lines, unreadable = [], 0
     for part in parts[1 if size > HISTORY_BYTES_MAX else 0 :]:
         try:
-            lines.append(msgspec.json.decode(part, type=Line))
+            lines.append(msgspec.json.decode(part, type=PreflightLine))
         except msgspec.MsgspecError:
             unreadable += 1
-    return History(lines, unreadable)
+    return PreflightHistory(lines, unreadable)
 
 
-def build_line(report: Report, checks: Sequence[Check]) -> Line:
+def build_line(report: PreflightReport, checks: Sequence[NodeCheck]) -> PreflightLine:
     """Return the line of a pre-flight for the history."""
     rates: dict[str, dict[str, float]] = {}
     for check in checks:
         for node, subject in find_slowest(list_subjects(report.results, check)).items():
             rates.setdefault(node, {})[check.name] = statistics.median(subject.values)
-    return Line(
+    return PreflightLine(
         wall_s=report.wall_s,
         devices={one.node: one.device for one in report.results},
         rates=rates,
@@ -86,7 +86,7 @@ def build_line(report: Report, checks: Sequence[Check]) -> Line:
     )
 
 
-def append_history(path: str, line: Line) -> None:
+def append_history(path: str, line: PreflightLine) -> None:
     """Add a line to a history in one write. Raise UnavailableError."""
     try:
         with open(path, "ab", buffering=0) as file:
@@ -97,7 +97,7 @@ def append_history(path: str, line: Line) -> None:
         ) from error  # fmt: skip
 
 
-def find_hosts(report: Report) -> tuple[list[str], list[str]]:
+def find_hosts(report: PreflightReport) -> tuple[list[str], list[str]]:
     """Return the named nodes that are host names, and those that are none and so cannot be excluded."""
     names = [one.node for one in report.named]
     return [name for name in names if HOST_NAME.fullmatch(name)], [n for n in names if not HOST_NAME.fullmatch(n)]

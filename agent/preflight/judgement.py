@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rankscope.agent.preflight.checks import PAIRS, Check
+from rankscope.agent.preflight.checks import PAIRS, NodeCheck
 from rankscope.agent.preflight.comparison import PEERS_MIN, compare
 from rankscope.agent.preflight.results import RankResults, Slow
 
@@ -18,7 +18,7 @@ Past = Mapping[str, Mapping[str, Sequence[float]]]
 """Rates of earlier pre-flights by check and node, the latest last."""
 
 
-class Subject(NamedTuple):
+class ComparedSubject(NamedTuple):
     """What is compared: a rank or a node. `group` is equal for those that can be compared; `values` are not empty."""
 
     node: str
@@ -35,7 +35,7 @@ class Judgement(NamedTuple):
     not_compared: dict[str, str]
 
 
-def judge(results: Sequence[RankResults], checks: Sequence[Check], past: Past) -> Judgement:
+def judge(results: Sequence[RankResults], checks: Sequence[NodeCheck], past: Past) -> Judgement:
     """Return what is slow in the results of all ranks; `past` has the rates of earlier pre-flights."""
     slow: list[Slow] = []
     compared: list[str] = []
@@ -54,13 +54,13 @@ def judge(results: Sequence[RankResults], checks: Sequence[Check], past: Past) -
     return Judgement(tuple(slow), tuple(compared), not_compared)
 
 
-def list_subjects(results: Sequence[RankResults], check: Check) -> list[Subject]:
+def list_subjects(results: Sequence[RankResults], check: NodeCheck) -> list[ComparedSubject]:
     """Return the subjects of a check that have a value. A node's group includes the number of its ranks."""
     if check.name == PAIRS:
         return _list_exchanges(results)
     ranks_of = {one.node: sum(other.node == one.node for other in results) for one in results}
     return [
-        Subject(
+        ComparedSubject(
             one.node,
             None if check.of_node else one.rank,
             f"{one.device}, {ranks_of[one.node]} ranks a node" if check.of_node else one.device,
@@ -71,7 +71,7 @@ def list_subjects(results: Sequence[RankResults], check: Check) -> list[Subject]
     ]
 
 
-def find_slow_links(results: Sequence[RankResults], check: Check, slow_nodes: set[str]) -> list[Slow]:
+def find_slow_links(results: Sequence[RankResults], check: NodeCheck, slow_nodes: set[str]) -> list[Slow]:
     """Return the pairs of nodes, none of them slow itself, whose exchange was slower than those of the other pairs."""
     pairs = {
         pair: values for pair, values in merge_pairs(results).items() if not slow_nodes.intersection(pair)
@@ -110,18 +110,18 @@ def _are_better_elsewhere(pair: tuple[str, str], pairs: Mapping[tuple[str, str],
     )
 
 
-def _list_exchanges(results: Sequence[RankResults]) -> list[Subject]:
+def _list_exchanges(results: Sequence[RankResults]) -> list[ComparedSubject]:
     pairs = merge_pairs(results)
     devices = {one.node: one.device for one in results}
     subjects = []
     for node, device in devices.items():
         own = [values for pair, values in pairs.items() if node in pair]
         if own:
-            subjects.append(Subject(node, None, device, max(own, key=statistics.median)))
+            subjects.append(ComparedSubject(node, None, device, max(own, key=statistics.median)))
     return subjects
 
 
-def _judge_peers(subjects: Sequence[Subject], check: Check) -> tuple[list[Slow], str, bool]:
+def _judge_peers(subjects: Sequence[ComparedSubject], check: NodeCheck) -> tuple[list[Slow], str, bool]:
     """Return what is slow, the reason if anything with a value could not be compared, and whether anything could."""
     if not subjects:
         return [], "no values", False
@@ -146,9 +146,9 @@ def _judge_peers(subjects: Sequence[Subject], check: Check) -> tuple[list[Slow],
     return slow, reason, had_peers
 
 
-def find_slowest(subjects: Iterable[Subject]) -> dict[str, Subject]:
+def find_slowest(subjects: Iterable[ComparedSubject]) -> dict[str, ComparedSubject]:
     """Return the subject with the lowest median rate of each node."""
-    slowest: dict[str, Subject] = {}
+    slowest: dict[str, ComparedSubject] = {}
     for one in subjects:
         known = slowest.get(one.node)
         if known is None or statistics.median(one.values) < statistics.median(known.values):
@@ -157,7 +157,7 @@ def find_slowest(subjects: Iterable[Subject]) -> dict[str, Subject]:
 
 
 def _judge_past(
-    subjects: Sequence[Subject], check: Check, past: Mapping[str, Sequence[float]]
+    subjects: Sequence[ComparedSubject], check: NodeCheck, past: Mapping[str, Sequence[float]]
 ) -> tuple[list[Slow], bool]:
     """Return the nodes whose slowest rank is slower than it was, and whether every node has enough of a past."""
     slow, slowest = [], find_slowest(subjects)
@@ -193,7 +193,7 @@ def confirm(first: Sequence[Slow], again: Sequence[Slow], repeated: Collection[s
     return tuple(one for one in again if (one.check, one.node, one.rank, one.other, one.is_past) in before)
 
 
-def describe_unconfirmed(first: Sequence[Slow], checks: Sequence[Check], repeated: Collection[str]) -> list[str]:
+def describe_unconfirmed(first: Sequence[Slow], checks: Sequence[NodeCheck], repeated: Collection[str]) -> list[str]:
     """Return for each check that was slow and not measured again where that was."""
     said = []
     for check in checks:

@@ -32,7 +32,7 @@ PARTS_MIN: Final = 3
 """Parts that are measured even if they take longer than the time given."""
 
 
-class Device:
+class CheckedDevice:
     """The device of this rank: its GPU where torch finds one, otherwise the CPU."""
 
     def __init__(self, local_rank: int) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rankscope.agent.preflight.checks import GIGA
-from rankscope.agent.preflight.local_checks import Device
+from rankscope.agent.preflight.local_checks import CheckedDevice
 from rankscope.agent.preflight.results import ClockOffset, Measured
 from rankscope.measure.units import NS_PER_S
 
@@ -32,7 +32,9 @@ class Network:
     `nodes` has the ranks of each node. `device` is None where a rank has no GPU: then data is in host memory.
     """
 
-    def __init__(self, rank: int, nodes: Sequence[Sequence[int]], device: Device | None, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, nodes: Sequence[Sequence[int]], device: CheckedDevice | None, timeout_s: float
+    ) -> None:
         self.backend = "nccl" if device is not None and dist.is_nccl_available() else "gloo"
         self._device = device
         self._own = next(ranks for ranks in nodes if rank in ranks)

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from rankscope.agent.guard import log_line
-from rankscope.agent.preflight.checks import Check
+from rankscope.agent.preflight.checks import NodeCheck
 from rankscope.agent.preflight.collector_history import ANSWER_S, CollectorHistory, find_collector
 from rankscope.agent.preflight.comparison import PEERS_MIN
-from rankscope.agent.preflight.files import History, append_history, build_line, read_history
+from rankscope.agent.preflight.files import PreflightHistory, append_history, build_line, read_history
 from rankscope.agent.preflight.judgement import Past
-from rankscope.agent.preflight.results import RankResults, Report
+from rankscope.agent.preflight.results import PreflightReport, RankResults
 from rankscope.measure.errors import UnavailableError
 
 
@@ -29,7 +29,7 @@ class NodesPast:
         self._wait_s = min(ANSWER_S, wait_s)
         self._collector: CollectorHistory | None = None
         self._known: Past = {}
-        self._file: History | None = None
+        self._file: PreflightHistory | None = None
         self.mistakes: list[str] = []
 
     def read(self, devices: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ class NodesPast:
         has = "has" if len(known & nodes) == 1 else "have"
         return f"{len(known & nodes)} of {len(nodes)} nodes {has} {PEERS_MIN} or more earlier pre-flights in {where}"
 
-    def keep(self, report: Report, checks: Sequence[Check]) -> None:
+    def keep(self, report: PreflightReport, checks: Sequence[NodeCheck]) -> None:
         """Let the collector keep a pre-flight, and add it to the file. What fails is a line on stderr."""
         line = build_line(report, checks)
         keeping: list[Callable[[], None]] = []

@@ -67,7 +67,7 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
     other: str = ""
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
+class NamedNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is named, and why: one sentence for each reason."""
 
     node: str
@@ -80,7 +80,7 @@ EXIT_STATUS: dict[Status, int] = {"none_named": 0, "named": 1, "not_judged": 3, 
 """Exit status of every rank. 2 is wrong usage, as in argparse."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a pre-flight concluded; `--json-file` writes it, with the values of every rank. `past` says of how many
     nodes there were enough earlier pre-flights, and where; empty where none were asked for.
     """
@@ -92,7 +92,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     ranks: int
     nodes: tuple[str, ...]
-    named: tuple[Named, ...] = ()
+    named: tuple[NamedNode, ...] = ()
     links: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
     not_compared: dict[str, str] = {}

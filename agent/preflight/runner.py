@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.preflight.checks import CUDA, DISK, NODE_ALL_REDUCE, PAIRS, Check, list_checks
-from rankscope.agent.preflight.ending import Watch
+from rankscope.agent.preflight.checks import CUDA, DISK, NODE_ALL_REDUCE, PAIRS, NodeCheck, list_checks
+from rankscope.agent.preflight.ending import DeadlineWatch
 from rankscope.agent.preflight.faults import Sensors, find_clock_notes
 from rankscope.agent.preflight.judgement import Judgement, Past, confirm, describe_unconfirmed, judge
-from rankscope.agent.preflight.local_checks import CpuShare, Device, measure_disk
+from rankscope.agent.preflight.local_checks import CheckedDevice, CpuShare, measure_disk
 from rankscope.agent.preflight.meeting import Meeting
 from rankscope.agent.preflight.network import Network, measure_clocks, pair_rounds
 from rankscope.agent.preflight.results import Measured, PairRates, RankResults
@@ -47,7 +47,7 @@ class Results(msgspec.Struct, kw_only=True):
 
     ranks: list[RankResults]
     judgement: Judgement
-    checks: tuple[Check, ...]
+    checks: tuple[NodeCheck, ...]
     left_out: tuple[str, ...]
 
 
@@ -57,8 +57,8 @@ class Runner:
     def __init__(
         self,
         meeting: Meeting,
-        watch: Watch,
-        device: Device,
+        watch: DeadlineWatch,
+        device: CheckedDevice,
         *,
         rank: int,
         members: Sequence[Member],
@@ -139,7 +139,7 @@ class Runner:
         )
         return may == RUN
 
-    def _run(self, check: Check, network: Network, disk_folder: str, *, which: str, ratio_max: float) -> bool:
+    def _run(self, check: NodeCheck, network: Network, disk_folder: str, *, which: str, ratio_max: float) -> bool:
         """Run a check with all ranks; return False where there was no time for it. Replaces earlier values."""
         stage = f"{check.title} ({which})"
         if check.name == PAIRS:
@@ -151,7 +151,7 @@ class Runner:
             self.results.checks[check.name] = measured
         return True
 
-    def _measure(self, check: Check, network: Network, disk_folder: str) -> Measured | None:
+    def _measure(self, check: NodeCheck, network: Network, disk_folder: str) -> Measured | None:
         if check.name == NODE_ALL_REDUCE:
             return network.measure_node_all_reduce()
         if check.name == DISK:

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankscope.agent.preflight.checks import Check
+from rankscope.agent.preflight.checks import NodeCheck
 from rankscope.agent.preflight.judgement import find_slowest, list_subjects
-from rankscope.agent.preflight.results import RankResults, Report, Slow
+from rankscope.agent.preflight.results import PreflightReport, RankResults, Slow
 from rankscope.measure.text import to_line
 
 NODES_SHOWN_MAX: Final = 32
@@ -17,7 +17,7 @@ CPU_SHARE_RATIO: Final = 0.8
 """Share of the CPU beside that of the peers below which it explains a slow matrix product."""
 
 
-def describe_slow(slow: Slow, check: Check, results: Sequence[RankResults]) -> str:
+def describe_slow(slow: Slow, check: NodeCheck, results: Sequence[RankResults]) -> str:
     """Return the sentence about a slow check of a node, a rank or a link."""
     own, against = f"{slow.own:.3g} {check.unit}", f"{slow.against:.3g}"
     if slow.other:
@@ -72,7 +72,7 @@ def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Seque
     return f"No node was named: {nodes} node{'s' * (nodes != 1)}, {len(compared)} checks compared."
 
 
-def render(report: Report, checks: Sequence[Check]) -> str:
+def render(report: PreflightReport, checks: Sequence[NodeCheck]) -> str:
     """Return the text of a complete pre-flight, with its verdict as the last line."""
     device = to_line(", ".join(sorted({one.device for one in report.results})), 120)
     counts = f"{_count(report.ranks, 'rank')}, {_count(len(report.nodes), 'node')}"
@@ -95,7 +95,7 @@ def render(report: Report, checks: Sequence[Check]) -> str:
     return "\n".join([*lines, f"verdict: {report.sentence}"])
 
 
-def _build_table(report: Report, checks: Sequence[Check]) -> list[str]:
+def _build_table(report: PreflightReport, checks: Sequence[NodeCheck]) -> list[str]:
     columns = [(check, find_slowest(list_subjects(report.results, check))) for check in checks]
     columns = [(check, found) for check, found in columns if found]
     marked = {(one.node, one.check) for one in report.slow if not one.other}
@@ -123,7 +123,7 @@ def _name(node: str) -> str:
 
 
 def collect_reasons(
-    slow: Sequence[Slow], checks: Mapping[str, Check], results: Sequence[RankResults]
+    slow: Sequence[Slow], checks: Mapping[str, NodeCheck], results: Sequence[RankResults]
 ) -> dict[str, list[str]]:
     """Return the reasons by node why it is named: slow checks, and faults."""
     reasons: dict[str, list[str]] = {}

@@ -42,7 +42,7 @@ BACKWARD: Final = frozenset({"backward", "grad", "_engine_run_backward"})
 """Functions of torch.autograd that return when the whole backward has been launched, by threads of its own."""
 
 
-class Line(NamedTuple):
+class ScriptLine(NamedTuple):
     """A line of a script. `in_backward`: it was calling torch's backward."""
 
     file: str
@@ -86,7 +86,7 @@ class WindowLines:
         self._files = files
         self._monotonic_ns = monotonic_ns
         self._autograd = f"{find_torch_folder()}autograd/"
-        self._place_of: dict[Line, int] = {}
+        self._place_of: dict[ScriptLine, int] = {}
 
     def add(self, host_ns: int, frame: FrameType | None) -> None:
         """Add a sample with the line that the thread was at; none where the walk was interrupted."""
@@ -103,11 +103,11 @@ class WindowLines:
         self.places.append(NO_LINE if line is None else self._place_of.setdefault(line, len(self._place_of)))
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[ScriptLine, ...]:
         """The lines."""
         return tuple(self._place_of)
 
-    def _find_line(self, frame: FrameType | None) -> Line | None:
+    def _find_line(self, frame: FrameType | None) -> ScriptLine | None:
         """Return the line of the innermost frame outside of torch, this agent and Python's own library; None if there
         is none.
         """
@@ -118,7 +118,7 @@ class WindowLines:
             code = frame.f_code
             if self._files.is_script(code.co_filename):
                 in_main = frame.f_globals.get("__name__") == MAIN_MODULE
-                return Line(code.co_filename, frame.f_lineno, code.co_name, in_main, in_backward)
+                return ScriptLine(code.co_filename, frame.f_lineno, code.co_name, in_main, in_backward)
             in_backward |= code.co_name in BACKWARD and code.co_filename.startswith(self._autograd)
             frame = frame.f_back
         return None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from rankscope.agent.captures.timed_entries import Reading
+from rankscope.agent.captures.timed_entries import RecorderReading
 from rankscope.agent.profiler.nccl_timing import COST_NS, RING_ENTRIES
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.step_entries import (
@@ -68,7 +68,7 @@ class EntrySource(Protocol):
         """Begin to read the collectives since then; return whether anything was begun, also if it failed."""
         ...
 
-    def collect(self) -> Reading | None:
+    def collect(self) -> RecorderReading | None:
         """Return a finished reading, once."""
         ...
 
@@ -219,7 +219,7 @@ class TimedCollectives:
         interval_ns = max(INTERVAL_NS_MIN, wanted_ns, round(self._cost_ns / self._share))
         return self._monotonic_ns() - self._requested_ns >= interval_ns
 
-    def _learn(self, reading: Reading) -> None:
+    def _learn(self, reading: RecorderReading) -> None:
         self._parsing_ns += reading.cpu_ns
         if self._recorded is None and self._timed_from_step():
             self._recorded_before = max(0, reading.recorded - len(reading.entries))
@@ -230,7 +230,7 @@ class TimedCollectives:
             full = max(self._ring_entries, reading.ring_entries) / reading.ring_entries
             self._ring_ns = round(RING_SHARE * full * reading.ring_ns)
 
-    def _place(self, reading: Reading, window_from_step: int | None) -> list[ReducedWindow]:
+    def _place(self, reading: RecorderReading, window_from_step: int | None) -> list[ReducedWindow]:
         created_ns = [entry.created_wall_ns for entry in reading.entries]
         if any(earlier > later for earlier, later in pairwise(created_ns)):
             self._drop(len(self._steps), CLOCK_SET)
@@ -266,7 +266,7 @@ class TimedCollectives:
         return [ReducedWindow([], [], None, enqueues=pack_enqueues(chosen, ranges, wall_error_ns=error_ns))]
 
     def _pop_whole_steps(
-        self, reading: Reading, window_from_step: int | None, *, is_untimed: bool
+        self, reading: RecorderReading, window_from_step: int | None, *, is_untimed: bool
     ) -> list[WaitingStep]:
         """Remove and return the steps all of whose collectives are in the reading and in no window; earlier ones are
         dropped.

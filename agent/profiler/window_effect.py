@@ -67,10 +67,10 @@ class EffectState(enum.Enum):
     ON_DEMAND = "on_demand"
 
 
-class Stretch:
+class StepBlocks:
     """Step times in blocks of consecutive steps.
 
-    >>> stretch = Stretch(block_steps=8)
+    >>> stretch = StepBlocks(block_steps=8)
     >>> for duration_ns in [10] * 24 + [90] * 8:
     ...     stretch.add(duration_ns)
     >>> stretch.is_complete, stretch.median_ns
@@ -101,7 +101,7 @@ class Stretch:
         """The number of its blocks so far."""
         return len(self._means_ns)
 
-    def add_blocks_of(self, other: "Stretch") -> None:
+    def add_blocks_of(self, other: "StepBlocks") -> None:
         """Add the blocks of another one."""
         self._means_ns += other._means_ns
 
@@ -143,8 +143,8 @@ class WindowEffect:
         self._warmup_steps = warmup_steps
         self._slowdown_min = slowdown_min
         self._before_ns: list[int] = []
-        self._reference = self._stretch = Stretch(BLOCK_STEPS_MIN)
-        self._together = Stretch(BLOCK_STEPS_MIN)
+        self._reference = self._stretch = StepBlocks(BLOCK_STEPS_MIN)
+        self._together = StepBlocks(BLOCK_STEPS_MIN)
         self._stretches = 0
         self._slower_in_a_row = 0
         self._is_confirmed = False
@@ -271,14 +271,14 @@ class WindowEffect:
             return
         if sum(self._before_ns) < STRETCH_NS_MIN and count < STRETCH_STEPS_MAX:
             return
-        self._reference, self._stretch = Stretch(count // STRETCH_BLOCKS), Stretch(count // STRETCH_BLOCKS)
+        self._reference, self._stretch = StepBlocks(count // STRETCH_BLOCKS), StepBlocks(count // STRETCH_BLOCKS)
         for duration_ns in self._before_ns:
             self._reference.add(duration_ns)
         self._before_ns.clear()
         self.state = EffectState.READY
 
     def _compare(self) -> None:
-        stretch, self._stretch = self._stretch, Stretch(self._reference.block_steps)
+        stretch, self._stretch = self._stretch, StepBlocks(self._reference.block_steps)
         self._stretches += 1
         ratio = self._find_ratio(stretch)
         if self.state is EffectState.DETACHED:
@@ -299,12 +299,12 @@ class WindowEffect:
             is_slower = self._is_slower(self._together, ERRORS_MIN_TOGETHER)
             self.state = EffectState.SLOWER if is_slower else EffectState.KEPT
         if self.state is not EffectState.ATTACHED:
-            self._together = Stretch(self._reference.block_steps)
+            self._together = StepBlocks(self._reference.block_steps)
 
-    def _find_ratio(self, stretch: Stretch) -> float:
+    def _find_ratio(self, stretch: StepBlocks) -> float:
         return stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
 
-    def _is_slower(self, stretch: Stretch, errors_min: float) -> bool:
+    def _is_slower(self, stretch: StepBlocks, errors_min: float) -> bool:
         error: float = (stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
         return self._find_ratio(stretch) > max(self._slowdown_min, errors_min * error)
 

@@ -41,7 +41,7 @@ class OrphanRefusedError(RankscopeError):
     """Raised when the collector refuses orphaned reports for good."""
 
 
-class Address(NamedTuple):
+class ReportAddress(NamedTuple):
     """A collector's endpoint and the keys of the connection to it, None without encryption."""
 
     endpoint: str
@@ -161,7 +161,7 @@ def _decode_hello(record: Record, boot_id: str) -> Hello | None:
 
 
 def deliver(
-    orphan: OrphanedReports, address: Address, clock: Clock, *, deadline_ns: int, is_stopping: Callable[[], bool]
+    orphan: OrphanedReports, address: ReportAddress, clock: Clock, *, deadline_ns: int, is_stopping: Callable[[], bool]
 ) -> bool:
     """Deliver the reports to a collector; return whether all were acknowledged by the deadline.
 
@@ -176,7 +176,7 @@ def deliver(
 def _deliver_part(
     part: Sequence[HeldFrame],
     hello: Hello,
-    address: Address,
+    address: ReportAddress,
     clock: Clock,
     *,
     deadline_ns: int,

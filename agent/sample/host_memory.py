@@ -21,7 +21,7 @@ UNLIMITED_BYTES_MIN: Final = 2**60
 KIB: Final = 1024
 
 
-class Memory(NamedTuple):
+class HostMemory(NamedTuple):
     """Memory in bytes: all there is, and what is available of it."""
 
     total_bytes: int
@@ -56,7 +56,7 @@ def _name_files(folder: str, limit: str, usage: str, cache: str) -> GroupFiles:
     )
 
 
-def read_memory(proc: str, group: GroupFiles | None) -> Memory | str:
+def read_memory(proc: str, group: GroupFiles | None) -> HostMemory | str:
     """Return the memory that processes of this control group have; or the reason why it is not known."""
     machine = _read_machine(os.path.join(proc, "meminfo"))
     limited = None if group is None else _read_group(group)
@@ -64,24 +64,24 @@ def read_memory(proc: str, group: GroupFiles | None) -> Memory | str:
         return machine
     if limited is None or limited.total_bytes >= machine.total_bytes:
         return machine
-    return Memory(limited.total_bytes, min(limited.available_bytes, machine.available_bytes))
+    return HostMemory(limited.total_bytes, min(limited.available_bytes, machine.available_bytes))
 
 
-def _read_machine(path: str) -> Memory | str:
+def _read_machine(path: str) -> HostMemory | str:
     text, reason = read_text(path)
     if text is None:
         return reason
     lines = (line.split() for line in text.splitlines())
     kib = {words[0]: parse_count(words[1]) for words in lines if len(words) > 1}
     total, available = kib.get("MemTotal:"), kib.get("MemAvailable:")
-    return NO_LINE if total is None or available is None else Memory(total * KIB, available * KIB)
+    return NO_LINE if total is None or available is None else HostMemory(total * KIB, available * KIB)
 
 
-def _read_group(files: GroupFiles) -> Memory | None:
+def _read_group(files: GroupFiles) -> HostMemory | None:
     """Return what a control group may have and has left; None where it has no limit, or this cannot be read."""
     limit, usage = (parse_count(read_text(path)[0] or "") for path in (files.limit, files.usage))
     if limit is None or usage is None or limit >= UNLIMITED_BYTES_MIN:
         return None
     lines = [line.split() for line in (read_text(files.stat)[0] or "").splitlines()]
     cache = next((parse_count(words[1]) for words in lines if words[:1] == [files.cache] and len(words) > 1), None)
-    return Memory(limit, max(0, limit - max(0, usage - (cache or 0))))
+    return HostMemory(limit, max(0, limit - max(0, usage - (cache or 0))))

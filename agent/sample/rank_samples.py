@@ -46,7 +46,7 @@ class MemoryWatch(NamedTuple):
     wake: Callable[[], None]
 
 
-class RankSamples:
+class RankSamplers:
     """The samplers of one rank and their last results. Used on the agent thread, but for `find_resident_bytes` and
     `flops`.
 

@@ -21,7 +21,7 @@ from rankscope.agent.sidecar.exit_status import ExitStatus
 TERMINATED: Final = frozenset({signal.SIGTERM, signal.SIGHUP})
 
 
-class Evidence(NamedTuple):
+class EndEvidence(NamedTuple):
     """The evidence about a rank that has ended, besides its exit status.
 
     `crashed`: a fatal signal, which the process has not survived, has made Python write the stacks. `oom_kills` is the
@@ -37,66 +37,68 @@ class Evidence(NamedTuple):
     crashed: bool = False
 
 
-class Ending(NamedTuple):
+class RankEnding(NamedTuple):
     """One of END_REASONS, and a sentence for the user."""
 
     reason: str
     detail: str
 
 
-def classify_ending(status: ExitStatus | None, evidence: Evidence) -> Ending:
+def classify_ending(status: ExitStatus | None, evidence: EndEvidence) -> RankEnding:
     """Return how the rank ended.
 
-    >>> classify_ending(ExitStatus(None, 9, False), Evidence(oom_kills=1, oom_place="cgroup /job"))
-    Ending(reason='out_of_memory', detail='SIGKILL while the OOM killer counted 1 victim in cgroup /job')
+    >>> classify_ending(ExitStatus(None, 9, False), EndEvidence(oom_kills=1, oom_place="cgroup /job"))
+    RankEnding(reason='out_of_memory', detail='SIGKILL while the OOM killer counted 1 victim in cgroup /job')
     """
     before = _describe_before(evidence)
     if status is None:
         return _classify_unread(evidence, before)
     if status.signal is None:
         code = status.exit_code
-        return Ending("failed" if code else "finished", f"exit code {code}{before}" if code else "")
+        return RankEnding("failed" if code else "finished", f"exit code {code}{before}" if code else "")
     return _classify_signal(status.signal, status, evidence, before)
 
 
-def _classify_unread(evidence: Evidence, before: str) -> Ending:
+def _classify_unread(evidence: EndEvidence, before: str) -> RankEnding:
     unread = "its exit status could not be read"
     if evidence.crashed:
-        return Ending("crashed", f"by a fatal signal; {unread}{before}")
+        return RankEnding("crashed", f"by a fatal signal; {unread}{before}")
     if evidence.oom_kills:
-        return Ending("out_of_memory", f"{_describe_victims(evidence)}; {unread}")
-    return Ending("exit_unknown", f"{unread}{before}")
+        return RankEnding("out_of_memory", f"{_describe_victims(evidence)}; {unread}")
+    return RankEnding("exit_unknown", f"{unread}{before}")
 
 
-def _classify_signal(number: int, status: ExitStatus, evidence: Evidence, before: str) -> Ending:
+def _classify_signal(number: int, status: ExitStatus, evidence: EndEvidence, before: str) -> RankEnding:
     name = _name(number)
     if number == signal.SIGINT:
-        return Ending("interrupted", name)
+        return RankEnding("interrupted", name)
     if number in TERMINATED:
-        return Ending("terminated", f"{name}, as launchers send it to the other ranks when one has failed{before}")
+        return RankEnding("terminated", f"{name}, as launchers send it to the other ranks when one has failed{before}")
     if number == signal.SIGKILL:
         return _classify_kill(name, evidence, before)
     if number == signal.SIGABRT and evidence.overdue:
-        return Ending("collective_timeout", f"{name} once a pending collective had passed its timeout")
+        return RankEnding("collective_timeout", f"{name} once a pending collective had passed its timeout")
     core = ", core dumped" if status.core_dumped else ""
-    return Ending("crashed", f"{name}{core}{before}")
+    return RankEnding("crashed", f"{name}{core}{before}")
 
 
-def _classify_kill(name: str, evidence: Evidence, before: str) -> Ending:
+def _classify_kill(name: str, evidence: EndEvidence, before: str) -> RankEnding:
     if evidence.oom_kills:
-        return Ending("out_of_memory", f"{name} while {_describe_victims(evidence)}")
+        return RankEnding("out_of_memory", f"{name} while {_describe_victims(evidence)}")
     if evidence.oom_kills is None:
-        return Ending("killed", f"{name}; whether by the OOM killer is unknown, as its victims are not counted{before}")
+        return RankEnding(
+            "killed", f"{name}; whether by the OOM killer is unknown, as its victims are not counted{before}"
+        )
     # No denial: a process that entered its cgroup late may have been a victim of another one's limit.
-    return Ending("killed", f"{name}; the OOM killer counted no victim in {evidence.oom_place}{before}")
+    return RankEnding("killed", f"{name}; the OOM killer counted no victim in {evidence.oom_place}{before}")
 
 
-def _describe_victims(evidence: Evidence) -> str:
+def _describe_victims(evidence: EndEvidence) -> str:
     victims = "1 victim" if evidence.oom_kills == 1 else f"{evidence.oom_kills} victims"
     return f"the OOM killer counted {victims} in {evidence.oom_place}"
 
 
-def _describe_before(evidence: Evidence) -> str:
+def _describe_before(evidence: EndEvidence) -> str:
     if evidence.frozen:
         return "; its agent had written no heartbeat for a long time"
     return "; it was stalled" if evidence.stalled else ""

@@ -21,7 +21,7 @@ RISE_NS_MAX: Final = 5 * NS_PER_S
 COUNT_FIELD: Final = "oom_kill"
 
 
-class Counter(NamedTuple):
+class KillCounter(NamedTuple):
     """A file with a line `oom_kill N`. `place` describes it for the user."""
 
     path: str
@@ -31,7 +31,7 @@ class Counter(NamedTuple):
 class OomKills:
     """The OOM victims of a cgroup. Create it while a process is running, since later its cgroup is not known."""
 
-    def __init__(self, counter: Counter | None) -> None:
+    def __init__(self, counter: KillCounter | None) -> None:
         self._counter = counter
         self._count = None if counter is None else read_count(counter.path)
         self._rise = 0
@@ -64,7 +64,7 @@ class OomKills:
         return found
 
 
-def find_counter(pid: int, proc: str = "/proc", mounts: str = "/sys/fs/cgroup") -> Counter | None:
+def find_counter(pid: int, proc: str = "/proc", mounts: str = "/sys/fs/cgroup") -> KillCounter | None:
     """Return the narrowest counter that includes the process; None if the kernel has none."""
     # With both versions mounted, the memory controller belongs to v1.
     folders = find_cgroup_folders(f"{proc}/{pid}/cgroup", "memory", mounts)
@@ -73,9 +73,9 @@ def find_counter(pid: int, proc: str = "/proc", mounts: str = "/sys/fs/cgroup") 
     for folder, name in places:
         path = os.path.join(folder, name)
         if read_count(path) is not None:
-            return Counter(path, f"cgroup {folder.rstrip('/')}")
+            return KillCounter(path, f"cgroup {folder.rstrip('/')}")
     machine = f"{proc}/vmstat"
-    return Counter(machine, "the whole machine") if read_count(machine) is not None else None
+    return KillCounter(machine, "the whole machine") if read_count(machine) is not None else None
 
 
 def read_count(path: str) -> int | None:

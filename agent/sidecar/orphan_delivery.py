@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from rankscope.agent.guard import print_traceback
 from rankscope.agent.reporting.orphaned_reports import (
-    Address,
     OrphanedReports,
     OrphanRefusedError,
+    ReportAddress,
     claim_orphan,
     describe_damage,
 )
@@ -45,10 +45,10 @@ class _PendingDelivery(NamedTuple):
     folder: str
     boot_id: str
     run: str
-    address: Address
+    address: ReportAddress
 
 
-Deliver = Callable[[OrphanedReports, Address, Clock, int, Callable[[], bool]], bool]
+Deliver = Callable[[OrphanedReports, ReportAddress, Clock, int, Callable[[], bool]], bool]
 
 
 class OrphanDelivery:
@@ -115,7 +115,7 @@ class OrphanDelivery:
             self._thread.join(PAUSE_S)
 
     def _add(self, descriptor: Descriptor, boot_id: str) -> None:
-        address = Address(descriptor.endpoint, descriptor.keys)
+        address = ReportAddress(descriptor.endpoint, descriptor.keys)
         delivery = _PendingDelivery(descriptor.spill_folder, boot_id, descriptor.identity.run, address)
         with self._changed:
             if len(self._pending) < DELIVERIES_MAX and delivery not in self._pending:
@@ -162,7 +162,7 @@ class OrphanDelivery:
                 self._faults.note(PART, error)
             return True
 
-    def _deliver_all(self, orphan: OrphanedReports, address: Address) -> bool:
+    def _deliver_all(self, orphan: OrphanedReports, address: ReportAddress) -> bool:
         """Return whether the collector has acknowledged all reports."""
         deadline_ns = self._clock.monotonic_ns() + ATTEMPT_NS
         if not self._deliver(orphan, address, self._clock, deadline_ns, self._stopping.is_set):
@@ -173,7 +173,7 @@ class OrphanDelivery:
 
 
 def _deliver(
-    orphan: OrphanedReports, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]
+    orphan: OrphanedReports, address: ReportAddress, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]
 ) -> bool:
     from rankscope.agent.reporting.orphaned_reports import deliver  # noqa: PLC0415 - imports ZeroMQ
 

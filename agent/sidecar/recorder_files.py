@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.captures.timed_entries import Reading, parse_dump
+from rankscope.agent.captures.timed_entries import RecorderReading, parse_dump
 from rankscope.agent.guard import describe
 from rankscope.agent.sidecar.beacon import DUMP_SUFFIX, TIMED_SUFFIX, replace_file
 from rankscope.agent.sidecar.worker_server import ANSWER_BYTES_MAX
@@ -29,13 +29,13 @@ def write_dump(folder: str, name: str, text: bytes, *, taken_wall_ns: int, since
     replace_file(os.path.join(folder, name + DUMP_SUFFIX), _HEADER.pack(taken_wall_ns, since_wall_ns), text)
 
 
-def pop_reading(folder: str, name: str) -> Reading | None:
+def pop_reading(folder: str, name: str) -> RecorderReading | None:
     """Read and remove what the sidecar has found; None before that. Raise msgspec.MsgspecError if it is damaged."""
     block = _pop(os.path.join(folder, name + TIMED_SUFFIX))
-    return None if block is None else msgspec.msgpack.decode(block, type=Reading)
+    return None if block is None else msgspec.msgpack.decode(block, type=RecorderReading)
 
 
-def pop_dump(folder: str, name: str) -> Reading | None:
+def pop_dump(folder: str, name: str) -> RecorderReading | None:
     """Parse and remove a dump; None if there is none. A dump that cannot be parsed is a reading with a `problem`."""
     begin_ns = time.thread_time_ns()
     block = _pop(os.path.join(folder, name + DUMP_SUFFIX))
@@ -46,12 +46,12 @@ def pop_dump(folder: str, name: str) -> Reading | None:
     return msgspec.structs.replace(reading, cpu_ns=time.thread_time_ns() - begin_ns)
 
 
-def parse_safely(text: bytes | str, *, taken_wall_ns: int, since_wall_ns: int) -> Reading:
+def parse_safely(text: bytes | str, *, taken_wall_ns: int, since_wall_ns: int) -> RecorderReading:
     """Return `parse_dump` of the text, or a reading with a `problem`."""
     try:
         return parse_dump(text, taken_wall_ns=taken_wall_ns, since_wall_ns=since_wall_ns)
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, OverflowError, RecursionError) as error:
-        return Reading(taken_wall_ns=taken_wall_ns, problem=describe(error)[:200])
+        return RecorderReading(taken_wall_ns=taken_wall_ns, problem=describe(error)[:200])
 
 
 def reduce_dump(folder: str, name: str) -> bool:

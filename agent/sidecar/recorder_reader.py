@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.captures.timed_entries import Reading
+from rankscope.agent.captures.timed_entries import RecorderReading
 from rankscope.agent.sidecar.beacon import RecorderPlace
 from rankscope.agent.sidecar.recorder_files import parse_safely, pop_dump, pop_reading, write_dump
 from rankscope.agent.sidecar.worker_server import AnswerTooLargeError, NoHandlerError, ask_text
@@ -57,7 +57,7 @@ class RecorderReader:
         self._waits_since_ns: int | None = None
         self._sidecar_lost_ns: int | None = None
         self._failures = 0
-        self._found: Reading | None = None
+        self._found: RecorderReading | None = None
         self.is_off = False
         """Whether nothing is read any more, since the server did not answer in time, or with too much: a dump made here
         would block training for as long.
@@ -90,7 +90,7 @@ class RecorderReader:
             self._found = parse_safely(text, taken_wall_ns=taken_wall_ns, since_wall_ns=since_wall_ns)
         return True
 
-    def collect(self) -> Reading | None:
+    def collect(self) -> RecorderReading | None:
         """Return a finished reading, once."""
         if self._waits_since_ns is not None:
             self._find_answer(self._waits_since_ns)

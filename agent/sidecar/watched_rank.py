@@ -7,7 +7,7 @@ from typing import Final
 
 from rankscope.agent.captures.stacks import CAUGHT, find_torch_folder, parse_crash
 from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
-from rankscope.agent.sidecar.endings import Evidence, classify_ending
+from rankscope.agent.sidecar.endings import EndEvidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus
 from rankscope.agent.sidecar.oom_kills import OomKills
 from rankscope.measure.clock import Clock
@@ -43,7 +43,7 @@ class WatchedRank:
         number = None if status is None else status.signal
         may_be_killed = status is None or number == signal.SIGKILL
         deadlines_ns = (heartbeat.deadline_host_ns, self.deadline_ns)
-        evidence = Evidence(
+        evidence = EndEvidence(
             oom_kills=self.ooms.claim(now_ns) if may_be_killed else None,
             oom_place=self.ooms.place,
             overdue=any(at is not None and now_ns >= at - EARLY_NS_MAX for at in deadlines_ns),

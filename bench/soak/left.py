@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.agent.reporting.orphaned_reports import Address, claim_orphan, deliver
+from rankscope.agent.reporting.orphaned_reports import ReportAddress, claim_orphan, deliver
 from rankscope.agent.reporting.spill_folder import find_boot_ids, open_folder
 from rankscope.agent.sidecar.orphan_delivery import ATTEMPT_NS
 from rankscope.measure.clock import SystemClock
@@ -25,7 +25,7 @@ FINISH_S_MAX: Final = 120.0
 """How long it tries to deliver what is left once all ranks have ended; the same as a sidecar's."""
 
 
-def deliver_what_is_left(folder: str, address: Address, is_stopping: Callable[[], bool]) -> tuple[int, int]:
+def deliver_what_is_left(folder: str, address: ReportAddress, is_stopping: Callable[[], bool]) -> tuple[int, int]:
     """One look; how many lives and reports were delivered."""
     lives = reports = 0
     clock = SystemClock()
@@ -70,7 +70,7 @@ def main(endpoint: str, key_folder: str, spill_dir: str) -> None:
     lives = reports = 0
     while not is_late() and not (finishing.is_set() and not any(find_boot_ids(folder) for folder in find_folders())):
         for folder in find_folders():
-            delivered = deliver_what_is_left(folder, Address(endpoint, keys), is_late)
+            delivered = deliver_what_is_left(folder, ReportAddress(endpoint, keys), is_late)
             lives, reports = lives + delivered[0], reports + delivered[1]
         pause.wait(LOOK_S)
     print(lives, reports, sum(len(find_boot_ids(folder)) for folder in find_folders()), flush=True)

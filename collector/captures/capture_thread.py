@@ -26,7 +26,7 @@ from rankscope.collector.captures.capture import (
     CaptureRequest,
     CaptureTotals,
 )
-from rankscope.collector.captures.capture_work import CaptureWork, Surroundings
+from rankscope.collector.captures.capture_work import CaptureSurroundings, CaptureWork
 from rankscope.collector.captures.choice import choose_ranks
 from rankscope.collector.captures.orders import Orders, Terms
 from rankscope.collector.captures.store import CaptureStore, describe_disk_error, make_store
@@ -84,10 +84,10 @@ class CaptureThread:
         self._new: list[CaptureWork] = []
         self._captures: tuple[Capture, ...] = ()
         self.totals = CaptureTotals()
-        self._around: Surroundings | None = None
+        self._around: CaptureSurroundings | None = None
         beside = find_beside_store(config)
         if beside is not None:
-            self._around = Surroundings(make_store(config, beside), send, self._wall_s, self._note)
+            self._around = CaptureSurroundings(make_store(config, beside), send, self._wall_s, self._note)
         self._on: dict[str, CaptureWork] = {}
         self._inbox: queue.Queue[FromRank | None] = queue.Queue(MESSAGES_MAX)
         self._stopping = threading.Event()
@@ -249,7 +249,7 @@ class CaptureThread:
         self._captures = tuple(sorted(self._known.values(), key=lambda one: (one.asked_wall_s, one.id), reverse=True))
         self._on_changed()
 
-    def _restore(self, around: Surroundings) -> None:
+    def _restore(self, around: CaptureSurroundings) -> None:
         def skip(folder: object) -> None:
             self._faults.count(FAULT)
             LOG.error("the capture in %s cannot be read, and is left as it is", folder)

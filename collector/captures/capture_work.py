@@ -26,7 +26,7 @@ TABLES: Final[Mapping[str, Sequence[str]]] = {MODULES: ("--modules",), SHAPES: (
 """Options of `rankscope analyze` for what a capture has recorded by an option of its own."""
 
 
-class Surroundings(NamedTuple):
+class CaptureSurroundings(NamedTuple):
     """What a capture works with: where it is kept, the way to a rank process by its boot id, the time of the wall
     clock in s, and who is told each time when it has changed.
     """
@@ -40,7 +40,7 @@ class Surroundings(NamedTuple):
 class CaptureWork:
     """A capture that has not ended. `orders` is None once all files are there."""
 
-    def __init__(self, capture: Capture, orders: Orders | None, around: Surroundings) -> None:
+    def __init__(self, capture: Capture, orders: Orders | None, around: CaptureSurroundings) -> None:
         self.capture = capture
         self.orders = orders
         self._around = around

@@ -48,7 +48,7 @@ class FindingView(Finding, frozen=True, kw_only=True):
     reason_said: str = ""
 
 
-class RunView(RunSnapshot, frozen=True, kw_only=True, gc=False):
+class IncidentRunView(RunSnapshot, frozen=True, kw_only=True, gc=False):
     """A run, whose findings have the captures about them."""
 
     open_findings: tuple[FindingView, ...] = ()
@@ -58,7 +58,7 @@ class RunView(RunSnapshot, frozen=True, kw_only=True, gc=False):
 class StatusView(RunStatus, frozen=True, kw_only=True):
     """The status of a run, whose findings have the captures about them."""
 
-    run: RunView
+    run: IncidentRunView
 
 
 class CaptureLinks:
@@ -112,10 +112,10 @@ def link_incidents(
     )
 
 
-def view_run(run: RunSnapshot, links: CaptureLinks) -> RunView:
+def view_run(run: RunSnapshot, links: CaptureLinks) -> IncidentRunView:
     """Return a run with the captures about its findings."""
     return _view(
-        RunView,
+        IncidentRunView,
         run,
         open_findings=links.of_findings(run, run.open_findings),
         findings=links.of_findings(run, run.findings),

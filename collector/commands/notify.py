@@ -15,8 +15,8 @@ from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.incidents.incident import OPENED, Change, Incident
 from rankscope.collector.log_lines import start_logging
 from rankscope.collector.notifications.alertmanager import send_to_alertmanager
-from rankscope.collector.notifications.channel import DELIVERED, Deliver, Delivery
-from rankscope.collector.notifications.event import TEST, IncidentEvent, Nodes, build_event
+from rankscope.collector.notifications.channel import DELIVERED, Deliver, TryResult
+from rankscope.collector.notifications.event import TEST, IncidentEvent, IncidentNodes, build_event
 from rankscope.collector.notifications.notifier import Receivers, read_receivers
 from rankscope.collector.notifications.otlp_logs import OTLP, make_otlp_logs
 from rankscope.collector.publish.http_listener import read_port
@@ -60,19 +60,19 @@ rankscope notify --alertmanager http://alertmanager:9093"""
         event = build_test_event(time.time())
         deliveries = {name: _deliver(receiver, event) for name, receiver in receivers.items()}
         answers = [
-            Answer(receiver=name, is_accepted=one.outcome == DELIVERED, said=one.problem or DELIVERED)
+            ReceiverAnswer(receiver=name, is_accepted=one.outcome == DELIVERED, said=one.problem or DELIVERED)
             for name, one in deliveries.items()
         ]
         if options.alertmanager:
             alert = send_to_alertmanager(options.alertmanager, time.time())
-            answers.append(Answer(receiver="alertmanager", is_accepted=alert.is_accepted, said=alert.text))
+            answers.append(ReceiverAnswer(receiver="alertmanager", is_accepted=alert.is_accepted, said=alert.text))
         if give_json(options, answers):
             for one in answers:
                 print(f"{one.receiver}: {one.said}")
         return 0 if all(one.is_accepted for one in answers) else 1
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ReceiverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What one receiver has said to the test."""
 
     receiver: str
@@ -100,9 +100,9 @@ def build_test_event(wall_s: float) -> IncidentEvent:
         id=0, run=TEST_RUN, severity="info", severity_found="info", kind=TEST, subject="the run", cause=TEST,
         sentence=SENTENCE, opened_wall_s=wall_s, updated_wall_s=wall_s, changes=(Change(wall_s, OPENED, SENTENCE),),
     )  # fmt: skip
-    return build_event(incident, TEST, 1, wall_s, Nodes())
+    return build_event(incident, TEST, 1, wall_s, IncidentNodes())
 
 
-def _deliver(receiver: Deliver, event: IncidentEvent) -> Delivery:
+def _deliver(receiver: Deliver, event: IncidentEvent) -> TryResult:
     receiver.prepare()
     return receiver(event, threading.Event())

@@ -122,7 +122,7 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
 
 
-class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of collective that both sides have, over the whole last attempt: the mean data movement and the mean
     wait for other ranks, in ns a call, of the calls that were matched across ranks. Both parts may be hidden behind
     compute.
@@ -165,7 +165,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PartRow, ...] = ()
     uses: tuple[PartRow, ...] = ()
     uses_unknown: str = ""
-    collectives: tuple[CollectiveRow, ...] = ()
+    collectives: tuple[ComparedCollective, ...] = ()
     communication_group: str = ""
     nodes_new: tuple[str, ...] = ()
     nodes_gone: tuple[str, ...] = ()
@@ -336,10 +336,10 @@ def _build_rows(parts: Sequence[PartDifference], whole_ns: float | None) -> tupl
     )
 
 
-def _compare_collectives(a: RunSide, b: RunSide) -> list[CollectiveRow]:
+def _compare_collectives(a: RunSide, b: RunSide) -> list[ComparedCollective]:
     """Return the kinds that both sides have, those that changed most first."""
     rows = [
-        CollectiveRow(
+        ComparedCollective(
             group=kind[0], op=kind[1], a_transfer_ns=one.transfer_ns, b_transfer_ns=b.collectives[kind].transfer_ns,
             a_wait_ns=one.wait_ns, b_wait_ns=b.collectives[kind].wait_ns,
         )

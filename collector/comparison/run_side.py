@@ -18,7 +18,7 @@ from rankscope.collector.steps.run_start import WARMUP_STEPS, RunStart
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.earlier_runs import find_earlier_runs
 from rankscope.collector.storage.rank_intervals import SUMS
-from rankscope.collector.storage.run_reader import RunHistory, opening_run
+from rankscope.collector.storage.run_reader import StoredHistory, opening_run
 from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import SettingError, UnavailableError
 
@@ -149,7 +149,7 @@ def find_start_spread(address: StoreAddress, run_id: str, start: RunStart | None
     return StartSpread(len(earlier), measure_excess(start, earlier).deviation)
 
 
-def build_side(history: RunHistory, selection: Selection, incidents: Sequence[Incident]) -> RunSide:
+def build_side(history: StoredHistory, selection: Selection, incidents: Sequence[Incident]) -> RunSide:
     """Return a selection of an open history. Raises UnavailableError for fewer than STEPS_MIN steps."""
     kept = history.kept
     read = _read_steps(history, selection)
@@ -200,7 +200,7 @@ def describe_selection(selection: Selection) -> str:
     return f"{selection.run!r} in steps {selection.first_step} to {selection.end_step - 1}"
 
 
-def _read_steps(history: RunHistory, selection: Selection) -> list[StepAggregate]:
+def _read_steps(history: StoredHistory, selection: Selection) -> list[StepAggregate]:
     if not selection.is_range:
         return history.read_last_steps(STEPS_READ_MAX)
     return history.read_last_steps(
@@ -229,7 +229,7 @@ def _read_phases(steps: Sequence[StepAggregate]) -> dict[str, Floats]:
     return {name: np.array([one.phases_ns.get(name, 0) for one in steps], dtype=np.float64) for name in names}
 
 
-def _read_sums(history: RunHistory, begin_s: float, end_s: float) -> Floats:
+def _read_sums(history: StoredHistory, begin_s: float, end_s: float) -> Floats:
     rows = [[one.sums[name] for name in SUMS] for one in history.read_sums(begin_s, end_s)]
     return np.array(rows, dtype=np.float64).reshape(-1, len(SUMS))
 

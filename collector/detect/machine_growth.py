@@ -31,7 +31,7 @@ class NodeCounts(NamedTuple):
     sample: NodeSample
 
 
-class Stretch(NamedTuple):
+class SampledStretch(NamedTuple):
     """Two samples of one machine, and the steps between them, at least one."""
 
     first: NodeSample
@@ -50,13 +50,13 @@ class Machines:
         self._ranks: dict[str, list[int]] = {}
         for rank, node in nodes.items():
             self._ranks.setdefault(node, []).append(rank)
-        self._stretches: dict[tuple[str, int], Stretch | None] = {}
+        self._stretches: dict[tuple[str, int], SampledStretch | None] = {}
 
     def ranks_on(self, node: str) -> Sequence[int]:
         """Return all ranks of a machine."""
         return self._ranks.get(node, ())
 
-    def find_stretch(self, node: str, from_step: int) -> Stretch | None:
+    def find_stretch(self, node: str, from_step: int) -> SampledStretch | None:
         """Return `find_stretch` of a machine; several findings of a pass ask for the same."""
         key = node, from_step
         if key not in self._stretches:
@@ -75,20 +75,20 @@ def find_machines(nodes: Mapping[int, str], read: Mapping[int, Sequence[NodeCoun
     return Machines(nodes, found)
 
 
-def find_stretch(counts: Sequence[NodeCounts], from_step: int) -> Stretch | None:
+def find_stretch(counts: Sequence[NodeCounts], from_step: int) -> SampledStretch | None:
     """Return the first sample from that step on and the last; None where they are not of two steps."""
     first = next((one for one in counts if one.steps >= from_step), None)
     if first is None or counts[-1].steps <= first.steps:
         return None
-    return Stretch(first.sample, counts[-1].sample, counts[-1].steps - first.steps)
+    return SampledStretch(first.sample, counts[-1].sample, counts[-1].steps - first.steps)
 
 
-def find_stretch_before(counts: Sequence[NodeCounts], until_step: int) -> Stretch | None:
+def find_stretch_before(counts: Sequence[NodeCounts], until_step: int) -> SampledStretch | None:
     """Return the first sample and the last up to that step; None where they are not of two steps."""
     before = [one for one in counts if one.steps <= until_step]
     if not before or before[-1].steps <= before[0].steps:
         return None
-    return Stretch(before[0].sample, before[-1].sample, before[-1].steps - before[0].steps)
+    return SampledStretch(before[0].sample, before[-1].sample, before[-1].steps - before[0].steps)
 
 
 def find_growth(first: int | None, last: int | None) -> int | None:

@@ -172,7 +172,7 @@ _SLOWER_THAN_BEFORE: Final = {
 }
 
 
-class Advice(NamedTuple):
+class KindAdvice(NamedTuple):
     """What to do about one kind of finding: by cause, and the name of its page in docs/runbooks. A key `CAUSE: VARIANT`
     is for findings of that cause of which more is known.
     """
@@ -183,23 +183,23 @@ class Advice(NamedTuple):
 
 FINDINGS_PAGE: Final = "findings"
 """Page of the kinds of which no alert is made."""
-ADVICE: Final[Mapping[str, Advice]] = {
-    "straggler": Advice("RankscopeStragglerRank", _SLOW_RANK),
-    "slow_link": Advice("RankscopeRunSlower", {
+ADVICE: Final[Mapping[str, KindAdvice]] = {
+    "straggler": KindAdvice("RankscopeStragglerRank", _SLOW_RANK),
+    "slow_link": KindAdvice("RankscopeRunSlower", {
         "slow_link": (
             "Measure these links outside the run with nccl-tests (all_reduce_perf). Slow there, too: replace the "
             "cable or card, or exclude the node. If not, other traffic disturbs them."
         ),
     }),
-    "stage_slowdown": Advice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
-    "run_slowdown": Advice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
-    "slower_than_earlier_runs": Advice("RankscopeRunSlower", {
+    "stage_slowdown": KindAdvice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
+    "run_slowdown": KindAdvice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
+    "slower_than_earlier_runs": KindAdvice("RankscopeRunSlower", {
         "slower_than_earlier_runs": (
             "See what has changed: nodes, GPU model, drivers, versions, where the data lie. Compare it with the "
             "earlier run of the finding: rankscope compare EARLIER RUN --store FILE."
         ),
     }),
-    "hang": Advice("RankscopeRunStalled", {
+    "hang": KindAdvice("RankscopeRunStalled", {
         "dead_rank": "Find out how the rank ended. The ranks that wait for it cannot continue: restart the run.",
         "missing_rank": (
             "Continue its process if it is stopped (kill -CONT PID). Else read its stack (rankscope status RUN "
@@ -221,7 +221,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "rank the stacks of all threads."
         ),
     }),
-    "out_of_memory": Advice("RankscopeGpuMemoryNearlyFull", {
+    "out_of_memory": KindAdvice("RankscopeGpuMemoryNearlyFull", {
         "fragmentation": (
             "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start. Batches of one shape, and "
             "torch.cuda.empty_cache() between phases of different sizes, help too."
@@ -243,19 +243,19 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "(torch.cuda.memory._dump_snapshot(), then rankscope memory)."
         ),
     }),
-    "memory_growth": Advice("RankscopeHostMemoryGrows", {
+    "memory_growth": KindAdvice("RankscopeHostMemoryGrows", {
         "host_memory": (
             "Find what is kept from step to step: losses without .item(), caches without a limit, logs "
             "(tracemalloc, memray). Until then save a checkpoint well before memory runs out."
         ),
     }),
-    "data_bound": Advice("RankscopeDataBound", {"data_bound": FEED_FASTER}),
-    "host_bound": Advice("RankscopeLowGpuUtilization", {
+    "data_bound": KindAdvice("RankscopeDataBound", {"data_bound": FEED_FASTER}),
+    "host_bound": KindAdvice("RankscopeLowGpuUtilization", {
         "host_bound": FREE_THE_HOST,
         f"host_bound: {SYNCHRONIZES}": LAUNCH_AHEAD,
     }),
-    "cpu_pressure": Advice("RankscopeLowGpuUtilization", {"cpu_pressure": FREE_THE_CORES}),
-    "low_gpu_utilization": Advice("RankscopeLowGpuUtilization", {
+    "cpu_pressure": KindAdvice("RankscopeLowGpuUtilization", {"cpu_pressure": FREE_THE_CORES}),
+    "low_gpu_utilization": KindAdvice("RankscopeLowGpuUtilization", {
         "low_gpu_utilization": (
             "See in a trace what the host does while its GPU is idle: rankscope capture RUN. As a rule: "
             "torch.compile, CUDA graphs, a larger batch."
@@ -265,46 +265,46 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "outside of torch's collectives."
         ),
     }),
-    "communication_bound": Advice("RankscopeCommunicationBound", {"communication_bound": COMMUNICATE_LESS}),
-    "serialized_communication": Advice("RankscopeNoOverlap", {"serialized_communication": OVERLAP}),
-    "memory_pressure": Advice("RankscopeAllocatorRetries", {"memory_pressure": FREE_THE_ALLOCATOR}),
-    "garbage_collection": Advice(FINDINGS_PAGE, {
+    "communication_bound": KindAdvice("RankscopeCommunicationBound", {"communication_bound": COMMUNICATE_LESS}),
+    "serialized_communication": KindAdvice("RankscopeNoOverlap", {"serialized_communication": OVERLAP}),
+    "memory_pressure": KindAdvice("RankscopeAllocatorRetries", {"memory_pressure": FREE_THE_ALLOCATOR}),
+    "garbage_collection": KindAdvice(FINDINGS_PAGE, {
         "garbage_collection": (
             "Collect at the same step on all ranks: gc.freeze() after the start, gc.disable(), gc.collect() every "
             "n-th step. Pauses at one step cost one of them."
         ),
     }),
-    "periodic_work": Advice(FINDINGS_PAGE, {
+    "periodic_work": KindAdvice(FINDINGS_PAGE, {
         "periodic_work": (
             "Do it less often, or where no rank waits for it. Save checkpoints asynchronously, evaluate on all "
             "ranks, log without reading values from the GPU."
         ),
     }),
-    "unmatched_collectives": Advice(FINDINGS_PAGE, {
+    "unmatched_collectives": KindAdvice(FINDINGS_PAGE, {
         "unmatched_collectives": (
             "Look for a collective that not all ranks call: under a condition, after a caught error, in a last "
             "batch. Results may be wrong without a match."
         ),
     }),
-    "slow_gpu_model": Advice(FINDINGS_PAGE, {
+    "slow_gpu_model": KindAdvice(FINDINGS_PAGE, {
         "slow_gpu_model": (
             "Run it on GPUs of one model, or give the ranks on the slower model less work. In synchronous training "
             "every step lasts as long as theirs."
         ),
     }),
-    "imbalance": Advice(FINDINGS_PAGE, {
+    "imbalance": KindAdvice(FINDINGS_PAGE, {
         "more_work": (
             "Split the work evenly: move layers from the heaviest pipeline stage to the lightest, or balance the "
             "tokens of the experts."
         ),
     }),
-    "more_work": Advice(FINDINGS_PAGE, {
+    "more_work": KindAdvice(FINDINGS_PAGE, {
         "more_work": (
             "No hardware is at fault. Balance the tokens: a larger weight of the router's load-balancing loss or a "
             "capacity of the experts, samples packed to one length."
         ),
     }),
-    "uneven_work": Advice(FINDINGS_PAGE, {
+    "uneven_work": KindAdvice(FINDINGS_PAGE, {
         "data_imbalance": (
             "Give all ranks equal work in each step. Bucket samples by length, pack them into sequences of one "
             "length, or make batches of a fixed number of tokens."
@@ -316,13 +316,13 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "differ in length, report their tokens (rankscope.batch(tokens=...))."
         ),
     }),
-    "nothing_heard": Advice("RankscopeNothingHeard", {
+    "nothing_heard": KindAdvice("RankscopeNothingHeard", {
         "nothing_heard": (
             "Look at the collector's machine and network first, then at the launchers' logs of the runs. What ranks "
             "have kept is sent once they reach it."
         ),
     }),
-    "run_failure": Advice("RankscopeRunFailed", {
+    "run_failure": KindAdvice("RankscopeRunFailed", {
         "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
         f"failed: {LEFT}": _LEFT_EARLY,
         "crashed": (

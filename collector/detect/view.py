@@ -14,7 +14,7 @@ from rankscope.collector.detect.statistics.excess import find_excess, find_exces
 from rankscope.collector.detect.statistics.node_split import find_slower_nodes
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.long_steps import NO_LONG_STEPS, LongStepsSeen
-from rankscope.collector.steps.peer_groups import SMALL_GROUP_MAX, Comparison, PeerGroups
+from rankscope.collector.steps.peer_groups import SMALL_GROUP_MAX, PeerComparison, PeerGroups
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
@@ -277,7 +277,7 @@ class Detector(Protocol):
         """
 
 
-def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> RunView:
+def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequence[PeerComparison]) -> RunView:
     """Return a view of the same steps with `columns`, shape (n,) each in ns, in place of the ranks' own times.
 
     The comparisons name columns by number. A column that is a member of none only serves others for comparison.

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from rankscope.collector.config import CollectorConfig, find_store
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import ESCALATED, REOPENED, Incident, read_rules
-from rankscope.collector.incidents.ledger import Ledger, RunFindings
+from rankscope.collector.incidents.ledger import ComparedRun, Ledger
 from rankscope.collector.incidents.store import IncidentStore, Stored
 from rankscope.collector.storage.database import StoreDatabase
 from rankscope.collector.storage.file_watch import StoreLoss
@@ -110,7 +110,7 @@ class Journal:
         """Note that a finding no longer holds."""
         self._ledger.close(run, finding, reason, now_wall_s, merged_into=merged_into)
 
-    def tick(self, runs: Sequence[RunFindings], now_wall_s: float) -> None:
+    def tick(self, runs: Sequence[ComparedRun], now_wall_s: float) -> None:
         """Update all incidents, log notable changes, and write everything that changed in one transaction."""
         self._take_result(now_wall_s)
         if self._store is None and not self._calls.is_busy and self._may_retry(now_wall_s):

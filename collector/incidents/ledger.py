@@ -48,7 +48,7 @@ RESTARTED: Final = "collector restarted"
 NOT_FOUND_AGAIN: Final = "collector restarted, and it was not found again"
 
 
-class RunFindings(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run as the ledger compares it with its incidents; `run` is its id, here and in all of the ledger.
 
     `is_over`: all its ranks have ended. `is_judged`: detection gives verdicts and does not abstain. `failure`: how the
@@ -200,7 +200,7 @@ class Ledger:
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
-    def reconcile(self, runs: Sequence[RunFindings], now_wall_s: float) -> None:
+    def reconcile(self, runs: Sequence[ComparedRun], now_wall_s: float) -> None:
         """Update every incident by the present state of its run. `runs` are all known runs."""
         by_id = {run.run: run for run in runs}
         judged = {run.run for run in runs if run.is_judged}
@@ -219,7 +219,7 @@ class Ledger:
             elif incident.kind not in OF_ENDS:  # a failed run costs no more over time
                 self._put(escalate(incident, self._rules, now_wall_s))
 
-    def _find_end(self, incident: Incident, run: RunFindings | None, now_wall_s: float) -> str | None:
+    def _find_end(self, incident: Incident, run: ComparedRun | None, now_wall_s: float) -> str | None:
         """Return why an open incident is over; None while it is not."""
         state = self._open_states.get(incident.id)
         if state is None:
@@ -234,7 +234,7 @@ class Ledger:
             return NO_LONGER_FOUND
         return None
 
-    def _find_end_of_unconfirmed(self, incident: Incident, run: RunFindings | None, now_wall_s: float) -> str | None:
+    def _find_end_of_unconfirmed(self, incident: Incident, run: ComparedRun | None, now_wall_s: float) -> str | None:
         """Return the same for one whose finding was not opened again since the collector started."""
         if run is not None and (run.is_over or run.failure is not None):
             return RESTARTED
@@ -243,7 +243,7 @@ class Ledger:
             return None
         return RESTARTED if run is None else NOT_FOUND_AGAIN
 
-    def _use_closed_form(self, incident: Incident, run: RunFindings | None, now_wall_s: float) -> None:
+    def _use_closed_form(self, incident: Incident, run: ComparedRun | None, now_wall_s: float) -> None:
         """Give an incident whose finding was never closed the words of a closed one: its run is
         lost, or has ended while no collector was running.
         """
@@ -341,7 +341,7 @@ class Ledger:
         return too_many <= len(resolved)
 
 
-def _current_findings(run: RunFindings) -> tuple[Finding, ...]:
+def _current_findings(run: ComparedRun) -> tuple[Finding, ...]:
     return (*run.open_findings, run.failure) if run.failure is not None else tuple(run.open_findings)
 
 

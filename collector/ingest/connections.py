@@ -21,8 +21,8 @@ from rankscope.collector.ingest.held_bytes import (
     MEASURE_NS_EACH,
     MEASURE_NS_MIN,
     MEMORY_BYTES_MAX,
-    HeldBytes,
-    HeldMemory,
+    ConnectionBytes,
+    HeapGrowth,
 )
 from rankscope.collector.ingest.refusal_reasons import (
     BROKEN_HANDSHAKE,
@@ -73,7 +73,7 @@ _EVENTS: Final = (
 """Events of the monitor that are read. Refusals of a key are not among them: zap.py reports those, with the key."""
 
 
-class Connection:
+class AcceptedConnection:
     """One accepted connection. `name` is the routing id of its messages, empty before the first one."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Connection:
         self.cut_reason = ""
         """Why it was closed, empty while it was not: messages that still arrive from it are to be dropped."""
         self.frames_refused = 0
-        self.held = HeldBytes()
+        self.held = ConnectionBytes()
         self._pass = self._frames_in_pass = self._bytes_in_pass = 0
 
     def spend(self, number: int, size_bytes: int) -> bool:
@@ -106,7 +106,7 @@ class Connection:
         return self._frames_in_pass <= FRAMES_PER_PASS_MAX and self._bytes_in_pass <= BYTES_PER_PASS_MAX
 
 
-class Connections:
+class AcceptedConnections:
     """The open connections of `router`. Create it before the router is bound.
 
     `refused` is called for each connection that was refused, or closed because it sent no message within
@@ -129,11 +129,11 @@ class Connections:
         self._mismatch = NO_KEYS if has_keys else UNEXPECTED_KEYS
         self._first_message_within_ns = first_message_within_ns
         self._connections_max = connections_max
-        self._by_file: dict[int, Connection] = {}
-        self._silent: dict[int, Connection] = {}
+        self._by_file: dict[int, AcceptedConnection] = {}
+        self._silent: dict[int, AcceptedConnection] = {}
         """Connections that have sent no message yet, the oldest first."""
-        self._by_name: dict[bytes, Connection] = {}
-        self._by_number: dict[int, Connection] = {}
+        self._by_name: dict[bytes, AcceptedConnection] = {}
+        self._by_number: dict[int, AcceptedConnection] = {}
         """Connections with a received message, ended ones included."""
         self._ended: deque[int] = deque()
         self._last_number = 0
@@ -142,7 +142,7 @@ class Connections:
         """Messages since held bytes were last measured."""
         self._has_holder = False
         """Whether any connection held more than HELD_BYTES_FREE at the last measurement."""
-        self._memory = HeldMemory()
+        self._memory = HeapGrowth()
         self._was_empty = False
         """Whether there was a time since then without unread messages."""
         self._failure = ""
@@ -194,18 +194,18 @@ class Connections:
         self._last_number += 1
         return self._last_number
 
-    def find(self, number: int) -> Connection | None:
+    def find(self, number: int) -> AcceptedConnection | None:
         """Return the connection of a message that has been read, by its number; None before `register`."""
         self._read_since += 1
         return self._by_number.get(number)
 
-    def register(self, number: int, file: int, now_ns: int) -> Connection:
+    def register(self, number: int, file: int, now_ns: int) -> AcceptedConnection:
         """Give a connection the number of its first message and return it; one without file and address where it has
         ended.
         """
         connection = self._by_file.get(file)
         if connection is None or connection.number or number < connection.first_number:
-            connection = Connection(NO_FILE, now_ns)
+            connection = AcceptedConnection(NO_FILE, now_ns)
             self._note_ended(number)
         self._silent.pop(connection.file, None)
         connection.number = number
@@ -224,7 +224,7 @@ class Connections:
         if has_accept_failed:  # libzmq tries again at once and reports each try: count one refusal
             self._refused(OPEN_FILES, "", "")
 
-    def cut(self, connection: Connection, reason: str, key: str = "") -> None:
+    def cut(self, connection: AcceptedConnection, reason: str, key: str = "") -> None:
         """Close a connection; messages that it sent before may still arrive."""
         if connection.cut_reason:
             return
@@ -245,20 +245,20 @@ class Connections:
 
     def _handle_event(self, event: int, value: int, now_ns: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            self._accept(Connection(value, now_ns, self._last_number + 1))
+            self._accept(AcceptedConnection(value, now_ns, self._last_number + 1))
         elif event == zmq.EVENT_DISCONNECTED:
             self._forget(value)
         elif event != zmq.EVENT_ACCEPT_FAILED and not self._failure:  # of the connection whose end is reported next
             self._failure = self._find_reason(event, value)
 
-    def _accept(self, connection: Connection) -> None:
+    def _accept(self, connection: AcceptedConnection) -> None:
         oldest = next(iter(self._silent.values()), None)
         has_room = len(self._by_file) < self._connections_max
         self._by_file[connection.file] = self._silent[connection.file] = connection
         if not has_room:
             self.cut(oldest or connection, OPEN_FILES)
 
-    def note_name(self, connection: Connection, name: bytes) -> None:
+    def note_name(self, connection: AcceptedConnection, name: bytes) -> None:
         """Note the routing id of a message: a connection has one from its first message on.
 
         libzmq lets a new connection take over the routing id of an open one, as a peer needs that reconnects before its
@@ -316,7 +316,7 @@ class Connections:
             self._refused(reason, "" if connection is None else connection.address, "")
         self._failure = ""
 
-    def _may_be_admitted(self, connection: Connection) -> bool:
+    def _may_be_admitted(self, connection: AcceptedConnection) -> bool:
         """Return whether a number was given since the connection was accepted, which may be its own."""
         return connection.number > 0 or self._last_number >= connection.first_number
 

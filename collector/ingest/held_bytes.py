@@ -48,7 +48,7 @@ _BYTES_RECEIVED_AT: Final = 128
 _WAITING: Final = struct.Struct("=i")
 
 
-class HeldBytes:
+class ConnectionBytes:
     """The memory that one connection holds."""
 
     __slots__ = ("_read", "_received", "now_bytes")
@@ -76,11 +76,11 @@ class HeldBytes:
         return 0 if has_progressed else min(before, self.now_bytes)
 
 
-class HeldMemory:
+class HeapGrowth:
     """How much memory held bytes cost, as far as the heap has grown with them: by their number for frames, by 32 times
     that for empty parts. Without bytes that are held it is 0.
 
-    >>> memory = HeldMemory()
+    >>> memory = HeapGrowth()
     >>> [memory.update(held, heap) for held, heap in ((0, 500), (10, 510), (20, 900), (10, 900), (0, 900))]
     [0, 10, 330, 165, 0]
     """

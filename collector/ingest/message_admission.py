@@ -14,7 +14,7 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, ProcessCounts, SequenceGap, UnknownPeer
 from rankscope.collector.ingest.exchange import EventBatch, Numbered
 from rankscope.collector.ingest.receiver import Received
-from rankscope.collector.ingest.refusal_log import Refusal, RefusalLog
+from rankscope.collector.ingest.refusal_log import LoggedRefusal, RefusalLog
 from rankscope.collector.runs.clock_alignment import latest_arrival_ns
 from rankscope.collector.runs.events import (
     ClockSampled,
@@ -136,7 +136,7 @@ class MessageAdmission:
         """Count and log that a known rank process is ignored by its run; return what to tell it."""
         with self._lock:
             refused, run = self._admission.refuse_replaced(boot_id, detail)
-            self.refusals.note(Refusal(refused.reason, run=run, text=detail))
+            self.refusals.note(LoggedRefusal(refused.reason, run=run, text=detail))
         return refused
 
     # -- the receive thread -------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class MessageAdmission:
         else:
             rank, run = hello.identity.rank, hello.identity.run
             text = f"rank {rank} of run {run!r}: {answer.detail}"
-            self.refusals.note(Refusal(answer.reason, received.address, key, run=run, text=text))
+            self.refusals.note(LoggedRefusal(answer.reason, received.address, key, run=run, text=text))
         self._send(peer, answer)
 
     def _admit_numbered(self, received: Received, message: Report | Goodbye) -> None:

@@ -20,7 +20,7 @@ import zmq
 
 from rankscope.collector.ingest.connections import REFUSED_FRAMES_MAX
 from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.ingest.refusal_log import Refusal
+from rankscope.collector.ingest.refusal_log import LoggedRefusal
 from rankscope.collector.ingest.refusal_reasons import FORGED_ADDRESS, OVER_BUDGET, TOO_MANY_REFUSED
 from rankscope.collector.ingest.relays import Relays, split_address
 from rankscope.collector.ingest.router import UNROUTABLE, Ready, RoutedMessage, Router
@@ -96,7 +96,7 @@ class Receiver:
         self._message_bytes_max = message_bytes_max
         self._relays = relays
         self._pass = 0
-        self._refusals: deque[Refusal] = deque(maxlen=REFUSALS_KEPT_MAX)
+        self._refusals: deque[LoggedRefusal] = deque(maxlen=REFUSALS_KEPT_MAX)
         self.frames_received = 0
         """Frames received, refused ones included."""
         self.refused: dict[str, int] = {}
@@ -173,7 +173,7 @@ class Receiver:
             elif message is not None:
                 yield Received(routed.name, message, routed.key, routed.body, address=routed.connection.address)
 
-    def drain_refusals(self) -> list[Refusal]:
+    def drain_refusals(self) -> list[LoggedRefusal]:
         """Return the refusals since the last call, at most the latest REFUSALS_KEPT_MAX."""
         refusals = list(self._refusals)
         self._refusals.clear()
@@ -204,7 +204,7 @@ class Receiver:
         if isinstance(message, RelayHello):
             answer = relays.hello(relay, message, routed.key)
             if isinstance(answer, Refused):
-                self._refusals.append(Refusal(answer.reason, address, routed.key, relay, text=answer.detail))
+                self._refusals.append(LoggedRefusal(answer.reason, address, routed.key, relay, text=answer.detail))
             self.send_frame(relay, encode(answer))
             return
         found = relays.unpack(relay, message, routed.key)
@@ -256,7 +256,7 @@ class Receiver:
         _count(self.refused, reason)
         if routed.connection.cut_reason:
             return
-        self._refusals.append(Refusal(reason, routed.connection.address, routed.key, routed.name))
+        self._refusals.append(LoggedRefusal(reason, routed.connection.address, routed.key, routed.name))
         routed.connection.frames_refused += 1
         if routed.connection.frames_refused > REFUSED_FRAMES_MAX:
             self._router.cut(routed, TOO_MANY_REFUSED)
@@ -272,7 +272,7 @@ class Receiver:
 
     def _note_refused_connection(self, reason: str, address: str, key: str) -> None:
         _count(self.connections_refused, reason)
-        self._refusals.append(Refusal(reason, address, key))
+        self._refusals.append(LoggedRefusal(reason, address, key))
 
 
 def _count(counts: dict[str, int], reason: str) -> None:

@@ -38,7 +38,7 @@ MEANINGS: Final[Mapping[str, str]] = {
 }
 
 
-class Refusal(NamedTuple):
+class LoggedRefusal(NamedTuple):
     """A connection, a frame or a Hello that was refused. Unknown fields are empty; behind a relay the address is the
     relay's.
     """
@@ -61,7 +61,7 @@ class RefusalLog:
         self._lines: dict[str, tuple[int, int]] = {}
         """By reason: when its minute began, and its lines since."""
 
-    def note(self, refusal: Refusal) -> None:
+    def note(self, refusal: LoggedRefusal) -> None:
         """Log a refusal, unless one for its reason in its run was logged within the last minute."""
         subject = (refusal.reason, refusal.run)
         now_ns = self._clock.monotonic_ns()
@@ -90,7 +90,7 @@ class RefusalLog:
         return f"; {count} more since this was last logged" if count else ""
 
 
-def _describe(refusal: Refusal) -> str:
+def _describe(refusal: LoggedRefusal) -> str:
     text = refusal.text or MEANINGS.get(refusal.reason, "a frame that is not a message of rankscope")
     known = [
         f"{name} {value}"

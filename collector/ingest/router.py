@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from rankscope.collector.ingest.connections import Connection, Connections
+from rankscope.collector.ingest.connections import AcceptedConnection, AcceptedConnections
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.refusal_reasons import Refuse
 from rankscope.collector.ingest.zap import NUMBER, ZAP_DOMAIN, ZapHandler
@@ -81,7 +81,7 @@ class RoutedMessage(NamedTuple):
     parts: int
     size_bytes: int
     key: str
-    connection: Connection
+    connection: AcceptedConnection
 
 
 class Router:
@@ -127,7 +127,7 @@ class Router:
         for option, value in options.items():
             self._socket.setsockopt(option, value)
         self._has_keys = curve is not None
-        self._connections = Connections(
+        self._connections = AcceptedConnections(
             self._context,
             self._socket,
             refused,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from rankscope.collector.loggers.rows import build_row, find_step
-from rankscope.collector.top.snapshot_fetch import RunView
+from rankscope.collector.top.snapshot_fetch import FetchedRun
 from rankscope.measure.errors import UnavailableError
 
 AWAY_S_MAX: Final = 300.0
@@ -31,7 +31,7 @@ class Follower:
 
     def __init__(
         self,
-        fetch: Callable[[], RunView],
+        fetch: Callable[[], FetchedRun],
         sink: Sink,
         *,
         ranks_max: int,
@@ -70,7 +70,7 @@ class Follower:
             if self._wait(self._interval_s):
                 return
 
-    def _write(self, view: RunView) -> None:
+    def _write(self, view: FetchedRun) -> None:
         row = build_row(view.ranks, self._ranks_max)
         if not row:
             return

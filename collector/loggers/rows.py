@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
-from rankscope.collector.top.snapshot_fetch import Gpu, RankLine
+from rankscope.collector.top.snapshot_fetch import FetchedRank, Gpu
 from rankscope.measure.units import NS_PER_S
 
 PREFIX: Final = "rankscope"
@@ -13,7 +13,7 @@ NODES_MAX: Final = 256
 """Nodes in a row: of larger runs those with the highest slowdown."""
 NAME_LENGTH_MAX: Final = 100
 
-_Read = Callable[[RankLine], float | None]
+_Read = Callable[[FetchedRank], float | None]
 _Join = Callable[[Sequence[float]], float]
 
 
@@ -40,15 +40,15 @@ NUMBERS: Final[Mapping[str, tuple[_Read, _Join]]] = {
 """By name how a rank has it, and how that of a node is made of its ranks'."""
 
 
-def build_row(ranks: Sequence[RankLine], ranks_max: int) -> dict[str, float]:
+def build_row(ranks: Sequence[FetchedRank], ranks_max: int) -> dict[str, float]:
     """Return the numbers of the live ranks by `rankscope/rank/RANK/NAME`, of at most `ranks_max`, and of their nodes by
     `rankscope/node/NODE/NAME`; of more than that those with the highest slowdown now. What is not known is left out.
 
-    >>> build_row([RankLine(rank=3, node="a", slowdown_ratio=1.5)], 8)["rankscope/node/a/slowdown_ratio"]
+    >>> build_row([FetchedRank(rank=3, node="a", slowdown_ratio=1.5)], 8)["rankscope/node/a/slowdown_ratio"]
     1.5
     """
     live = [rank for rank in ranks if rank.up and rank.ended is None]
-    by_node: dict[str, list[RankLine]] = {}
+    by_node: dict[str, list[FetchedRank]] = {}
     for rank in ranks:
         by_node.setdefault(rank.node, []).append(rank)
     row = {}
@@ -67,7 +67,7 @@ def build_row(ranks: Sequence[RankLine], ranks_max: int) -> dict[str, float]:
     return row
 
 
-def find_step(ranks: Iterable[RankLine]) -> int:
+def find_step(ranks: Iterable[FetchedRank]) -> int:
     """Return the last step that any rank has made; 0 before any."""
     return max((rank.last_step for rank in ranks if rank.last_step is not None), default=0)
 
@@ -81,10 +81,10 @@ def name_node(node: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", node)[:NAME_LENGTH_MAX] or "_"
 
 
-def _read_rank(rank: RankLine) -> dict[str, float]:
+def _read_rank(rank: FetchedRank) -> dict[str, float]:
     values = {name: read(rank) for name, (read, _) in NUMBERS.items()}
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def _choose_slowest(ranks: Sequence[RankLine], count_max: int) -> Sequence[RankLine]:
+def _choose_slowest(ranks: Sequence[FetchedRank], count_max: int) -> Sequence[FetchedRank]:
     return sorted(ranks, key=lambda rank: (-(rank.slowdown_ratio or 0.0), rank.rank))[:count_max]

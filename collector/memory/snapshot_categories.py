@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.measure.memory_timeline import Category, Ints, PairedEvents
+from rankscope.measure.memory_timeline import Ints, MemoryCategory, PairedEvents
 
 _OPTIMIZERS: Final = re.compile(r"(?:^|/)torch/optim/\w+\.py$")
 _MODULES: Final = re.compile(r"(?:^|/)torch/nn/modules/\w+\.py$")
@@ -23,7 +23,7 @@ _FORWARDS: Final = frozenset({"forward", "decorate_fwd"})
 _BACKWARDS: Final = frozenset({"backward", "vjp", "decorate_bwd"})
 
 
-class Origin(IntEnum):
+class StackOrigin(IntEnum):
     """What allocated or freed something, by the stack. BACKWARD: autograd; OPTIMIZER: torch.optim itself; ZERO_GRAD:
     `zero_grad()`; MODULE: the construction, or a move, of a module of torch.nn; CLOSURE: other Python that an optimizer
     has called; PYTHON: all other Python. UNKNOWN: no stack was recorded, or it does not say.
@@ -38,7 +38,7 @@ class Origin(IntEnum):
     PYTHON = 6
 
 
-class Named(Protocol):
+class NamedFrame(Protocol):
     """A frame of a stack."""
 
     @property
@@ -52,33 +52,33 @@ class Named(Protocol):
         ...
 
 
-def find_origin(stack: Sequence[Named]) -> Origin:
+def find_origin(stack: Sequence[NamedFrame]) -> StackOrigin:
     """Return what the whole stack of an event shows, its innermost frame first. Native frames are ignored."""
     frames = [one for one in stack if one.file.endswith(".py") or one.file.startswith("<")]
     if not frames:
-        return Origin.BACKWARD
+        return StackOrigin.BACKWARD
     in_backward = _is_in_backward(frames)
     if in_backward or in_backward is None:
-        return Origin.UNKNOWN if in_backward is None else Origin.BACKWARD
+        return StackOrigin.UNKNOWN if in_backward is None else StackOrigin.BACKWARD
     return _find_own(frames)
 
 
-def _find_own(frames: Sequence[Named]) -> Origin:
+def _find_own(frames: Sequence[NamedFrame]) -> StackOrigin:
     """Return what part of torch, or other Python, this is: that of the frames inside of the innermost one that is not
     torch's own.
     """
     outside = next((at for at, one in enumerate(frames) if not _TORCH.search(one.file)), len(frames))
     own = frames[:outside]
     if any(one.function == "zero_grad" for one in own):
-        return Origin.ZERO_GRAD
+        return StackOrigin.ZERO_GRAD
     if any(_OPTIMIZERS.search(one.file) for one in own):
-        return Origin.OPTIMIZER
+        return StackOrigin.OPTIMIZER
     if any(one.function in {"_apply", "__init__"} and _MODULES.search(one.file) for one in own):
-        return Origin.MODULE
-    return Origin.CLOSURE if any(_OPTIMIZERS.search(one.file) for one in frames) else Origin.PYTHON
+        return StackOrigin.MODULE
+    return StackOrigin.CLOSURE if any(_OPTIMIZERS.search(one.file) for one in frames) else StackOrigin.PYTHON
 
 
-def _is_in_backward(frames: Sequence[Named]) -> bool | None:
+def _is_in_backward(frames: Sequence[NamedFrame]) -> bool | None:
     """Return whether autograd's thread has run this Python: the backward of a function, or a forward that is repeated
     for a checkpoint. None: it is that of a function whose direction is not seen.
     """
@@ -95,8 +95,9 @@ def _is_in_backward(frames: Sequence[Named]) -> bool | None:
     return False
 
 
-def categorize_by_origin(paired: PairedEvents, size: Ints, stack: Ints, origins: Sequence[Origin]) -> Ints:
-    """Return the `Category` of each lifetime. `size` and `stack` are columns of the events, `origins` those of stacks.
+def categorize_by_origin(paired: PairedEvents, size: Ints, stack: Ints, origins: Sequence[StackOrigin]) -> Ints:
+    """Return the `MemoryCategory` of each lifetime. `size` and `stack` are columns of the events, `origins` those of
+    stacks.
 
     - gradients: freed by `zero_grad()`
     - optimizer state: allocated by torch.optim, not freed by it, and there when other Python ran again
@@ -109,30 +110,36 @@ def categorize_by_origin(paired: PairedEvents, size: Ints, stack: Ints, origins:
     origin = np.array(origins, dtype=np.int64)[stack]
     is_freed = lives.freed < paired.event_count
     by = origin[lives.allocated]
-    freed_by = np.where(is_freed, np.append(origin, Origin.UNKNOWN)[lives.freed], Origin.UNKNOWN)
+    freed_by = np.where(is_freed, np.append(origin, StackOrigin.UNKNOWN)[lives.freed], StackOrigin.UNKNOWN)
     stack_of_free = np.append(stack, 0)[lives.freed]
     has_own = bool((is_freed & (stack_of_free != stack[lives.allocated])).any())
     if not has_own:  # torch recorded stacks of allocations alone, and gives them to the frees
-        freed_by = np.full(len(by), Origin.UNKNOWN)
-    is_python = origin > Origin.BACKWARD
-    of_backward = _count_between(lives.allocated, lives.freed, (origin == Origin.BACKWARD) & (size > 0))
+        freed_by = np.full(len(by), StackOrigin.UNKNOWN)
+    is_python = origin > StackOrigin.BACKWARD
+    of_backward = _count_between(lives.allocated, lives.freed, (origin == StackOrigin.BACKWARD) & (size > 0))
     of_python = _count_between(lives.allocated, lives.freed, is_python)
-    is_beside = is_python & (origin != Origin.OPTIMIZER) & (origin != Origin.CLOSURE)
+    is_beside = is_python & (origin != StackOrigin.OPTIMIZER) & (origin != StackOrigin.CLOSURE)
     of_others = _count_between(lives.allocated, lives.freed, is_beside)
     is_same_line = has_own & is_freed & (stack_of_free == stack[lives.allocated])
-    is_script = (by == Origin.PYTHON) | (by == Origin.CLOSURE)
-    is_known_free = is_freed & (freed_by != Origin.UNKNOWN)
+    is_script = (by == StackOrigin.PYTHON) | (by == StackOrigin.CLOSURE)
+    is_known_free = is_freed & (freed_by != StackOrigin.UNKNOWN)
     rules = [
-        (freed_by == Origin.ZERO_GRAD, Category.GRADIENTS),
-        ((by == Origin.OPTIMIZER) & (freed_by == Origin.OPTIMIZER), Category.TEMPORARY),
-        ((by == Origin.OPTIMIZER) & (of_others > 0) & (~is_freed | is_known_free), Category.OPTIMIZER_STATE),
-        ((by == Origin.MODULE) & is_same_line, Category.TEMPORARY),
-        ((by == Origin.MODULE) & (~is_freed | (is_known_free & (freed_by != Origin.MODULE))), Category.PARAMETERS),
-        (is_script & is_freed & (of_backward > 0), Category.ACTIVATIONS),
-        (is_script & is_freed, Category.TEMPORARY),
-        ((by == Origin.BACKWARD) & is_freed & (of_python == 0) & (freed_by == Origin.BACKWARD), Category.TEMPORARY),
+        (freed_by == StackOrigin.ZERO_GRAD, MemoryCategory.GRADIENTS),
+        ((by == StackOrigin.OPTIMIZER) & (freed_by == StackOrigin.OPTIMIZER), MemoryCategory.TEMPORARY),
+        ((by == StackOrigin.OPTIMIZER) & (of_others > 0) & (~is_freed | is_known_free), MemoryCategory.OPTIMIZER_STATE),
+        ((by == StackOrigin.MODULE) & is_same_line, MemoryCategory.TEMPORARY),
+        (
+            (by == StackOrigin.MODULE) & (~is_freed | (is_known_free & (freed_by != StackOrigin.MODULE))),
+            MemoryCategory.PARAMETERS,
+        ),
+        (is_script & is_freed & (of_backward > 0), MemoryCategory.ACTIVATIONS),
+        (is_script & is_freed, MemoryCategory.TEMPORARY),
+        (
+            (by == StackOrigin.BACKWARD) & is_freed & (of_python == 0) & (freed_by == StackOrigin.BACKWARD),
+            MemoryCategory.TEMPORARY,
+        ),
     ]
-    return np.select([rule for rule, _ in rules], [category for _, category in rules], Category.UNKNOWN).astype(
+    return np.select([rule for rule, _ in rules], [category for _, category in rules], MemoryCategory.UNKNOWN).astype(
         np.int64
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.memory.snapshot_categories import Origin, find_origin
+from rankscope.collector.memory.snapshot_categories import StackOrigin, find_origin
 from rankscope.measure.errors import TraceError
 from rankscope.measure.memory_timeline import Ints
 from rankscope.measure.units import NS_PER_US
@@ -37,7 +37,7 @@ class Frame(NamedTuple):
     function: str
 
 
-class Block(NamedTuple):
+class MemoryBlock(NamedTuple):
     """A block of a segment. `size` is what it takes, `requested` what was asked for; both in bytes."""
 
     address: int
@@ -57,10 +57,10 @@ class Segment(NamedTuple):
     kind: str
     pool: str
     is_expandable: bool
-    blocks: list[Block]
+    blocks: list[MemoryBlock]
 
 
-class OutOfMemory(NamedTuple):
+class FailedAllocation(NamedTuple):
     """An allocation that failed: the bytes asked for, those free on the device then, and the number of the event."""
 
     event: int
@@ -69,7 +69,7 @@ class OutOfMemory(NamedTuple):
     stack: int
 
 
-class History(NamedTuple):
+class EventHistory(NamedTuple):
     """Recorded events of one device as columns, by time: allocations have positive, frees negative bytes, as they were
     requested. `reserved` is the change of reserved memory in segment events, 0 in others. `time_ns` counts from the
     epoch; it is None where the events have no times.
@@ -80,22 +80,22 @@ class History(NamedTuple):
     reserved: Ints
     stack: Ints
     time_ns: Ints | None
-    out_of_memory: list[OutOfMemory]
+    out_of_memory: list[FailedAllocation]
     event_count: int
 
 
-class Snapshot(NamedTuple):
+class MemorySnapshot(NamedTuple):
     """A checked snapshot. `history` has an item for each device, an empty one where nothing was recorded; a block's
     stack is a place in `stacks`, of which the first is empty. `origins` has what each of these stacks shows.
     """
 
     segments: list[Segment]
-    history: list[History]
+    history: list[EventHistory]
     stacks: list[tuple[Frame, ...]]
-    origins: list[Origin]
+    origins: list[StackOrigin]
 
 
-def check_snapshot(loaded: Any) -> Snapshot:
+def check_snapshot(loaded: Any) -> MemorySnapshot:
     """Return the snapshot that was loaded from a pickle. Raises TraceError naming the first field that is wrong."""
     if type(loaded) is not dict or type(loaded.get("segments")) is not list:
         raise TraceError("it is no memory snapshot of torch: it has no list of segments")
@@ -104,7 +104,7 @@ def check_snapshot(loaded: Any) -> Snapshot:
     traces = loaded.get("device_traces", [])
     if type(traces) is not list:
         raise TraceError("device_traces is no list")
-    return Snapshot(segments, [reader.read_history(one) for one in traces], reader.stacks, reader.origins)
+    return MemorySnapshot(segments, [reader.read_history(one) for one in traces], reader.stacks, reader.origins)
 
 
 class _Reader:
@@ -112,8 +112,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.stacks: list[tuple[Frame, ...]] = [()]
-        self.origins: list[Origin] = [Origin.UNKNOWN]
-        self._places: dict[tuple[tuple[Frame, ...], Origin], int] = {}
+        self.origins: list[StackOrigin] = [StackOrigin.UNKNOWN]
+        self._places: dict[tuple[tuple[Frame, ...], StackOrigin], int] = {}
         self._places_by_whole: dict[tuple[Frame, ...], int] = {}
         self._places_by_id: dict[int, int] = {}
         self._frames_by_id: dict[int, Frame] = {}
@@ -129,7 +129,7 @@ class _Reader:
             self._check(one, "blocks")
             size = _whole(one, "size")
             blocks.append(
-                Block(
+                MemoryBlock(
                     _whole(one, "address", at),
                     size,
                     _whole(one, "requested_size", size),
@@ -150,7 +150,7 @@ class _Reader:
             blocks,
         )
 
-    def read_history(self, found: Any) -> History:
+    def read_history(self, found: Any) -> EventHistory:
         """Return the events of one device. Memory counts as freed when its free is requested: until it is completed,
         other streams may still use it, and the allocator counts it as active, not as allocated.
         """
@@ -163,13 +163,13 @@ class _Reader:
             action, size = _text(one, "action"), _whole(one, "size", 0)
             stack = self._read_stack(one)
             if action == "oom":
-                failed.append(OutOfMemory(number, size, _whole(one, "device_free", 0), stack))
+                failed.append(FailedAllocation(number, size, _whole(one, "device_free", 0), stack))
             rows.append((*_read_change(action, size, one), stack, _whole(one, "time_us", -1)))
         address, change, reserved, stacks, times_us = np.array(rows, dtype=np.int64).reshape(-1, 5).T
         has_times = bool(((times_us >= 0) & (times_us < TIME_US_MAX)).all())
         # Their order is that of the allocator's lock; its clock may go back by a little.
         time_ns = np.maximum.accumulate(times_us) * NS_PER_US if has_times else None
-        return History(address, change, reserved, stacks, time_ns, failed, len(rows))
+        return EventHistory(address, change, reserved, stacks, time_ns, failed, len(rows))
 
     def _read_stack(self, found: dict[Any, Any]) -> int:
         frames = found.get("frames")
@@ -187,7 +187,7 @@ class _Reader:
         return place
 
     def _add_stack(self, whole: tuple[Frame, ...]) -> int:
-        origin = find_origin(whole) if len(whole) <= ORIGIN_FRAMES_MAX else Origin.UNKNOWN
+        origin = find_origin(whole) if len(whole) <= ORIGIN_FRAMES_MAX else StackOrigin.UNKNOWN
         stack = whole[:FRAMES_MAX]
         place = self._places.setdefault((stack, origin), len(self.stacks))
         if place == len(self.stacks):

@@ -11,25 +11,25 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.memory.snapshot_categories import Origin, categorize_by_origin
+from rankscope.collector.memory.snapshot_categories import StackOrigin, categorize_by_origin
 from rankscope.collector.memory.snapshot_events import (
     ALLOCATED,
     INACTIVE,
     NO_STACK,
-    Block,
+    EventHistory,
     Frame,
-    History,
+    MemoryBlock,
+    MemorySnapshot,
     Segment,
-    Snapshot,
 )
 from rankscope.measure.memory_flow import FlowLabels, MemoryFlow, build_flow
 from rankscope.measure.memory_timeline import (
     CATEGORIES,
     Categorized,
-    Category,
     HeldBytes,
     Ints,
     Lifetimes,
+    MemoryCategory,
     PairedEvents,
     find_peak,
     hold_by_events,
@@ -173,7 +173,7 @@ class SnapshotResult(msgspec.Struct, frozen=True):
     flows: list[MemoryFlow]
 
 
-def build_report(snapshot: Snapshot, file: str, *, with_flow: bool) -> SnapshotResult:
+def build_report(snapshot: MemorySnapshot, file: str, *, with_flow: bool) -> SnapshotResult:
     """Return the report of a snapshot; `with_flow` adds the charts."""
     by_device: dict[int, list[Segment]] = defaultdict(list)
     for segment in snapshot.segments:
@@ -271,7 +271,7 @@ class _Followed:
     """The history of one device with its events paired."""
 
     def __init__(
-        self, history: History, paired: PairedEvents, held: HeldBytes, kinds: Ints | None, reserved_at_end: int
+        self, history: EventHistory, paired: PairedEvents, held: HeldBytes, kinds: Ints | None, reserved_at_end: int
     ) -> None:
         self._history = history
         self._kinds = kinds
@@ -319,7 +319,9 @@ class _Followed:
         lives = self._paired.lifetimes
         shared: dict[str, str] = {}
         names = [shared.setdefault(name, name) for name in (find_place(stack) or "" for stack in stacks)]
-        kinds = np.full(len(lives.bytes), Category.UNKNOWN, dtype=np.int64) if self._kinds is None else self._kinds
+        kinds = (
+            np.full(len(lives.bytes), MemoryCategory.UNKNOWN, dtype=np.int64) if self._kinds is None else self._kinds
+        )
         name_of = self._history.stack[lives.allocated]
         return build_flow(self._paired, self._held, time_ns, FlowLabels(kinds, names, name_of), device=device)
 
@@ -334,22 +336,22 @@ class _Followed:
         return None if time_ns is None else int(time_ns[event] - time_ns[0])
 
 
-def _follow(history: History, segments: Sequence[Segment], origins: Sequence[Origin]) -> _Followed:
+def _follow(history: EventHistory, segments: Sequence[Segment], origins: Sequence[StackOrigin]) -> _Followed:
     """Return the history with its events paired. A block that is allocated and has no allocation in the history is
     older than its first event.
     """
     paired = _pair(history)
     lives = paired.lifetimes
     known = set(lives.address[lives.freed == paired.event_count].tolist())
-    blocks: Iterable[Block] = (block for one in segments for block in one.blocks if block.state == ALLOCATED)
+    blocks: Iterable[MemoryBlock] = (block for one in segments for block in one.blocks if block.state == ALLOCATED)
     older = sum(block.requested for block in blocks if block.address not in known)
-    has_stacks = any(origins[place] > Origin.BACKWARD for place in np.unique(history.stack).tolist())
+    has_stacks = any(origins[place] > StackOrigin.BACKWARD for place in np.unique(history.stack).tolist())
     kinds = categorize_by_origin(paired, history.size, history.stack, origins) if has_stacks else None
     held, reserved_at_end = hold_by_events(paired, older), sum(one.size for one in segments)
     return _Followed(history, paired, held, kinds, reserved_at_end)
 
 
-def _pair(history: History) -> PairedEvents:
+def _pair(history: EventHistory) -> PairedEvents:
     """Return the lifetimes, by numbers of events of the whole history: events that move no memory stay in it."""
     moving = np.flatnonzero(history.size)
     paired = pair_events(history.address[moving], history.size[moving])

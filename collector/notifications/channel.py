@@ -14,8 +14,8 @@ import msgspec
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.notifications.event import IncidentEvent, Nodes, build_event, find_signature
-from rankscope.collector.notifications.notified import NotifiedIncidents, Rules, find_kind, find_pause_s
+from rankscope.collector.notifications.event import IncidentEvent, IncidentNodes, build_event, find_signature
+from rankscope.collector.notifications.notified import NotifiedIncidents, NotifyRules, find_kind, find_pause_s
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.snapshot import ChannelCounts
 from rankscope.measure.clock import Clock
@@ -44,7 +44,7 @@ CANCEL_S: Final = 1.0
 """Time that a delivery has to end once it is cancelled."""
 
 
-class Delivery(NamedTuple):
+class TryResult(NamedTuple):
     """Result of one try: DELIVERED, RETRIED or FAILED, why not, and for how long the receiver wants no other try."""
 
     outcome: str
@@ -61,7 +61,7 @@ class Deliver(Protocol):
         """Get ready, before the first event and in the thread that delivers. May block."""
         ...
 
-    def __call__(self, event: IncidentEvent, cancelled: threading.Event, /) -> Delivery:
+    def __call__(self, event: IncidentEvent, cancelled: threading.Event, /) -> TryResult:
         """Try once to deliver an event."""
         ...
 
@@ -72,10 +72,10 @@ class Surroundings(NamedTuple):
     """
 
     read_incidents: Callable[[], tuple[Incident, ...]]
-    find_nodes: Callable[[Incident], Nodes]
+    find_nodes: Callable[[Incident], IncidentNodes]
     clock: Clock
     faults: FaultLog
-    rules: Rules
+    rules: NotifyRules
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class Channel:
             return  # it is left, and no failure
         one.tries += 1
         if delivery.outcome == RETRIED and one.tries >= TRIES_MAX:
-            delivery = Delivery(FAILED, f"{delivery.problem}; given up after {TRIES_MAX} tries")
+            delivery = TryResult(FAILED, f"{delivery.problem}; given up after {TRIES_MAX} tries")
         self._log(delivery, event)
         self._count(delivery.outcome)
         if delivery.outcome == RETRIED:
@@ -206,12 +206,12 @@ class Channel:
         else:
             self._finish(one)
 
-    def _call(self, event: IncidentEvent) -> Delivery:
+    def _call(self, event: IncidentEvent) -> TryResult:
         try:
             return self._deliver(event, self._cancelled)
         except Exception as error:  # noqa: BLE001 - the fault log has it
             self._around.faults.note(FAULT, f"{self.name}: an event could not be delivered; continuing")
-            return Delivery(FAILED, f"it raised {type(error).__name__}")
+            return TryResult(FAILED, f"it raised {type(error).__name__}")
 
     def _hold(self, one: _Waiting, retry_after_s: float) -> None:
         now_s = self._now_s()
@@ -228,7 +228,7 @@ class Channel:
                 FAULT, f"{self.name}: what was delivered cannot be kept on disk; a restart may deliver it once more"
             )
 
-    def _log(self, delivery: Delivery, event: IncidentEvent) -> None:
+    def _log(self, delivery: TryResult, event: IncidentEvent) -> None:
         """Log a problem once while it lasts (each time on the debug level), and that deliveries succeed again."""
         level = logging.DEBUG if delivery.problem == self._problem else logging.WARNING
         if delivery.outcome == FAILED:

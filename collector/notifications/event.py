@@ -60,14 +60,14 @@ class IncidentEvent(msgspec.Struct, frozen=True, kw_only=True):
     why_nodes_unknown: str = ""
 
 
-class Nodes(msgspec.Struct, frozen=True):
+class IncidentNodes(msgspec.Struct, frozen=True):
     """The nodes of an incident, and why they or their runs are not known."""
 
     standings: tuple[NodeStanding, ...] = ()
     why_unknown: str = ""
 
 
-def build_event(incident: Incident, kind: str, number: int, wall_s: float, nodes: Nodes) -> IncidentEvent:
+def build_event(incident: Incident, kind: str, number: int, wall_s: float, nodes: IncidentNodes) -> IncidentEvent:
     """Return the event about the present state of an incident."""
     return IncidentEvent(
         id=find_id(incident, number),

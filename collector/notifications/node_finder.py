@@ -8,7 +8,7 @@ from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.kept_nodes import KeptNodes
 from rankscope.collector.incidents.nodes import NodeRecord
 from rankscope.collector.notifications.channel import FAULT
-from rankscope.collector.notifications.event import Nodes, NodeStanding
+from rankscope.collector.notifications.event import IncidentNodes, NodeStanding
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import UnavailableError
@@ -28,23 +28,23 @@ class NodeFinder:
         self._find_run = find_run
         self._faults = faults
 
-    def find(self, incident: Incident) -> Nodes:
+    def find(self, incident: Incident) -> IncidentNodes:
         """Return the nodes, with their runs where the store has them. Never raises."""
         names = self._find_names(incident)
         if incident.ranks and not names:
-            return Nodes((), NO_RANKS)
+            return IncidentNodes((), NO_RANKS)
         unknown = tuple(NodeStanding(node=name) for name in names)
         if not names or self._kept is None:
-            return Nodes(unknown, NO_STORE if names else "")
+            return IncidentNodes(unknown, NO_STORE if names else "")
         try:
             known = {record.node: record for record in self._kept.read().nodes if record.runs}
         except UnavailableError as error:
-            return Nodes(unknown, str(error))
+            return IncidentNodes(unknown, str(error))
         except Exception as error:  # noqa: BLE001 - the fault log has it
             self._faults.note(FAULT, "the nodes of the store could not be read; continuing without")
-            return Nodes(unknown, f"internal error of the collector ({type(error).__name__}); see its log")
+            return IncidentNodes(unknown, f"internal error of the collector ({type(error).__name__}); see its log")
         standings = tuple(_find_standing(one, known.get(one.node)) for one in unknown)
-        return Nodes(standings, NOT_STORED if any(one.runs is None for one in standings) else "")
+        return IncidentNodes(standings, NOT_STORED if any(one.runs is None for one in standings) else "")
 
     def _find_names(self, incident: Incident) -> Sequence[str]:
         if incident.nodes:

@@ -18,7 +18,7 @@ from rankscope.collector.private_files import write_private
 SCHEMA: Final = 1
 
 
-class Rules(NamedTuple):
+class NotifyRules(NamedTuple):
     """What a channel is notified of: incidents of at least `severity_min`, each at most once in `interval_s`."""
 
     severity_min: str
@@ -49,7 +49,7 @@ class _Content(msgspec.Struct):
     notified: dict[int, Notified]
 
 
-def find_kind(incident: Incident, last: Notified | None, since_wall_s: float, rules: Rules) -> str | None:
+def find_kind(incident: Incident, last: Notified | None, since_wall_s: float, rules: NotifyRules) -> str | None:
     """Return the kind of the event that is due about an incident, None where none is. `last` is what the channel was
     notified of last. An incident that began before `since_wall_s` and is over is none of the channel's, and one that
     is over because it is part of another one, of which the channel is notified, is not worth an event of its own.
@@ -69,7 +69,7 @@ def find_kind(incident: Incident, last: Notified | None, since_wall_s: float, ru
     return CHANGED if last.signature != signature else None
 
 
-def find_pause_s(last: Notified | None, wall_s: float, rules: Rules) -> float:
+def find_pause_s(last: Notified | None, wall_s: float, rules: NotifyRules) -> float:
     """Return for how long no event about the incident may follow the last one, 0 where one may now."""
     if last is None or last.wall_s > wall_s:  # the clock was set back
         return 0.0

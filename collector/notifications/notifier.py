@@ -12,7 +12,7 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.notifications.channel import Channel, Deliver, Surroundings
 from rankscope.collector.notifications.node_finder import NodeFinder
-from rankscope.collector.notifications.notified import Rules
+from rankscope.collector.notifications.notified import NotifyRules
 from rankscope.collector.notifications.webhook import make_webhook
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import ChannelCounts
@@ -87,7 +87,7 @@ def make_notifier(
         find_nodes=NodeFinder(find_store(config), find_run, faults).find,
         clock=clock,
         faults=faults,
-        rules=Rules(config.notify_severity_min, config.notify_interval_s),
+        rules=NotifyRules(config.notify_severity_min, config.notify_interval_s),
     )
     return Notifier(receivers, around, None if journal.database is None else find_beside_store(config))
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.suggestions import find_runbook
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, Delivery
+from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, TryResult
 from rankscope.collector.notifications.event import RESOLVED, TEST, IncidentEvent
 from rankscope.collector.otlp.endpoint import LOGS, Endpoint, describe_resource, import_exporters, read_endpoint
 from rankscope.measure import __version__
@@ -49,12 +49,12 @@ class OtlpLogs:
     def prepare(self) -> None:
         """Do nothing: the exporter connects when it sends."""
 
-    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> Delivery:  # noqa: ARG002 - time is limited
+    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> TryResult:  # noqa: ARG002 - time is limited
         """Send the record of an event once."""
         problem = self._sender.send([self._build(event)])
         if not problem.text:
-            return Delivery(DELIVERED)
-        return Delivery(FAILED if problem.is_final else RETRIED, f"the receiver at {self._shown}: {problem.text}")
+            return TryResult(DELIVERED)
+        return TryResult(FAILED if problem.is_final else RETRIED, f"the receiver at {self._shown}: {problem.text}")
 
     def _build(self, event: IncidentEvent) -> Any:
         text, number = find_severity(event)

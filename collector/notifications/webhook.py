@@ -21,7 +21,7 @@ import msgspec
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.http_retries import may_pass
-from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, Delivery
+from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, TryResult
 from rankscope.collector.notifications.event import IncidentEvent
 from rankscope.collector.notifications.signature import read_secret, sign
 from rankscope.measure import __version__
@@ -65,7 +65,7 @@ class Webhook:
     def prepare(self) -> None:
         """Do nothing: the files were read at the start."""
 
-    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> Delivery:  # noqa: ARG002 - time is limited
+    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> TryResult:  # noqa: ARG002 - time is limited
         """Send an event once."""
         body = msgspec.json.encode(event)
         timestamp = int(self._read_wall_s())
@@ -83,7 +83,7 @@ class Webhook:
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: TLS that was shut down
             is_late = time.monotonic() - began_s >= self._try_s_max
             why = f"took longer than {self._try_s_max:g} s" if is_late else describe_error(error)
-            return Delivery(RETRIED, f"the receiver at {self._host}:{self._port} {why}")
+            return TryResult(RETRIED, f"the receiver at {self._host}:{self._port} {why}")
         return self._judge(answer)
 
     def _post(self, body: bytes, headers: Mapping[str, str]) -> _Answer:
@@ -105,16 +105,16 @@ class Webhook:
                     response.read(ANSWER_BYTES_MAX)  # so that a receiver that still writes is not reset
                 return _Answer(response.status, response.getheader("Retry-After", ""))
 
-    def _judge(self, answer: _Answer) -> Delivery:
+    def _judge(self, answer: _Answer) -> TryResult:
         status = answer.status
         if http.client.OK <= status < http.client.MULTIPLE_CHOICES:
-            return Delivery(DELIVERED)
+            return TryResult(DELIVERED)
         text = f"the receiver at {self._host}:{self._port} answers {status}"
         if may_pass(status):
-            return Delivery(RETRIED, text, parse_retry_after(answer.retry_after, self._read_wall_s()))
+            return TryResult(RETRIED, text, parse_retry_after(answer.retry_after, self._read_wall_s()))
         if status < http.client.BAD_REQUEST:
             text += ": redirects are not followed, set notify_webhook_url to the final address"
-        return Delivery(FAILED, text)
+        return TryResult(FAILED, text)
 
 
 def parse_retry_after(text: str, wall_s: float) -> float:

@@ -52,7 +52,7 @@ class HttpLimits(NamedTuple):
         return 2 * self.asking_max + self.answers_max
 
 
-class Connection:
+class HttpConnection:
     """State of one client's connection that the limits need. Changed only by Connections."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Connection:
         """True once a limit has closed it: what its thread reads or writes from then on has no meaning."""
 
 
-class Connections:
+class HttpConnections:
     """All connections of a server, within `limits`. `count` is called with the reason for each that is refused or
     closed. May be called from any thread.
     """
@@ -91,7 +91,7 @@ class Connections:
         self._count = count
         self._read_ns = read_ns
         self._changing = threading.Lock()
-        self._found: dict[socket.socket, Connection] = {}
+        self._found: dict[socket.socket, HttpConnection] = {}
 
     def accept(self, accepted: socket.socket, address: str) -> None:
         """Register a new connection; when too many are asking, close one of the others."""
@@ -101,20 +101,20 @@ class Connections:
             if len(asking) >= self.limits.asking_max:
                 self._close(_choose(asking), REQUEST_DISPLACED)
             deadline_ns = now_ns + s_to_ns(self.limits.request_s)
-            self._found[accepted] = Connection(address, accepted, now_ns, deadline_ns)
+            self._found[accepted] = HttpConnection(address, accepted, now_ns, deadline_ns)
 
-    def find(self, accepted: socket.socket) -> Connection:
+    def find(self, accepted: socket.socket) -> HttpConnection:
         """Return the connection that was accepted as this socket."""
         return self._found[accepted]
 
-    def secure(self, connection: Connection, secured: socket.socket) -> None:
+    def secure(self, connection: HttpConnection, secured: socket.socket) -> None:
         """Use `secured` in the place of the socket that was accepted, which TLS has detached."""
         with self._changing:
             connection.socket = secured
             if connection.is_closed:  # meanwhile there was no socket to shut down
                 _shut(secured)
 
-    def begin_answer(self, connection: Connection) -> bool:
+    def begin_answer(self, connection: HttpConnection) -> bool:
         """Move a connection whose request has been read to the phase `answering`, unless all places are taken."""
         now_ns = self._read_ns()
         with self._changing:
@@ -125,7 +125,7 @@ class Connections:
             connection.is_answering, connection.deadline_ns = True, None
             return True
 
-    def begin_writing(self, connection: Connection, size_bytes: int) -> bool:
+    def begin_writing(self, connection: HttpConnection, size_bytes: int) -> bool:
         """Hold memory for an answer until it has been written, unless unread answers leave no room for it."""
         now_ns = self._read_ns()
         with self._changing:
@@ -143,7 +143,7 @@ class Connections:
             connection.deadline_ns = now_ns + s_to_ns(self.limits.answer_s)
             return True
 
-    def end_writing(self, connection: Connection) -> None:
+    def end_writing(self, connection: HttpConnection) -> None:
         """Release the memory of an answer, or of one event, that has been written."""
         with self._changing:
             connection.is_writing, connection.held_bytes, connection.deadline_ns = False, 0, None
@@ -161,21 +161,21 @@ class Connections:
                 if each.deadline_ns is not None and now_ns >= each.deadline_ns and not each.is_closed:
                     self._close(each, UNREAD_RESPONSE if each.is_answering else SLOW_REQUEST)
 
-    def _close_unread(self, candidates: Iterable[Connection], now_ns: int) -> bool:
+    def _close_unread(self, candidates: Iterable[HttpConnection], now_ns: int) -> bool:
         unread_ns = s_to_ns(self.limits.unread_s)
         stuck = [each for each in candidates if each.is_writing and now_ns - each.began_ns >= unread_ns]
         if stuck:
             self._close(_choose(stuck), UNREAD_RESPONSE)
         return bool(stuck)
 
-    def _close(self, connection: Connection, reason: str) -> None:
+    def _close(self, connection: HttpConnection, reason: str) -> None:
         """Wake the connection's thread, which then ends; the memory it holds is counted as free from now on."""
         connection.is_closed, connection.held_bytes = True, 0
         self._count(reason)
         _shut(connection.socket)
 
 
-def _choose(candidates: list[Connection]) -> Connection:
+def _choose(candidates: list[HttpConnection]) -> HttpConnection:
     """Return the oldest connection of the address that has most of them."""
     by_address = Counter(each.address for each in candidates)
     return min(candidates, key=lambda each: (-by_address[each.address], each.began_ns))

@@ -62,7 +62,7 @@ from rankscope.collector.publish.http_auth import (
     checks_host,
     find_host_problem,
 )
-from rankscope.collector.publish.http_connections import BUSY, Connection, Connections, HttpLimits
+from rankscope.collector.publish.http_connections import BUSY, HttpConnection, HttpConnections, HttpLimits
 from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.page_files import find_page_file
@@ -200,7 +200,7 @@ class _Server(ThreadingHTTPServer):
         self._faults = FaultLog(SystemClock())
         self.errors_contained = 0
         self.refused_orders = RefusedOrders(SystemClock())
-        self.connections = Connections(limits, self.count_refused)
+        self.connections = HttpConnections(limits, self.count_refused)
         self._counting = threading.Lock()
         self._thread_places = threading.BoundedSemaphore(limits.connections_max)
         self.host = listener.host
@@ -321,7 +321,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     default_request_version = "HTTP/1.0"  # with the library's "HTTP/0.9" garbage would get an answer without a status
 
-    def __init__(self, limited: Connection, request: socket.socket, client_address: Any, server: _Server) -> None:
+    def __init__(self, limited: HttpConnection, request: socket.socket, client_address: Any, server: _Server) -> None:
         self._limited = limited
         self._address_token = ""
         super().__init__(request, client_address, server)

@@ -24,7 +24,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from rankscope.collector.publish.metrics.measures import Measure
-from rankscope.collector.publish.metrics.points import Block, Point
+from rankscope.collector.publish.metrics.points import Point, PointBlock
 from rankscope.collector.publish.metrics.rank_columns import Labels
 from rankscope.measure import __version__
 
@@ -95,7 +95,7 @@ class Starts:
         self._processes = {key: one for key, one in self._processes.items() if one.reading >= before}
         self._series = {key: one for key, one in self._series.items() if one.reading >= before}
 
-    def find(self, block: Block, name: str, point: Point) -> int:
+    def find(self, block: PointBlock, name: str, point: Point) -> int:
         """Return since when a counter counts, in ns since 1970."""
         labels, value = point
         boot_id = block.processes.get(labels[:2])
@@ -122,7 +122,7 @@ class Requests:
         self._scope = InstrumentationScope(SCOPE, __version__)
         self._starts = Starts()
 
-    def build(self, blocks: Iterable[Block], time_ns: int) -> Iterator[MetricsData]:
+    def build(self, blocks: Iterable[PointBlock], time_ns: int) -> Iterator[MetricsData]:
         """Yield the points of these blocks as of a time, in ns since 1970."""
         self._starts.begin(time_ns)
         for block in blocks:
@@ -132,7 +132,7 @@ class Requests:
                 yield MetricsData([ResourceMetrics(self._resource, [scope], self._resource.schema_url)])
         self._starts.end()
 
-    def _build_metric(self, block: Block, measure: Measure, points: Sequence[Point], time_ns: int) -> Metric:
+    def _build_metric(self, block: PointBlock, measure: Measure, points: Sequence[Point], time_ns: int) -> Metric:
         names, is_gauge = measure.labels, measure.kind == "gauge"
         built = [
             NumberDataPoint(
@@ -150,7 +150,7 @@ def _name(names: Labels, values: Labels) -> Mapping[str, str]:
     return {name: value for name, value in zip(names, values, strict=True) if value}
 
 
-def _split(block: Block, bytes_max: int) -> Iterator[list[tuple[Measure, list[Point]]]]:
+def _split(block: PointBlock, bytes_max: int) -> Iterator[list[tuple[Measure, list[Point]]]]:
     """Yield the points of a block by metric, each time as many as fit into a request, and at least one."""
     part: list[tuple[Measure, list[Point]]] = []
     size = 0

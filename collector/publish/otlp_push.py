@@ -39,7 +39,7 @@ FAULT: Final = "otlp"
 """Label of contained faults of pushes, in the counts of errors."""
 
 
-class Sender(Protocol):
+class RequestSender(Protocol):
     """Sender of requests (`otlp/exporters.py`)."""
 
     def send(self, data: Any, /) -> str:
@@ -71,7 +71,7 @@ class MetricsPush:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: RequestSender,
         build: Build,
         read_snapshot: Callable[[], Snapshot],
         *,

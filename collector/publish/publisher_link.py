@@ -55,7 +55,7 @@ PUBLISHER: Final = "publisher"
 _WANTED: Final = msgspec.msgpack.Decoder(DumpWanted | CaptureWanted)
 
 
-class Publisher(Protocol):
+class RunningPublisher(Protocol):
     """A running publisher. The function that started it was given the publisher's end of the connection."""
 
     def wait(self, seconds: float) -> bool:
@@ -91,7 +91,11 @@ class PublisherLink:
     """
 
     def __init__(
-        self, start_publisher: Callable[[Connection], Publisher], sources: Sources, faults: FaultLog, wakeup: Wakeup
+        self,
+        start_publisher: Callable[[Connection], RunningPublisher],
+        sources: Sources,
+        faults: FaultLog,
+        wakeup: Wakeup,
     ) -> None:
         self._start_publisher = start_publisher
         self._sources = sources

@@ -60,7 +60,7 @@ class Response(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the list of runs. `run` is its name, which several runs may share; `run_id` is unique. `steps` is the
     largest step count of any current rank process, None before the first report; `open_findings` is a count.
     `samples_per_s`, `tokens_per_s` and `steps_per_s` are per rank, as the median over the ranks (`runs/run_status.py`);
@@ -247,12 +247,12 @@ def _report_state(problem: str | None, degradation: str | None = None) -> Respon
     return refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
 
 
-def summarize_run(run: RunSnapshot) -> RunSummary:
+def summarize_run(run: RunSnapshot) -> ListedRun:
     """Return the summary of a run for the list of runs."""
     found = find_throughput([rank.totals for rank in run.ranks], run.world_size) if run.end is None else None
     samples_per_s = found.samples_per_s if found is not None else None
     tokens_per_s = found.tokens_per_s if found is not None else None
-    return RunSummary(
+    return ListedRun(
         run=run.run,
         run_id=run.run_id,
         world_size=run.world_size,

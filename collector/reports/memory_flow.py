@@ -10,7 +10,7 @@ from typing import Final
 
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.memory_flow import FlowRectangle, MemoryFlow
-from rankscope.measure.memory_timeline import CATEGORIES, Category
+from rankscope.measure.memory_timeline import CATEGORIES, MemoryCategory
 from rankscope.measure.units import format_duration
 
 WIDTH: Final = 1_200
@@ -18,12 +18,12 @@ HEIGHT: Final = 600
 """Size of the drawing of one device, without its texts, in SVG units."""
 LEFT, TEXTS, MARGIN = 90, 64, 20
 COLORS: Final = {
-    Category.PARAMETERS: "#4269d0",
-    Category.GRADIENTS: "#ff725c",
-    Category.OPTIMIZER_STATE: "#a463f2",
-    Category.ACTIVATIONS: "#3ca951",
-    Category.TEMPORARY: "#efb118",
-    Category.UNKNOWN: "#9498a0",
+    MemoryCategory.PARAMETERS: "#4269d0",
+    MemoryCategory.GRADIENTS: "#ff725c",
+    MemoryCategory.OPTIMIZER_STATE: "#a463f2",
+    MemoryCategory.ACTIVATIONS: "#3ca951",
+    MemoryCategory.TEMPORARY: "#efb118",
+    MemoryCategory.UNKNOWN: "#9498a0",
 }
 MERGED_COLOR: Final = "#c9ccd1"
 MIB: Final = 1 << 20
@@ -62,7 +62,7 @@ def _render_rectangle(one: FlowRectangle, x_scale: float, y_scale: float, base: 
     x, width = LEFT + one.start_ns * x_scale, max((one.end_ns - one.start_ns) * x_scale, 0.5)
     y, height = base - (one.offset_bytes + one.bytes) * y_scale, max(one.bytes * y_scale, 0.2)
     lived = "not freed" if one.is_open else f"freed after {format_duration(one.end_ns - one.start_ns)}"
-    kind = Category(one.kind)
+    kind = MemoryCategory(one.kind)
     said = (
         f"{_in_bytes(one.bytes)}, {CATEGORIES[kind].replace('_', ' ')}, from {format_duration(one.start_ns)}, {lived}"
     )
@@ -95,7 +95,7 @@ def _render_texts(name: str, flow: MemoryFlow, merged: int) -> str:
         under += f"; the area has {_in_bytes(flow.older_bytes)} that were allocated before the first event"
     used = sorted({one.kind for one in flow.rectangles})
     legend = "".join(
-        f'<rect x="{LEFT + 150 * place}" y="46" width="12" height="12" fill="{COLORS[Category(kind)]}"/>'
+        f'<rect x="{LEFT + 150 * place}" y="46" width="12" height="12" fill="{COLORS[MemoryCategory(kind)]}"/>'
         f'<text x="{LEFT + 150 * place + 18}" y="57">{CATEGORIES[kind].replace("_", " ")}</text>'
         for place, kind in enumerate(used)
     )

@@ -7,7 +7,7 @@ bounded: `analyze --html` writes the whole report as a page.
 import html
 from typing import Final
 
-from rankscope.collector.reports.trace_cells import Cell, Column, Section
+from rankscope.collector.reports.trace_cells import Cell, Section, TableColumn
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.reports.trace_text import headline, shorten
 from rankscope.collector.traces.report import TraceReport
@@ -41,11 +41,11 @@ def _render_section(section: Section) -> str:
     )
 
 
-def _render_data(cell: Cell, column: Column) -> str:
+def _render_data(cell: Cell, column: TableColumn) -> str:
     return _render_cell("td", cell.text, "", column)
 
 
-def _render_cell(tag: str, text: str, unit: str, column: Column) -> str:
+def _render_cell(tag: str, text: str, unit: str, column: TableColumn) -> str:
     small = f" <small>{html.escape(unit)}</small>" if unit else ""
     return f'<{tag} style="text-align: {column.align}">{_text(text)}{small}</{tag}>'
 

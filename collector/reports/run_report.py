@@ -24,7 +24,7 @@ from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_
 from rankscope.collector.runs.run_status import find_lost_to_slow
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.storage.rank_intervals import RankInterval
-from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
+from rankscope.collector.storage.run_reader import CurvePoint, StoredHistory, opening_run
 from rankscope.collector.store_address import StoreAddress
 from rankscope.collector.valid_answers import without_impossible
 
@@ -109,7 +109,7 @@ def report_as_json(address: StoreAddress, run: str) -> bytes:
     return msgspec.json.encode(read_report(address, run))
 
 
-def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunReport:
+def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunReport:
     """Return the report of one run from its history and its incidents."""
     run, saved, processes, _ = history.kept
     curve = history.read_curve(CURVE_POINTS_MAX)

@@ -15,7 +15,7 @@ MIB, GB = 1 << 20, 10**9
 UNITS = frozenset({"%", "GB/s", "MiB", "bytes", "ms", "times", "us", "x"})
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """Head of a column. `unit` may be empty; text is aligned left, numbers right."""
 
     head: str
@@ -43,7 +43,7 @@ class Section(NamedTuple):
     key: str
     title: str
     explanation: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     reason: str
     rows: tuple[Cells, ...] = ()
     left_out: int = 0
@@ -56,7 +56,7 @@ class Section(NamedTuple):
         return self._replace(rows=tuple(rows[:top]), left_out=max(count - top, 0))
 
 
-def columns_of(heads: str) -> tuple[Column, ...]:
+def columns_of(heads: str) -> tuple[TableColumn, ...]:
     """Return columns from their heads: a unit is the last word, `<` marks a column of text.
 
     >>> columns_of("<kernel, total ms")
@@ -66,7 +66,7 @@ def columns_of(heads: str) -> tuple[Column, ...]:
     for head in heads.split(", "):
         name, _, unit = head.lstrip("<").rpartition(" ")
         name, unit = (name, unit) if unit in UNITS else (head.lstrip("<"), "")
-        columns.append(Column(name, unit, "left" if head.startswith("<") else "right"))
+        columns.append(TableColumn(name, unit, "left" if head.startswith("<") else "right"))
     return tuple(columns)
 
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from rankscope.collector.reports.pipeline_drawing import render_pipeline
 from rankscope.collector.reports.source_links import make_link
 from rankscope.collector.reports.step_bars import render_bars
-from rankscope.collector.reports.trace_cells import MISSING, Cell, Column, Section
+from rankscope.collector.reports.trace_cells import MISSING, Cell, Section, TableColumn
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.reports.trace_text import headline, left_out_line
 from rankscope.collector.reports.trace_timelines import render_timelines
@@ -118,12 +118,12 @@ def _find_columns(section: Section) -> list[int]:
     ]
 
 
-def _render_head(column: Column) -> str:
+def _render_head(column: TableColumn) -> str:
     unit = f' <span class="unit">{html.escape(column.unit)}</span>' if column.unit else ""
     return f'<th scope="col" class="{column.align}">{html.escape(column.head)}{unit}</th>'
 
 
-def _render_cell(cell: Cell, column: Column, source_url: str | None) -> str:
+def _render_cell(cell: Cell, column: TableColumn, source_url: str | None) -> str:
     order = f' data-sort="{cell.order!r}"' if cell.order is not None else ""
     if column.align == "right":
         return f'<td class="right"{order}>{html.escape(cell.text)}</td>'
@@ -131,7 +131,7 @@ def _render_cell(cell: Cell, column: Column, source_url: str | None) -> str:
     return f'<td class="{kind}"{order}>{_render_text(cell, source_url)}</td>'
 
 
-def _render_sentence(cell: Cell, column: Column, source_url: str | None) -> str:
+def _render_sentence(cell: Cell, column: TableColumn, source_url: str | None) -> str:
     """Return a cell that has its column's head at hand, for a window too narrow for columns."""
     kind = f"{column.align} none" if cell.text == MISSING else column.align
     kind += " long" if len(cell.text) > LONG_MIN else ""

@@ -180,7 +180,7 @@ class AskSamples(NamedTuple):
     order: SampleOrder
 
 
-class OpenFinding(NamedTuple):
+class FindingOpened(NamedTuple):
     """A finding is new, and is to be announced."""
 
     run: str
@@ -203,7 +203,7 @@ class CloseFinding(NamedTuple):
     merged_into: int | None = None
 
 
-RunEffect = AskClock | AskSamples | RefuseProcess | OpenFinding | UpdateFinding | CloseFinding
+RunEffect = AskClock | AskSamples | RefuseProcess | FindingOpened | UpdateFinding | CloseFinding
 
 EVENTS_KEPT: Final = 256
 """Events kept in each of the two rings."""

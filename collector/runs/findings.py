@@ -25,7 +25,7 @@ from rankscope.collector.detect.view import Candidate, Detected, RunView, Single
 from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
+from rankscope.collector.runs.events import CloseFinding, FindingOpened, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
@@ -281,7 +281,7 @@ class RunFindings:
         kept, merged = match_open(self._open, finding)
         if kept is None:
             kept = self._open_new(finding, view)
-            effects.append(OpenFinding(self._run, kept.finding))
+            effects.append(FindingOpened(self._run, kept.finding))
         effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
         kept.began_collector_ns = min(one.began_collector_ns for one in (kept, *merged))

@@ -18,7 +18,7 @@ STEPS = 100_000
 """More than the test waits for: it ends the training."""
 
 
-class Rows(Dataset[Tensor]):
+class Batches(Dataset[Tensor]):
     """STEPS batches of rows of ones."""
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for rows in DataLoader(Rows(), batch_size=BATCH):
+    for rows in DataLoader(Batches(), batch_size=BATCH):
         optimizer.zero_grad()
         model(rows).mean().backward()
         optimizer.step()

@@ -23,7 +23,7 @@ from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 from rankscope.collector.steps.wait_times import KindColumns
 from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONIZING_OPS
-from rankscope.measure.table import MISSING, Block
+from rankscope.measure.table import MISSING, TableBlock
 
 WAITS_WITHIN_MAX: Final = 0.02
 """Share of a device's own time that may be waiting, by windows, where it counts as none: in data parallel training it
@@ -43,7 +43,7 @@ class DeviceOwnTimes:
         #: Whether the own times of all ranks are known, by slot.
         self.is_complete: Flags = np.zeros(slots, dtype=bool)
 
-    def add(self, block: Block, rows: Ints, steps: Ints, slots: Ints, ranks: Ints) -> None:
+    def add(self, block: TableBlock, rows: Ints, steps: Ints, slots: Ints, ranks: Ints) -> None:
         """Add the own times in these rows of a block of step tables, with the step, slot and rank of each row."""
         own_ns = read_own_ns(block)
         if own_ns is None:
@@ -128,7 +128,7 @@ def fill_from_device(own_ns: Floats, device_ns: Floats) -> Floats:
     return np.where(taken[:, None], np.maximum(device_ns + on_top_ns, 0.0), own_ns)
 
 
-def read_own_ns(block: Block) -> Floats | None:
+def read_own_ns(block: TableBlock) -> Floats | None:
     """Return the device step without its tail of each row of these tables of steps, shape (tables * rows,) in ns; NaN
     where it is not known, None where it is of no row. Not negative, whatever a rank sends.
     """

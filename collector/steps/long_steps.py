@@ -75,7 +75,7 @@ _FORWARD: Final = "forward"
 _ANYWHERE: Final = "other"
 
 
-class LongStep(NamedTuple):
+class RareLongStep(NamedTuple):
     """A step that was longer than those around it by `excess_ns`, of which `owner`, a rank, UNKNOWN or EVERYBODY, held
     `owned_ns` in phase `part` (empty where it is not known). Steps of the run took `before_ns` in all before it began,
     and `usual_ns` each around it. `cpu_ns`: CPU time of the owner's training thread in it, None where not known.
@@ -97,7 +97,7 @@ class LongStepsSeen(NamedTuple):
     comes later has not seen what was before.
     """
 
-    steps: tuple[LongStep, ...] = ()
+    steps: tuple[RareLongStep, ...] = ()
     total_ns: float = 0.0
     first_step: int = 0
 
@@ -115,8 +115,8 @@ class LongSteps:
         self.first_step = 0
         #: The time of all steps up to it, in ns: their longest durations, without waits for the step before. Grows.
         self._total_ns = 0.0
-        self._largest: list[LongStep] = []
-        self._recent: list[LongStep] = []
+        self._largest: list[RareLongStep] = []
+        self._recent: list[RareLongStep] = []
 
     def read(self) -> LongStepsSeen:
         """Return what is kept."""
@@ -152,7 +152,7 @@ class LongSteps:
                     lasted_ns = lasted_ns if is_kept else usual_ns
             self._total_ns += lasted_ns
 
-    def _keep(self, found: LongStep) -> bool:
+    def _keep(self, found: RareLongStep) -> bool:
         """Keep a long step, and return True; not one that is the wait for the step before."""
         last = self._recent[-1] if self._recent else None
         is_handed_on = (
@@ -219,7 +219,7 @@ def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
     return usual_ns if is_long else None
 
 
-def _look(series: StepSeries, at: _Place, before_ns: float) -> LongStep:
+def _look(series: StepSeries, at: _Place, before_ns: float) -> RareLongStep:
     """Return a long step with its owner."""
     row, around = at.row + series.earlier_count, at.around + series.earlier_count
     excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
@@ -259,7 +259,7 @@ def _find_by_own_time(
     return _Owned(owner, part, float(own_ns[owner]))
 
 
-def _describe(series: StepSeries, at: _Place, before_ns: float, owned: _Owned) -> LongStep:
+def _describe(series: StepSeries, at: _Place, before_ns: float, owned: _Owned) -> RareLongStep:
     """Return the long step of an owner."""
     owner = owned.column
     row, cpu_ns = at.row + series.earlier_count, None
@@ -268,7 +268,9 @@ def _describe(series: StepSeries, at: _Place, before_ns: float, owned: _Owned) -
         cpu_ns = None if np.isnan(used_ns) else used_ns
         owner = series.ranks[owner]
     owned_ns = min(at.excess_ns, owned.ns)
-    return LongStep(int(series.steps[row]), owner, owned.part, at.excess_ns, owned_ns, before_ns, at.usual_ns, cpu_ns)
+    return RareLongStep(
+        int(series.steps[row]), owner, owned.part, at.excess_ns, owned_ns, before_ns, at.usual_ns, cpu_ns
+    )
 
 
 def _find_waiting(

@@ -44,7 +44,7 @@ class Peers(NamedTuple):
     do_same_work: bool
 
 
-class Comparison(NamedTuple):
+class PeerComparison(NamedTuple):
     """Each of `members` is compared with the others of `against`. Both are ranks in ascending order."""
 
     members: tuple[int, ...]
@@ -67,13 +67,13 @@ class PeerGroups(NamedTuple):
     all-to-alls), and so no peers.
     """
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PeerComparison, ...]
     place: Mapping[int, int]
     works: tuple[tuple[int, ...], ...] = ()
     models: Mapping[int, str | None] = {}
     alike: tuple[tuple[int, ...], ...] = ()
 
-    def of(self, rank: int) -> Comparison:
+    def of(self, rank: int) -> PeerComparison:
         """Return the comparison that a rank is a member of."""
         return self.comparisons[self.place[rank]]
 
@@ -90,7 +90,7 @@ class PeerGroups(NamedTuple):
         kept = [
             one._replace(members=tuple(rank for rank in one.members if rank not in again)) for one in self.comparisons
         ]
-        groups = [Comparison(group, group, do_same_work=True) for group in self.alike]
+        groups = [PeerComparison(group, group, do_same_work=True) for group in self.alike]
         comparisons = (*(one for one in kept if one.members), *groups)
         place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
         return PeerGroups(comparisons, place, self.works)
@@ -106,13 +106,13 @@ class PeerGroups(NamedTuple):
         return self._replace(comparisons=tuple(comparisons), place=place)
 
 
-def _leave_out(one: Comparison, slow: Collection[int]) -> list[Comparison]:
+def _leave_out(one: PeerComparison, slow: Collection[int]) -> list[PeerComparison]:
     found = [rank for rank in one.members if rank in slow] if len(one.members) <= SMALL_GROUP_MAX else []
     others = tuple(rank for rank in one.members if rank not in slow)
     if not one.do_same_work or not others or len(found) < SLOW_SHARE_MIN * (len(one.members) - 1):
         return [one]
-    rest = Comparison(others, others if len(others) > 1 else one.against, do_same_work=True)
-    return [rest, *(Comparison((rank,), tuple(sorted((*others, rank))), do_same_work=True) for rank in found)]
+    rest = PeerComparison(others, others if len(others) > 1 else one.against, do_same_work=True)
+    return [rest, *(PeerComparison((rank,), tuple(sorted((*others, rank))), do_same_work=True) for rank in found)]
 
 
 def _itself(signature: Any) -> Any:
@@ -136,17 +136,19 @@ def find_peer_groups(
     at all, every rank is a peer of every other of its model.
 
     >>> find_peer_groups((0, 1, 2, 3, 4), {0: "first", 1: "first", 2: "last", 3: "first", 4: "first"}).comparisons[0]
-    Comparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), do_same_work=True)
+    PeerComparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), do_same_work=True)
     """
     all_ranks = tuple(sorted(ranks))
     models = models if models is not None and len({model for model in models.values() if model is not None}) > 1 else {}
     works = [part for work in _find_works(all_ranks, signatures, coarsen) for part in _split(work, classes or {})]
     groups = [group for work in works for group in _split(work, models) if len(group) > 1]
-    comparisons = [Comparison(group, group, do_same_work=True) for group in groups]
+    comparisons = [PeerComparison(group, group, do_same_work=True) for group in groups]
     grouped = {rank for group in groups for rank in group}
     remaining = tuple(rank for rank in all_ranks if rank not in grouped)
     if remaining:
-        comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures and not models and not classes))
+        comparisons.append(
+            PeerComparison(remaining, all_ranks, do_same_work=not signatures and not models and not classes)
+        )
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
     alike = tuple(
         group for group in _find_alike(remaining, signatures, measure_apart) if set(all_ranks).issuperset(group)

@@ -35,7 +35,7 @@ from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.communication import ALL_TO_ALL, is_on_host
 from rankscope.measure.records import BACKWARD_CPU, CAPTURED, PHASE_PREFIX, PHASES, Collectives
-from rankscope.measure.table import MISSING, Block
+from rankscope.measure.table import MISSING, TableBlock
 
 WHOLE_CELLS_MAX = 2**20
 """Steps x ranks, 8 MiB, up to which durations are kept in 64 bits. Beyond (4,096 ranks at the default of 256 steps) 32
@@ -198,7 +198,7 @@ class StepTable:
         """Set the index of a rank within a process group, from 0."""
         self._places[rank, label] = place
 
-    def add_steps_of(self, ranks: Ints, block: Block) -> Ints:
+    def add_steps_of(self, ranks: Ints, block: TableBlock) -> Ints:
         """Store the steps of these ranks, one table of the block each, as if they came in that order; return how many
         of each rank came too late for the ring.
         """
@@ -218,7 +218,7 @@ class StepTable:
         self._device.add(block, rows, steps[rows], slots, columns)
         return np.asarray(late.reshape(len(ranks), block.values.shape[2]).sum(axis=1))
 
-    def add_collectives_of(self, ranks: Sequence[int], reported: Sequence[Collectives], block: Block) -> None:
+    def add_collectives_of(self, ranks: Sequence[int], reported: Sequence[Collectives], block: TableBlock) -> None:
         """Keep the collectives of several ranks, whose tables are the block, of one row at least. They are split by
         step; ranks that report the same steps are split together.
         """

@@ -43,7 +43,7 @@ import numpy.typing as npt
 from rankscope.collector.steps.collectives import Step, count_rows, find_ranks
 from rankscope.collector.steps.rooted_waits import NOBODY
 from rankscope.collector.steps.step_series import Floats, Ints
-from rankscope.collector.steps.wait_times import Matched, match_operations
+from rankscope.collector.steps.wait_times import MatchedOperations, match_operations
 from rankscope.measure import intervals
 from rankscope.measure.units import NS_PER_MS
 
@@ -118,7 +118,7 @@ def attribute_waits(
     )
 
 
-def _find_once_ratio(matched: Matched, rows: npt.NDArray[np.bool_]) -> float:
+def _find_once_ratio(matched: MatchedOperations, rows: npt.NDArray[np.bool_]) -> float:
     """Return the time in which the rank of these rows waited over the sum of its waits; 1 where it did not wait."""
     waits_ns = matched.wait_ns[rows]
     whole_ns = int(waits_ns.sum())
@@ -127,7 +127,7 @@ def _find_once_ratio(matched: Matched, rows: npt.NDArray[np.bool_]) -> float:
     return intervals.total_ns(intervals.union(intervals.from_starts(matched.start_ns[rows], waits_ns))) / whole_ns
 
 
-def _in_order(matched: Matched, operation: Ints) -> Iterator[Ints]:
+def _in_order(matched: MatchedOperations, operation: Ints) -> Iterator[Ints]:
     """Yield the rows of each operation after those of all operations that any of its members took part in before.
 
     Where ranks disagree on the order (two streams), the operation that one of them started the earliest comes first.
@@ -170,7 +170,7 @@ class _Paths:
     `is_awaited` marks these.
     """
 
-    def __init__(self, matched: Matched, column: Ints) -> None:
+    def __init__(self, matched: MatchedOperations, column: Ints) -> None:
         self.column = column
         self.wait_ns = matched.wait_ns
         self.hindered_ns = matched.hindered_ns

@@ -121,7 +121,7 @@ class _Exposure(NamedTuple):
     stretch_ns: int
 
 
-class Matched(NamedTuple):
+class MatchedOperations(NamedTuple):
     """Operations of one step on all ranks: a row for each rank's part in one, each rank's in the order of start.
 
     `rank`, `start_ns` (the rank's own clock) and `duration_ns` as reported. `key` is the same for the members of one
@@ -179,7 +179,9 @@ def split_waits(step: Step, group_sizes: Mapping[str, int], host_groups: Collect
     return StepWaits(ranks, exposed_ns[ranks], handover_ns, _sum_kinds(split), split.rows, is_transfer_kept)
 
 
-def match_operations(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str] = ()) -> Matched:
+def match_operations(
+    step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str] = ()
+) -> MatchedOperations:
     """Return the same matching and waiting, operation by operation."""
     split = _split(step, group_sizes, host_groups, int(find_ranks(step).max(initial=0)) + 1)
     rows, exposure = split.rows, split.exposure
@@ -192,7 +194,7 @@ def match_operations(step: Step, group_sizes: Mapping[str, int], host_groups: Co
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     releaser = _find_releasers(split)[order]
-    return Matched(
+    return MatchedOperations(
         rank=rows.rank[order],
         key=key,
         start_ns=rows.start_ns[order],

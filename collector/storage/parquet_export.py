@@ -18,7 +18,7 @@ import numpy as np
 
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval
-from rankscope.collector.storage.run_reader import RunHistory
+from rankscope.collector.storage.run_reader import StoredHistory
 from rankscope.measure.errors import UnavailableError
 
 ROWS_PER_GROUP: Final = 50_000
@@ -27,7 +27,7 @@ WHOLE: Final = frozenset({"rank", "steps"})
 """Columns of an interval with whole numbers."""
 
 
-def write_parquet(history: RunHistory, folder: str) -> tuple[str, str]:
+def write_parquet(history: StoredHistory, folder: str) -> tuple[str, str]:
     """Write both files, replacing older ones, and return their names. Raises UnavailableError, with the cure."""
     try:
         import pyarrow as pa  # noqa: PLC0415 - an optional extra
@@ -49,7 +49,7 @@ def write_parquet(history: RunHistory, folder: str) -> tuple[str, str]:
     return steps, ranks
 
 
-def _write_steps(pa: Any, files: Any, place: str, history: RunHistory) -> None:
+def _write_steps(pa: Any, files: Any, place: str, history: StoredHistory) -> None:
     phases = sorted({name for step in history.read_steps() for name in step.phases_ns})
     whole = ("attempt", "step", "ranks", "median_ns", "longest_ns", "slowest_rank")
     fields = [(name, pa.int64()) for name in whole] + [("wall_s", pa.float64())]
@@ -66,7 +66,7 @@ def _phase(rows: list[StepAggregate], name: str) -> list[int | None]:
     return [row.phases_ns.get(name) for row in rows]
 
 
-def _write_ranks(pa: Any, files: Any, place: str, history: RunHistory) -> None:
+def _write_ranks(pa: Any, files: Any, place: str, history: StoredHistory) -> None:
     fields = [("attempt", pa.int64()), ("begin_wall_s", pa.float64()), ("end_wall_s", pa.float64())]
     schema = pa.schema(fields + [(name, pa.int64() if name in WHOLE else pa.float32()) for name in COLUMNS])
     with _writing(files, place, schema, history) as writer:
@@ -93,7 +93,7 @@ def _to_columns(pa: Any, interval: RankInterval) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing(files: Any, place: str, schema: Any, history: RunHistory) -> Iterator[Any]:
+def _writing(files: Any, place: str, schema: Any, history: StoredHistory) -> Iterator[Any]:
     from pyarrow.parquet import ParquetWriter  # noqa: PLC0415 - an extra
 
     named = schema.with_metadata({"rankscope.run": history.kept.run.run})

@@ -61,7 +61,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     longest_ns: int
 
 
-class RunHistory:
+class StoredHistory:
     """One run in an open file, made by `opening_run`."""
 
     def __init__(self, connection: Connection, run_id: int, kept: KeptRun) -> None:
@@ -166,7 +166,7 @@ def read_earlier_runs(address: StoreAddress, run_id: str, count_max: int) -> lis
 
 
 @contextmanager
-def opening_run(address: StoreAddress, run: str) -> Iterator[RunHistory]:
+def opening_run(address: StoreAddress, run: str) -> Iterator[StoredHistory]:
     """Open the history of the run with this id, or of the latest with this name. Raises UnavailableError when there is
     none, or the file cannot be used.
     """
@@ -188,7 +188,7 @@ def opening_run(address: StoreAddress, run: str) -> Iterator[RunHistory]:
             raise UnavailableError(
                 f"run {run!r} in {address} cannot be read: {unreadable[0]}. Use the release that wrote it."
             )
-        yield RunHistory(connection, row[0], kept)
+        yield StoredHistory(connection, row[0], kept)
 
 
 def read_placed_ranks(address: StoreAddress, ranks_max: int = PLACED_RANKS_MAX) -> PlacedRanks:

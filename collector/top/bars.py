@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from rankscope.collector.reports.terminal_colors import BLUE, CYAN, GRAY, GREEN, MAGENTA, RED, YELLOW
-from rankscope.collector.top.screen_lines import Line, Span
+from rankscope.collector.top.screen_lines import ColoredText, Line
 from rankscope.measure.records import PHASES
 
 PHASE_SIGNS: Final = {"data": ("d", YELLOW), "forward": ("f", GREEN), "backward": ("b", BLUE),
@@ -51,22 +51,22 @@ def draw_key(phases: AbstractSet[str], ratios: AbstractSet[str]) -> Line:
     of_phases = [(sign, color, name) for name, (sign, color) in PHASE_SIGNS.items() if name in phases]
     of_phases += [(*USER_PHASE, "own phases")] if phases - PHASE_SIGNS.keys() else []
     of_device = [(sign, color, name.replace("_", " ")) for name, sign, color in DEVICE_SIGNS if name in ratios]
-    key: list[Span] = []
+    key: list[ColoredText] = []
     for group, gap in ((of_phases, "  "), (of_device, "   ")):
         for place, (sign, color, name) in enumerate(group):
             before = "" if not key else gap if place == 0 else "  "
-            key += [Span(before), Span(sign, (color,)), Span(f" {name}", (GRAY,))]
+            key += [ColoredText(before), ColoredText(sign, (color,)), ColoredText(f" {name}", (GRAY,))]
     return tuple(key)
 
 
 def _draw_bar(parts: Sequence[tuple[float, str, str]], full: float, width: int) -> Line:
     """Return a bar whose parts end at their rounded cumulative sum, so that rounding does not add up."""
-    bar: list[Span] = []
+    bar: list[ColoredText] = []
     drawn, total = 0, 0.0
     for amount, sign, color in parts:
         total += amount
         end = min(width, round(width * total / full))
-        bar.append(Span(sign * (end - drawn), (color,) if color else ()))
+        bar.append(ColoredText(sign * (end - drawn), (color,) if color else ()))
         drawn = max(drawn, end)
     return tuple(bar)
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from rankscope.collector.top.snapshot_fetch import Gpu, RankLine, RunView
+from rankscope.collector.top.snapshot_fetch import FetchedRank, FetchedRun, Gpu
 
 ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
 UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page up", "page down", "home", "end"
@@ -16,7 +16,7 @@ FILTER_LENGTH_MAX: Final = 64
 """Longer than any node name that fits into a line."""
 
 Number = TypeVar("Number", int, float)
-_Value = Callable[[RankLine], float | None]
+_Value = Callable[[FetchedRank], float | None]
 ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "s": ("slowdown", lambda rank: rank.slowdown_ratio),
     "t": ("step time", lambda rank: rank.step_ns_median),
@@ -42,7 +42,7 @@ class NodeLine(NamedTuple):
     node: str
     ranks: tuple[int, ...]
     states: Mapping[str, int]
-    worst: RankLine
+    worst: FetchedRank
 
 
 class Board(NamedTuple):
@@ -56,7 +56,7 @@ class Board(NamedTuple):
     is_reversed: bool = False
     filter: str = ""
     is_typing: bool = False
-    frozen: RunView | None = None
+    frozen: FetchedRun | None = None
     run: str = ""
     top: int = 0
     rows: int = 10
@@ -65,24 +65,24 @@ class Board(NamedTuple):
     shows_gpus: bool = False
     is_over: bool = False
 
-    def choose_shown(self, latest: RunView) -> RunView:
+    def choose_shown(self, latest: FetchedRun) -> FetchedRun:
         """Return the view to draw: the frozen one, else the latest."""
         return latest if self.frozen is None else self.frozen
 
-    def arrange(self, ranks: Sequence[RankLine]) -> list[RankLine]:
+    def arrange(self, ranks: Sequence[FetchedRank]) -> list[FetchedRank]:
         """Return the ranks that pass the filter, sorted; equal ones by number."""
         return self._sort([rank for rank in ranks if passes(rank, self.filter)])
 
-    def arrange_nodes(self, ranks: Sequence[RankLine]) -> list[NodeLine]:
+    def arrange_nodes(self, ranks: Sequence[FetchedRank]) -> list[NodeLine]:
         """Return the nodes of the ranks that pass the filter, sorted like ranks by their worst."""
         nodes = {one.worst.rank: one for one in group_by_node([rank for rank in ranks if passes(rank, self.filter)])}
         return [nodes[worst.rank] for worst in self._sort([one.worst for one in nodes.values()])]
 
-    def count_rows(self, ranks: Sequence[RankLine]) -> int:
+    def count_rows(self, ranks: Sequence[FetchedRank]) -> int:
         """Return how many lines the ranks that pass the filter take."""
         return len(self.arrange_nodes(ranks) if self.is_by_node else self.arrange(ranks))
 
-    def _sort(self, matching: Sequence[RankLine]) -> list[RankLine]:
+    def _sort(self, matching: Sequence[FetchedRank]) -> list[FetchedRank]:
         read = ORDERS[self.order][1]
         if read is None:
             return sorted(matching, key=lambda rank: rank.rank, reverse=self.is_reversed)
@@ -93,18 +93,18 @@ class Board(NamedTuple):
         return [rank for _, rank in known] + unknown
 
 
-def group_by_node(ranks: Sequence[RankLine]) -> list[NodeLine]:
+def group_by_node(ranks: Sequence[FetchedRank]) -> list[NodeLine]:
     """Return a line for each node of these ranks. Of the node `worst` has the slowest rank's number, slowdown, bars and
     reason, the largest step and own time, and of the GPUs the mean utilization, the fullest memory, the power of all,
     the highest temperature and the lowest clock; unknown ones are left out.
     """
-    nodes: dict[str, list[RankLine]] = {}
+    nodes: dict[str, list[FetchedRank]] = {}
     for rank in ranks:
         nodes.setdefault(rank.node, []).append(rank)
     return [_sum_up(node, members) for node, members in nodes.items()]
 
 
-def _sum_up(node: str, members: Sequence[RankLine]) -> NodeLine:
+def _sum_up(node: str, members: Sequence[FetchedRank]) -> NodeLine:
     slowest = max(members, key=lambda rank: (rank.slowdown_ratio or 0.0, rank.own_ns_median or 0.0, -rank.rank))
     worst = msgspec.structs.replace(
         slowest,
@@ -135,10 +135,10 @@ def _fold(combine: Callable[[list[Number]], Number], values: Sequence[Number | N
     return combine(known) if known else None
 
 
-def passes(rank: RankLine, wanted: str) -> bool:
+def passes(rank: FetchedRank, wanted: str) -> bool:
     """Return whether a rank passes a filter: `7` and `4-9` are ranks, other text is part of the node or the state.
 
-    >>> line = RankLine(rank=7, node="gpu-12")
+    >>> line = FetchedRank(rank=7, node="gpu-12")
     >>> [passes(line, wanted) for wanted in ("", "7", "4-9", "12", "gpu-12", "up", "ended")]
     [True, True, True, False, True, True, False]
     """
@@ -150,7 +150,7 @@ def passes(rank: RankLine, wanted: str) -> bool:
     return wanted.lower() in rank.node.lower() or wanted.lower() in rank.state
 
 
-def press(board: Board, key: str, latest: RunView) -> Board:
+def press(board: Board, key: str, latest: FetchedRun) -> Board:
     """Return the board after a key; an unknown key changes nothing."""
     if board.is_typing:
         return _type(board, key)
@@ -177,7 +177,7 @@ def _type(board: Board, key: str) -> Board:
             return board
 
 
-def _switch_run(board: Board, latest: RunView, by: int) -> Board:
+def _switch_run(board: Board, latest: FetchedRun, by: int) -> Board:
     """Select another run, and unfreeze: a frozen view has only its own run."""
     names = latest.runs
     if not names:
@@ -186,11 +186,11 @@ def _switch_run(board: Board, latest: RunView, by: int) -> Board:
     return board._replace(run=names[(now + by) % len(names)], frozen=None, top=0)
 
 
-def _freeze(board: Board, latest: RunView) -> Board:
+def _freeze(board: Board, latest: FetchedRun) -> Board:
     return board._replace(frozen=None if board.frozen is not None else latest)
 
 
-def _scroll(board: Board, key: str, latest: RunView) -> Board:
+def _scroll(board: Board, key: str, latest: FetchedRun) -> Board:
     shown = board.count_rows(board.choose_shown(latest).ranks)
     last = max(0, shown - board.rows)
     moved = {
@@ -204,7 +204,7 @@ def _scroll(board: Board, key: str, latest: RunView) -> Board:
     return board._replace(top=min(max(moved.get(key, board.top), 0), last))
 
 
-_COMMANDS: Final[dict[str, Callable[[Board, RunView], Board]]] = {
+_COMMANDS: Final[dict[str, Callable[[Board, FetchedRun], Board]]] = {
     "q": lambda board, _: board._replace(is_over=True),
     "?": lambda board, _: board._replace(shows_help=True),
     "h": lambda board, _: board._replace(shows_help=True),

@@ -16,8 +16,8 @@ from rankscope.collector.runs.run_status import describe_ranks_without_peers
 from rankscope.collector.steps.rank_medians import describe_median_steps
 from rankscope.collector.top.bars import draw_curve
 from rankscope.collector.top.board import ORDERS, Board
-from rankscope.collector.top.screen_lines import Line, Span, cut, make_line, pad, wrap
-from rankscope.collector.top.snapshot_fetch import RunView
+from rankscope.collector.top.screen_lines import ColoredText, Line, cut, make_line, pad, wrap
+from rankscope.collector.top.snapshot_fetch import FetchedRun
 from rankscope.collector.top.tables import choose_columns, codes_of, draw_key_of_bars, draw_table
 from rankscope.measure.units import format_duration
 
@@ -59,7 +59,7 @@ HELP: Final = (
 HELP_KEYS_WIDTH: Final = 26
 
 
-def draw(board: Board, latest: RunView, width: int, height: int) -> tuple[list[Line], Board]:
+def draw(board: Board, latest: FetchedRun, width: int, height: int) -> tuple[list[Line], Board]:
     """Return the lines of the screen, and the board with the number of rows that fit, which scrolling needs."""
     view = board.choose_shown(latest)
     width = max(width, WIDTH_MIN)
@@ -83,44 +83,44 @@ def draw(board: Board, latest: RunView, width: int, height: int) -> tuple[list[L
     return [*head, *table, *filler, *foot], board
 
 
-def _draw_title(board: Board, latest: RunView, view: RunView) -> Line:
-    title = [Span("rankscope ", (BOLD,))]
+def _draw_title(board: Board, latest: FetchedRun, view: FetchedRun) -> Line:
+    title = [ColoredText("rankscope ", (BOLD,))]
     if latest.problem:
-        return (*title, Span(printable(latest.problem), (BOLD, RED)))
+        return (*title, ColoredText(printable(latest.problem), (BOLD, RED)))
     run = view.run
     if run is None:
-        return (*title, Span("no run has reported to this collector"))
+        return (*title, ColoredText("no run has reported to this collector"))
     # What must not be cut off comes first.
-    title.append(Span("FROZEN " if board.frozen is not None else "", (BOLD, YELLOW)))
-    title.append(Span(time.strftime("%H:%M:%S ", time.localtime(view.wall_s)), (GRAY,)))
+    title.append(ColoredText("FROZEN " if board.frozen is not None else "", (BOLD, YELLOW)))
+    title.append(ColoredText(time.strftime("%H:%M:%S ", time.localtime(view.wall_s)), (GRAY,)))
     up = sum(rank.state == "up" for rank in view.ranks)
-    title.append(Span(printable(run.run), (BOLD, CYAN)))
+    title.append(ColoredText(printable(run.run), (BOLD, CYAN)))
     if run.end is None:
-        title.append(Span(f"  {up} of {run.world_size} up", () if up == run.world_size else (RED,)))
+        title.append(ColoredText(f"  {up} of {run.world_size} up", () if up == run.world_size else (RED,)))
     else:
-        title.append(Span(f"  {printable(describe_end(run.end))}", (GREEN,) if run.end.is_good else (BOLD, RED)))
+        title.append(ColoredText(f"  {printable(describe_end(run.end))}", (GREEN,) if run.end.is_good else (BOLD, RED)))
     return (*title, *_draw_numbers(view))
 
 
-def _draw_numbers(view: RunView) -> list[Span]:
+def _draw_numbers(view: FetchedRun) -> list[ColoredText]:
     """Return the run in numbers, for the rest of the title."""
     run, numbers = view.run, []
     steps = [rank.last_step for rank in view.ranks if rank.last_step is not None]
-    numbers.append(Span(f"  step {max(steps)}" if steps else ""))
+    numbers.append(ColoredText(f"  step {max(steps)}" if steps else ""))
     if run is not None and run.goodput.goodput_ratio is not None:
-        numbers.append(Span(f"  goodput {100 * run.goodput.goodput_ratio:.0f} %"))
+        numbers.append(ColoredText(f"  goodput {100 * run.goodput.goodput_ratio:.0f} %"))
     if run is not None and run.run_slowdown_ratio is not None:
-        numbers.append(Span(f"  slowdown {run.run_slowdown_ratio:.2f}x", codes_of(run.run_slowdown_ratio)))
+        numbers.append(ColoredText(f"  slowdown {run.run_slowdown_ratio:.2f}x", codes_of(run.run_slowdown_ratio)))
     mfu = [rank.mfu_ratio for rank in view.ranks if rank.ended is None]
     known = [ratio for ratio in mfu if ratio is not None]
     if known and len(known) == len(mfu):
-        numbers.append(Span(f"  MFU {100 * sum(known) / len(known):.0f} %"))
+        numbers.append(ColoredText(f"  MFU {100 * sum(known) / len(known):.0f} %"))
     if run is not None and len(view.runs) > 1:
-        numbers.append(Span(f"  (run {view.runs.index(run.run_id) + 1} of {len(view.runs)})", (GRAY,)))
+        numbers.append(ColoredText(f"  (run {view.runs.index(run.run_id) + 1} of {len(view.runs)})", (GRAY,)))
     return numbers
 
 
-def _draw_findings(view: RunView, width: int, *, is_tall: bool) -> list[Line]:
+def _draw_findings(view: FetchedRun, width: int, *, is_tall: bool) -> list[Line]:
     """Return what is found, or why nothing is; the most severe that fit, each with what to do about it."""
     run = view.run
     if run is None:
@@ -136,14 +136,14 @@ def _draw_findings(view: RunView, width: int, *, is_tall: bool) -> list[Line]:
         return injected + _wrap_all(texts, width, lines_max, (GRAY,))
     shown = [line for one in run.open_findings[:shown_max] for line in _draw_finding(one, width, is_tall=is_tall)]
     more = len(run.open_findings) - shown_max
-    return injected + shown + ([(Span(f"and {more} more findings", (GRAY,)),)] if more > 0 else [])
+    return injected + shown + ([(ColoredText(f"and {more} more findings", (GRAY,)),)] if more > 0 else [])
 
 
 def _wrap_all(texts: Sequence[str], width: int, lines_max: int, codes: tuple[str, ...] = ()) -> list[Line]:
     return [line for text in texts for line in wrap(printable(text), width - 1, lines_max, codes)]
 
 
-def _draw_absence(view: RunView, width: int) -> list[Line]:
+def _draw_absence(view: FetchedRun, width: int) -> list[Line]:
     """Return why ranks that are up have no bar of the device; nothing while no rank has had a window."""
     absent = describe_absence([(rank.rank, rank.ratio_basis) for rank in choose_counted(view.ranks)])
     if absent is None or absent == NO_WINDOW.absent:
@@ -151,41 +151,41 @@ def _draw_absence(view: RunView, width: int) -> list[Line]:
     return _wrap_all([f"device: {absent}"], width, FINDING_LINES_MAX[0], (GRAY,))
 
 
-def _draw_trend(view: RunView, width: int) -> list[Line]:
+def _draw_trend(view: FetchedRun, width: int) -> list[Line]:
     """Return the curve of the step time since this was started, or before where the collector has a store."""
     shown = view.trend[-min(CURVE_WIDTH_MAX, width - 50) :]
     if len(shown) < CURVE_POINTS_MIN:
         return []
     now, low, high = map(format_duration, (shown[-1], min(shown), max(shown)))
-    return [make_line("step ", Span(draw_curve(shown, len(shown)), (CYAN,)), f" {now} now, {low} to {high}")]
+    return [make_line("step ", ColoredText(draw_curve(shown, len(shown)), (CYAN,)), f" {now} now, {low} to {high}")]
 
 
 def _draw_finding(finding: Finding, width: int, *, is_tall: bool) -> list[Line]:
     """Return the headline, and what is known of it; on a low terminal only which line it is and what to do."""
     codes = (BOLD, RED) if finding.severity == "critical" else (BOLD, YELLOW)
     first, *others = wrap(f"! {printable(finding.headline)}", width - 1, FINDING_LINES_MAX[is_tall])
-    marked = (Span("!", codes), Span(first[0].text[1:]))
+    marked = (ColoredText("!", codes), ColoredText(first[0].text[1:]))
     facts = [(name, text) for name, text in list_facts(finding) if is_tall or name in SHOWN_ALWAYS]
     lines = [wrap(f"{name}: {text}", width - 3, FACT_LINES_MAX[is_tall]) for name, text in facts]
-    return [marked, *others, *((Span("  "), *line) for wrapped in lines for line in wrapped)]
+    return [marked, *others, *((ColoredText("  "), *line) for wrapped in lines for line in wrapped)]
 
 
 def _draw_help() -> list[Line]:
-    return [(*pad((Span(keys, (BOLD,)),), HELP_KEYS_WIDTH), Span(meaning)) for keys, meaning in HELP]
+    return [(*pad((ColoredText(keys, (BOLD,)),), HELP_KEYS_WIDTH), ColoredText(meaning)) for keys, meaning in HELP]
 
 
-def _draw_rule(view: RunView, width: int) -> Line:
+def _draw_rule(view: FetchedRun, width: int) -> Line:
     """Return the line below the table, which says what steps its medians are of."""
     said = "" if view.run is None else describe_median_steps(view.run.medians_of)
-    return (Span(f"── {said} {'─' * width}" if said else "─" * width, (GRAY,)),)
+    return (ColoredText(f"── {said} {'─' * width}" if said else "─" * width, (GRAY,)),)
 
 
 def _draw_foot(board: Board) -> Line:
     if board.is_typing:
-        kept = Span("   enter keeps it, esc clears it", (GRAY,))
-        return make_line(Span("filter: ", (BOLD,)), board.filter, Span("_", (BLINK,)), kept)
+        kept = ColoredText("   enter keeps it, esc clears it", (GRAY,))
+        return make_line(ColoredText("filter: ", (BOLD,)), board.filter, ColoredText("_", (BLINK,)), kept)
     order = ORDERS[board.order][0]
     chosen = f"by {order}{', reversed' if board.is_reversed else ''}"
     filtered = f", filter {printable(board.filter)!r}" if board.filter else ""
     keys = "s t o w d e i m u r sort  v nodes  g GPUs  / filter  ? help  q quit"
-    return (Span(f"{chosen}{filtered}  {keys}", (GRAY,)),)
+    return (ColoredText(f"{chosen}{filtered}  {keys}", (GRAY,)),)

@@ -18,7 +18,7 @@ from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import WIDTH_MIN, draw
 from rankscope.collector.top.keyboard import raw_terminal, read_keys
 from rankscope.collector.top.screen_lines import Line, cut, render
-from rankscope.collector.top.snapshot_fetch import RunView, StepTrend, fetch_past_steps, fetch_run_view
+from rankscope.collector.top.snapshot_fetch import FetchedRun, StepTrend, fetch_past_steps, fetch_run_view
 from rankscope.measure.errors import UnavailableError
 
 KEY_WAIT_S: Final = 0.1
@@ -42,7 +42,7 @@ class Poller:
         self._wake = threading.Event()
         self._is_stopped = False
         self._trend = StepTrend()
-        self.latest = RunView(wall_s=time.time())
+        self.latest = FetchedRun(wall_s=time.time())
         self._thread = threading.Thread(target=self._run, name="rankscope-top", daemon=True)
 
     def start(self) -> None:
@@ -61,7 +61,7 @@ class Poller:
         self._is_stopped = True
         self._wake.set()
 
-    def _fetch(self) -> RunView:
+    def _fetch(self) -> FetchedRun:
         """Return the run that is wanted, with its step time so far. Raises UnavailableError."""
         view = fetch_run_view(self._url, self._credentials, self._wanted, time.time())
         if view.run is None:
@@ -139,7 +139,7 @@ def watch(poller: Poller, board: Board) -> None:
             poller.select_run(board.run)
 
 
-def print_once(view: RunView, board: Board) -> None:
+def print_once(view: FetchedRun, board: Board) -> None:
     """Print a view with every rank to stdout."""
     width = max(shutil.get_terminal_size().columns, WIDTH_MIN)
     lines, _ = draw(board, view, width, LINES_BESIDE_RANKS_MAX + board.count_rows(view.ranks))

@@ -11,19 +11,19 @@ ZERO_WIDTH: Final = frozenset({"Mn", "Me", "Cf"})
 """Unicode categories of characters that take no column: combining marks and format characters."""
 
 
-class Span(NamedTuple):
+class ColoredText(NamedTuple):
     """A piece of text with its colors (ECMA-48, SGR)."""
 
     text: str
     codes: tuple[str, ...] = ()
 
 
-Line: TypeAlias = tuple[Span, ...]
+Line: TypeAlias = tuple[ColoredText, ...]
 
 
-def make_line(*parts: str | Span) -> Line:
+def make_line(*parts: str | ColoredText) -> Line:
     """Return a line of spans and of text without colors."""
-    return tuple(part if isinstance(part, Span) else Span(part) for part in parts)
+    return tuple(part if isinstance(part, ColoredText) else ColoredText(part) for part in parts)
 
 
 def width_of(text: str) -> int:
@@ -49,7 +49,7 @@ def cut(line: Line, width: int) -> Line:
     """
     if sum(width_of(span.text) for span in line) <= width:
         return line
-    kept: list[Span] = []
+    kept: list[ColoredText] = []
     room = width - 1
     for span in line:
         text = _take_columns(span.text, room)
@@ -57,7 +57,7 @@ def cut(line: Line, width: int) -> Line:
         room -= width_of(text)
         if text != span.text:
             break
-    return (*kept, Span(ELLIPSIS)) if width > 0 else ()
+    return (*kept, ColoredText(ELLIPSIS)) if width > 0 else ()
 
 
 def _take_columns(text: str, width: int) -> str:
@@ -73,7 +73,7 @@ def _take_columns(text: str, width: int) -> str:
 def pad(line: Line, width: int, *, is_right: bool = False) -> Line:
     """Return the line in exactly `width` columns, as a cell of a table."""
     fitted = cut(line, width)
-    space = Span(" " * (width - sum(width_of(span.text) for span in fitted)))
+    space = ColoredText(" " * (width - sum(width_of(span.text) for span in fitted)))
     return (space, *fitted) if is_right else (*fitted, space)
 
 
@@ -94,7 +94,7 @@ def wrap(text: str, width: int, lines_max: int, codes: tuple[str, ...] = ()) -> 
     if len(lines) > lines_max:
         last = _take_columns(lines[lines_max - 1], width - 1).rstrip() + ELLIPSIS
         lines = [*lines[: lines_max - 1], last]
-    return [(Span(line, codes),) for line in lines]
+    return [(ColoredText(line, codes),) for line in lines]
 
 
 def render(lines: Iterable[Line], colors: Colors) -> list[str]:
@@ -102,5 +102,5 @@ def render(lines: Iterable[Line], colors: Colors) -> list[str]:
     return ["".join(colors.paint(*_flat(span)) for span in line).rstrip() for line in lines]
 
 
-def _flat(span: Span) -> tuple[str, ...]:
+def _flat(span: ColoredText) -> tuple[str, ...]:
     return (span.text, *span.codes)

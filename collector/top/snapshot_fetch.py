@@ -31,7 +31,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     sm_clock_hertz: int | None = None
 
 
-class RankLine(msgspec.Struct, frozen=True, kw_only=True):
+class FetchedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank as the API lists it. Times in ns, ratios from 0 to 1; None or absent: unknown."""
 
     rank: int
@@ -60,7 +60,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
         return "up" if self.up else "silent"
 
 
-class RunView(msgspec.Struct, frozen=True, kw_only=True):
+class FetchedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run, and the ids of all `runs`. `run` has no ranks of its own, and is None while there is no run. `problem`
     is the error of the last request; the other fields are then those of the request before it.
     """
@@ -68,14 +68,14 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     runs: tuple[str, ...] = ()
     run: RunSnapshot | None = None
-    ranks: tuple[RankLine, ...] = ()
+    ranks: tuple[FetchedRank, ...] = ()
     problem: str = ""
     trend: tuple[float, ...] = ()
     """The median step of the run's ranks in ns, a point for each poll with further steps, the latest last."""
 
 
 class _Ranks(msgspec.Struct, frozen=True):
-    ranks: tuple[RankLine, ...]
+    ranks: tuple[FetchedRank, ...]
 
 
 class _CurvePoint(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class StepTrend:
         """Return whether this is the run's curve."""
         return self._run_id == run_id
 
-    def add(self, ranks: Sequence[RankLine]) -> tuple[float, ...]:
+    def add(self, ranks: Sequence[FetchedRank]) -> tuple[float, ...]:
         """Return the points in ns, with another one where the ranks have made further steps."""
         steps = [rank.last_step for rank in ranks if rank.last_step is not None]
         times_ns = [rank.step_ns_median for rank in ranks if rank.step_ns_median is not None and rank.ended is None]
@@ -112,17 +112,17 @@ class StepTrend:
         return tuple(self._points)
 
 
-def fetch_run_view(url: str, credentials: Credentials, wanted: str, wall_s: float) -> RunView:
+def fetch_run_view(url: str, credentials: Credentials, wanted: str, wall_s: float) -> FetchedRun:
     """Return the run `wanted` (an id or a name; empty: the first) of the collector at `url`, none while
     it has no run at all. Raises UnavailableError, also where it has only others.
     """
     names = fetch_runs(url, credentials)
     if not names:
-        return RunView(wall_s=wall_s)
+        return FetchedRun(wall_s=wall_s)
     name = quote(find_run_id(wanted, names, f"the collector at {url}") if wanted else names[0], safe="")
     run = fetch(f"{url}/api/v1/runs/{name}?ranks=none", RunSnapshot, credentials)
     page = fetch(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
-    return RunView(wall_s=wall_s, runs=names, run=run, ranks=page.ranks)
+    return FetchedRun(wall_s=wall_s, runs=names, run=run, ranks=page.ranks)
 
 
 def fetch_past_steps(url: str, credentials: Credentials, run_id: str, points_max: int) -> list[float]:

@@ -8,8 +8,8 @@ from rankscope.collector.reports.terminal_colors import BOLD, GRAY, GREEN, RED, 
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.top.bars import draw_device, draw_key, draw_phases
 from rankscope.collector.top.board import ORDERS, Board, NodeLine
-from rankscope.collector.top.screen_lines import Line, Span, make_line, pad, width_of
-from rankscope.collector.top.snapshot_fetch import Gpu, RankLine, RunView
+from rankscope.collector.top.screen_lines import ColoredText, Line, make_line, pad, width_of
+from rankscope.collector.top.snapshot_fetch import FetchedRank, FetchedRun, Gpu
 from rankscope.measure.units import NS_PER_MS
 
 NODE_WIDTH: Final = (10, 24)
@@ -24,7 +24,7 @@ STATE_CODES: Final = {"up": (GREEN,), "stalled": (BOLD, RED), "silent": (RED,)}
 UNKNOWN: Final = "-"
 GIB: Final = 2**30
 
-Row: TypeAlias = "RankLine | NodeLine"
+Row: TypeAlias = "FetchedRank | NodeLine"
 
 
 class Column(NamedTuple):
@@ -44,16 +44,16 @@ def draw_table(board: Board, columns: Sequence[Column], rows: Sequence[Row]) -> 
     titles = [(f"{one.head}{arrow if one.head == marked else ''}", one) for one in columns]
     head = " ".join("".join(span.text for span in pad(make_line(text), one.width, is_right=one.is_right))
                     for text, one in titles)  # fmt: skip
-    lines: list[Line] = [(Span(head, (REVERSE,)),)]
+    lines: list[Line] = [(ColoredText(head, (REVERSE,)),)]
     for row in rows:
-        spans: list[Span] = []
+        spans: list[ColoredText] = []
         for column in columns:
-            spans += [*pad(column.draw(row), column.width, is_right=column.is_right), Span(" ")]
+            spans += [*pad(column.draw(row), column.width, is_right=column.is_right), ColoredText(" ")]
         lines.append(tuple(spans))
     return lines
 
 
-def choose_columns(board: Board, view: RunView, rows: Sequence[Row], width: int) -> list[Column]:
+def choose_columns(board: Board, view: FetchedRun, rows: Sequence[Row], width: int) -> list[Column]:
     """Return the columns that fit into `width`: the GPUs' where any was sampled, in place of the bars if asked for;
     then step, caused wait and MFU. The bars share what is left.
     """
@@ -75,7 +75,7 @@ def choose_columns(board: Board, view: RunView, rows: Sequence[Row], width: int)
     return [*first, *chosen, *bars, *last]
 
 
-def draw_key_of_bars(columns: Sequence[Column], view: RunView) -> Line:
+def draw_key_of_bars(columns: Sequence[Column], view: FetchedRun) -> Line:
     """Return what the signs in the bars of these ranks mean; empty where the columns have no bars, or no rank has."""
     if not {column.head for column in columns}.issuperset(BAR_HEADS):
         return ()
@@ -89,7 +89,7 @@ def _span_of(columns: Sequence[Column]) -> int:
     return sum(column.width + 1 for column in columns)
 
 
-def _worst(row: Row) -> RankLine:
+def _worst(row: Row) -> FetchedRank:
     return row.worst if isinstance(row, NodeLine) else row
 
 
@@ -135,7 +135,7 @@ def _more_columns() -> list[Column]:
     ]
 
 
-def _bar_columns(view: RunView, room: int) -> list[Column]:
+def _bar_columns(view: FetchedRun, room: int) -> list[Column]:
     """Return the bars of the phases and of the device, which share `room` columns."""
     slowest_ns = max((rank.step_ns_median or 0.0 for rank in view.ranks), default=0.0)
     wide, narrow = room - room // 2, room // 2
@@ -154,9 +154,9 @@ def _state_column(*, is_by_node: bool) -> Column:
 def _draw_state(row: Row) -> Line:
     """Return the state of a rank; of a node its ranks, and how many of them are not up."""
     if not isinstance(row, NodeLine):
-        return (Span(printable(row.state), STATE_CODES.get(row.state, (GRAY,))),)
+        return (ColoredText(printable(row.state), STATE_CODES.get(row.state, (GRAY,))),)
     down = ", ".join(f"{count} {state}" for state, count in row.states.items() if state != "up")
-    return make_line(Span(printable(down), (RED,)) if down else format_ranks(row.ranks))
+    return make_line(ColoredText(printable(down), (RED,)) if down else format_ranks(row.ranks))
 
 
 def _draw_memory(gpu: Gpu) -> str:
@@ -167,7 +167,7 @@ def _draw_memory(gpu: Gpu) -> str:
 
 
 def _draw_slowdown(ratio: float | None) -> Line:
-    return make_line(UNKNOWN) if ratio is None else (Span(f"{ratio:.2f}x", codes_of(ratio)),)
+    return make_line(UNKNOWN) if ratio is None else (ColoredText(f"{ratio:.2f}x", codes_of(ratio)),)
 
 
 def codes_of(ratio: float) -> tuple[str, ...]:

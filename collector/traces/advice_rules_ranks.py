@@ -14,7 +14,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
 from rankscope.collector.detect.suggestions import COMMUNICATE_LESS, OVERLAP
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
 from rankscope.collector.traces.pipeline import SLOW_STAGE_MIN
-from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport, RankStanding
+from rankscope.collector.traces.report import Abstention, Advice, CrossRank, RankReport, RankStanding, TraceFinding
 from rankscope.collector.traces.stragglers import (
     IMBALANCE,
     MORE_WORK_MIN,
@@ -182,7 +182,7 @@ def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) ->
     )
 
 
-def _evidence_of(finding: Finding, standings: Sequence[RankStanding]) -> dict[str, float | int | str | None]:
+def _evidence_of(finding: TraceFinding, standings: Sequence[RankStanding]) -> dict[str, float | int | str | None]:
     one = next((one for one in standings if one.rank == finding.rank), None)
     noise: dict[str, float | int | str | None] = {}
     if one is not None:
@@ -324,7 +324,7 @@ _EVEN_OUT = (
 )
 
 
-def _advise_on_more_work(found: Sequence[Finding], standings: Sequence[RankStanding]) -> Advice:
+def _advise_on_more_work(found: Sequence[TraceFinding], standings: Sequence[RankStanding]) -> Advice:
     """Return the advice on ranks that are behind the others by their work."""
     worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
     return Advice(

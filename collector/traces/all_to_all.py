@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from rankscope.collector.traces.cross_rank import Matched, Matching
+from rankscope.collector.traces.cross_rank import CollectiveOfRanks, Matching
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import AllToAllCall, AllToAllRank, AllToAlls
 from rankscope.measure.communication import ALL_TO_ALL
@@ -98,7 +98,7 @@ def _find_peer(calls: Sequence[Collective]) -> _Peer:
 # -- by call ----------------------------------------------------------------------------------------------------------
 
 
-def _compare_call(one: Matched) -> AllToAllCall | None:
+def _compare_call(one: CollectiveOfRanks) -> AllToAllCall | None:
     """Return the row of one matched collective; None where it is no all-to-all of known sizes on several ranks."""
     sizes = {rank: size for rank, call in sorted(one.by_rank.items()) if (size := _size_of(call))}
     if len(sizes) < 2:  # noqa: PLR2004 - one rank is not compared

@@ -27,7 +27,7 @@ from rankscope.collector.traces.operator_groups import choose_operator_groups
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
-from rankscope.collector.traces.rank_comparison import Comparison as RankComparison
+from rankscope.collector.traces.rank_comparison import RanksSideBySide as RankComparison
 from rankscope.collector.traces.rank_comparison import compare_ranks
 from rankscope.collector.traces.recognized import choose_files, compile_kernels, find_cycles
 from rankscope.collector.traces.report import Comparison, FileError, TraceReport
@@ -43,7 +43,7 @@ ALIVE_S: Final = 1.0
 """Progress is told at least so often while workers have the files."""
 
 
-class Failure(NamedTuple):
+class FileFailure(NamedTuple):
     """Reason why a file could not be analyzed. `is_no_trace`: it is no trace, and was not named by the user."""
 
     file: str
@@ -216,19 +216,19 @@ class _Job(NamedTuple):
 
 def _analyze_file(
     file: TraceFile, job: _Job, workers: int = 1, on_part: Callable[[float], None] | None = None
-) -> RankAnalysis | Failure:
+) -> RankAnalysis | FileFailure:
     """Return the analysis of one file, decoded by `workers` processes; `on_part` is told how much is done. Runs on a
     worker; a bad file is a Failure.
     """
     try:
         return attempt(
             lambda: _read_and_reduce(file, job, workers, on_part),
-            lambda reason: Failure(file.path, reason, is_no_trace=False),
+            lambda reason: FileFailure(file.path, reason, is_no_trace=False),
         )
     except RankscopeError as error:
-        return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
+        return FileFailure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
     except MemoryError:
-        return Failure(file.path, "not enough memory to read it", is_no_trace=False)
+        return FileFailure(file.path, "not enough memory to read it", is_no_trace=False)
 
 
 def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable[[float], None] | None) -> RankAnalysis:
@@ -266,9 +266,9 @@ def _analyze_files(
     job: _Job,
     executor: Executor | str | None,
     progress: Progress | None,
-) -> tuple[list[RankAnalysis], list[Failure]]:
+) -> tuple[list[RankAnalysis], list[FileFailure]]:
     """Return the analyses and the failures, each in the order of the files."""
-    by_path: dict[str, RankAnalysis | Failure] = {}
+    by_path: dict[str, RankAnalysis | FileFailure] = {}
     with _open_executor(executor, len(files)) as pool:
         tell = partial(_tell, progress, by_path, len(files))
         results = _analyze_here(files, job, progress) if pool is None else _analyze_on(pool, files, job, tell)
@@ -277,7 +277,7 @@ def _analyze_files(
             tell()
     in_order = [by_path[file.path] for file in files]
     found = [one for one in in_order if isinstance(one, RankAnalysis)]
-    return found, [one for one in in_order if isinstance(one, Failure)]
+    return found, [one for one in in_order if isinstance(one, FileFailure)]
 
 
 def _tell(progress: Progress | None, done: Sized, count: int) -> None:
@@ -287,7 +287,7 @@ def _tell(progress: Progress | None, done: Sized, count: int) -> None:
 
 def _analyze_here(
     files: Sequence[TraceFile], job: _Job, progress: Progress | None
-) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+) -> Iterator[tuple[str, RankAnalysis | FileFailure]]:
     for place, file in enumerate(files):
         on_part = partial(_tell_part, progress, place, len(files)) if progress is not None else None
         yield file.path, _analyze_file(file, job, cores(), on_part)
@@ -299,7 +299,7 @@ def _tell_part(progress: Progress, place: int, count: int, part: float) -> None:
 
 def _analyze_on(
     pool: Executor, files: Sequence[TraceFile], job: _Job, tell: Callable[[], None]
-) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+) -> Iterator[tuple[str, RankAnalysis | FileFailure]]:
     """Yield path and result of each file as it completes; `tell` is called meanwhile."""
     paths: dict[Future[Any], str] = {pool.submit(_analyze_file, file, job): file.path for file in files}
     waiting = set(paths)
@@ -311,7 +311,7 @@ def _analyze_on(
             try:
                 yield paths[future], future.result()
             except Exception as error:  # noqa: BLE001 - a worker that died costs its file, not the others
-                yield paths[future], Failure(paths[future], f"its worker failed: {error!r}", is_no_trace=False)
+                yield paths[future], FileFailure(paths[future], f"its worker failed: {error!r}", is_no_trace=False)
 
 
 @contextlib.contextmanager
@@ -345,7 +345,7 @@ def _open_dask(address: str) -> Iterator[Executor]:
         yield client.get_executor(pure=False)
 
 
-def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], list[Failure]]:
+def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], list[FileFailure]]:
     """Return the analyses by rank, and failures for files that repeat a rank."""
     kept = ByRank[RankAnalysis]()
     failures = []
@@ -353,7 +353,7 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
         try:
             kept.add(one.report.rank, one.report.file, one)
         except TraceError as error:
-            failures.append(Failure(one.report.file, str(error), is_no_trace=False))
+            failures.append(FileFailure(one.report.file, str(error), is_no_trace=False))
     return kept.in_order(), failures
 
 

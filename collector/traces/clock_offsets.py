@@ -57,7 +57,9 @@ def find_error_bound(matching: cross_rank.Matching, offsets_ns: Mapping[int | No
 
 
 def find_offset_bound(
-    matched: Sequence[cross_rank.Matched], offsets_ns: Mapping[int | None, int], clocks: Mapping[int, str | int | None]
+    matched: Sequence[cross_rank.CollectiveOfRanks],
+    offsets_ns: Mapping[int | None, int],
+    clocks: Mapping[int, str | int | None],
 ) -> int | None:
     """Return the ns by which the offset between two clocks may be wrong at most, 0 with one clock; None when the
     collectives do not bound every clock.
@@ -67,7 +69,7 @@ def find_offset_bound(
 
 
 def find_offset_bounds(
-    matched: Sequence[cross_rank.Matched],
+    matched: Sequence[cross_rank.CollectiveOfRanks],
     offsets_ns: Mapping[int | None, int],
     clocks: Mapping[int, str | int | None],
 ) -> dict[str | int | None, int]:
@@ -104,7 +106,7 @@ def _bound_of(limits: Sequence[tuple[int, int, int]]) -> int:
 
 
 def _span_by_clock(
-    one: cross_rank.Matched, offsets_ns: Mapping[int | None, int], clocks: Mapping[int, str | int | None]
+    one: cross_rank.CollectiveOfRanks, offsets_ns: Mapping[int | None, int], clocks: Mapping[int, str | int | None]
 ) -> dict[str | int | None, tuple[int, int]]:
     """Return for each clock when its last rank entered and its first one left, without offsets."""
     spans: dict[str | int | None, tuple[int, int]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from rankscope.collector.traces.cross_rank import Matched, Matching
+from rankscope.collector.traces.cross_rank import CollectiveOfRanks, Matching
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import CollectiveSizeRow
 from rankscope.measure.communication import bus_factor
@@ -52,7 +52,7 @@ class _Sums:
         if one.bytes is not None and one.op != "barrier":
             self.calls.append((one.bytes, one.duration_ns))
 
-    def add_matched(self, one: Matched, size: int | None) -> None:
+    def add_matched(self, one: CollectiveOfRanks, size: int | None) -> None:
         """Add a synchronizing collective: all ranks leave it together, so that durations differ as arrivals do."""
         lengths_ns = [call.duration_ns for call in one.by_rank.values()]
         self.skews_ns.append(max(lengths_ns) - min(lengths_ns))
@@ -114,7 +114,7 @@ def sum_by_size(found: Sequence[RankAnalysis], matching: Matching | None) -> lis
     return sorted(rows, key=lambda row: (-row.total_ns, row.op, row.group, row.size_from_bytes or 0))
 
 
-def _find_believed(matching: Matching | None) -> Iterator[Matched]:
+def _find_believed(matching: Matching | None) -> Iterator[CollectiveOfRanks]:
     if matching is not None and matching.refused is None:
         yield from (one for one in matching.matched if one.op in SYNCHRONIZING_OPS)
 

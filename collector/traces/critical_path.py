@@ -33,7 +33,7 @@ from rankscope.measure import intervals
 from rankscope.measure.kineto import NONE
 from rankscope.measure.records import SYNCHRONIZING_OPS
 from rankscope.measure.traced_collectives import Collective
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import TracedMessage
 from rankscope.measure.units import format_duration
 
 HOST, LAUNCH, UNEXPLAINED = "host", "launch", "unexplained"
@@ -218,7 +218,7 @@ class PathInput(NamedTuple):
     rank: int | None
     record: PathRecord | None
     collectives: Sequence[Collective]
-    messages: Mapping[int, Message]
+    messages: Mapping[int, TracedMessage]
     on_device: bool
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from rankscope.collector.traces import same_steps
 from rankscope.collector.traces.report import MatchedCollective
-from rankscope.collector.traces.tables import Kind, kind_of
+from rankscope.collector.traces.tables import CollectiveKind, kind_of
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.kineto import Ints
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONIZING_OPS
@@ -59,7 +59,7 @@ class _Key(NamedTuple):
     numbered: bool
 
 
-class Matched(NamedTuple):
+class CollectiveOfRanks(NamedTuple):
     """One collective, as seen by each rank."""
 
     group: str
@@ -77,7 +77,7 @@ class Matching(NamedTuple):
     ahead of the first one's.
     """
 
-    matched: Sequence[Matched]
+    matched: Sequence[CollectiveOfRanks]
     refused: str | None
     missing_ranks: bool
     end_disagreement_ns: int | None
@@ -117,7 +117,7 @@ def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
     return found._replace(refused=refused, end_disagreement_ns=disagreement)
 
 
-def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[Matched], str | None]:
+def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[CollectiveOfRanks], str | None]:
     """Match by group and sequence number, else by position within the group; return the reason of a mismatch too."""
     found: dict[_Key, dict[int, Collective]] = defaultdict(dict)
     for one in ranks:
@@ -139,7 +139,7 @@ def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[Matched], str | Non
         if refused is None and (len(ops) > 1 or (first.op == "all_reduce" and len(sizes) > 1)):
             refused = _describe_mismatch(key, by_rank)
         size = sizes.pop() if len(sizes) == 1 else None
-        matched.append(Matched(key.group, key.place, first.op, size, by_rank, first.group_size))
+        matched.append(CollectiveOfRanks(key.group, key.place, first.op, size, by_rank, first.group_size))
     return matched, refused
 
 
@@ -152,7 +152,7 @@ def _describe_mismatch(key: _Key, by_rank: Mapping[int, Collective]) -> str:
     )
 
 
-def _find_offsets(ranks: Sequence[RankCollectives], matched: Sequence[Matched]) -> list[dict[int, int]]:
+def _find_offsets(ranks: Sequence[RankCollectives], matched: Sequence[CollectiveOfRanks]) -> list[dict[int, int]]:
     """Return the clock offsets of each set of ranks that share collectives, directly or along a chain."""
     related: list[dict[int, int]] = []
     remaining = [one.rank for one in ranks]
@@ -162,7 +162,7 @@ def _find_offsets(ranks: Sequence[RankCollectives], matched: Sequence[Matched]) 
     return related
 
 
-def _find_related(first: int, matched: Sequence[Matched]) -> dict[int, int]:
+def _find_related(first: int, matched: Sequence[CollectiveOfRanks]) -> dict[int, int]:
     """Return the ns by which each rank's clock is ahead of the first one's, from the ends of shared collectives, along
     chains of ranks.
     """
@@ -181,7 +181,7 @@ def _find_related(first: int, matched: Sequence[Matched]) -> dict[int, int]:
 
 
 def _check_ends(
-    ranks: Sequence[RankCollectives], matched: Sequence[Matched], offsets: Mapping[int, int]
+    ranks: Sequence[RankCollectives], matched: Sequence[CollectiveOfRanks], offsets: Mapping[int, int]
 ) -> tuple[int, str | None]:
     limit_ns = _limit_ns(ranks)
     spreads: list[int] = []
@@ -200,7 +200,7 @@ def _check_ends(
     return typical, None
 
 
-def find_end_spread(one: Matched, offsets_ns: Mapping[int, int] | Mapping[int | None, int]) -> int:
+def find_end_spread(one: CollectiveOfRanks, offsets_ns: Mapping[int, int] | Mapping[int | None, int]) -> int:
     """Return the ns between the first and the last rank to leave a collective, without clock offsets."""
     ends = [c.start_ns + c.duration_ns - offsets_ns[rank] for rank, c in one.by_rank.items()]
     return max(ends) - min(ends)
@@ -272,7 +272,7 @@ def split(matching: Matching) -> list[MatchedCollective]:
     return [split_one(one, believed=matching.refused is None) for one in ordered]
 
 
-def split_one(one: Matched, *, believed: bool) -> MatchedCollective:
+def split_one(one: CollectiveOfRanks, *, believed: bool) -> MatchedCollective:
     """Return a collective as reported, with waiting and the late rank only when the matching is `believed`."""
     ranks = sorted(one.by_rank)
     transfer = wait = late = lateness = None
@@ -290,11 +290,11 @@ def split_one(one: Matched, *, believed: bool) -> MatchedCollective:
     )  # fmt: skip
 
 
-def sum_transfers(matching: Matching, rank: int) -> dict[Kind, tuple[int, int]]:
+def sum_transfers(matching: Matching, rank: int) -> dict[CollectiveKind, tuple[int, int]]:
     """Return for each kind of collective of one rank the number that was matched on all members of the group, and the
     sum of their transfer in ns. Empty when the matching was refused.
     """
-    found: dict[Kind, tuple[int, int]] = {}
+    found: dict[CollectiveKind, tuple[int, int]] = {}
     for one in matching.matched if matching.refused is None else ():
         mine = one.by_rank.get(rank)
         if mine is not None and one.op in SYNCHRONIZING_OPS and len(one.by_rank) == one.expected:

@@ -14,8 +14,8 @@ from rankscope.measure.kineto import NONE, Ints, MemoryEvents
 from rankscope.measure.memory_flow import FlowLabels, MemoryFlow, build_flow
 from rankscope.measure.memory_timeline import (
     CATEGORIES,
-    Category,
     HeldBytes,
+    MemoryCategory,
     ModelMark,
     PairedEvents,
     categorize,
@@ -190,10 +190,10 @@ def read_marks(head: Any, device: int | None) -> list[ModelMark]:
     base_ns = head.get("baseTimeNanoseconds")
     base_ns = base_ns if isinstance(base_ns, int) else 0
     wanted = NONE if device is None else device
-    before: dict[Category, Sequence[tuple[int, int, int]]] = {}
+    before: dict[MemoryCategory, Sequence[tuple[int, int, int]]] = {}
     marks = []
     for mark in found.marks:
-        for category in (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE):
+        for category in (MemoryCategory.PARAMETERS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER_STATE):
             rows = getattr(mark, category.name.lower())
             if rows is not None:
                 before[category] = rows

@@ -27,7 +27,7 @@ from rankscope.measure.flops import (
 )
 
 
-class Cost(NamedTuple):
+class OperatorCost(NamedTuple):
     """Operations and least bytes of one call; `reason` says why one of them is not known. `dtype` is that of the first
     factor, else of the first input.
     """
@@ -125,38 +125,40 @@ _ELEMENTS: Mapping[str, Measure] = {
 OPERATORS = frozenset(_ELEMENTS)
 
 
-def count_cost(name: str, recorded: tuple[bytes, bytes] | None, values: bytes | None = None) -> Cost:
+def count_cost(name: str, recorded: tuple[bytes, bytes] | None, values: bytes | None = None) -> OperatorCost:
     """Return the cost of a call with these inputs, the JSON of `Input type` and `Input Dims`; `values` is the JSON of
     `Concrete Inputs`.
 
     >>> count_cost("aten::mm", (b'["float", "float"]', b"[[2, 3], [3, 4]]"))
-    Cost(flops=48, bytes=104, dtype='float', reason=None)
+    OperatorCost(flops=48, bytes=104, dtype='float', reason=None)
     >>> count_cost("aten::mm", None).reason
     'no shapes recorded'
     """
     measure = _ELEMENTS.get(name)
     if measure is None:
-        return Cost(None, None, reason=NO_FORMULA)
+        return OperatorCost(None, None, reason=NO_FORMULA)
     if recorded is None:
-        return Cost(None, None, reason=NO_SHAPES)
+        return OperatorCost(None, None, reason=NO_SHAPES)
     if values is None and name in VALUE_OPERATORS:
-        return Cost(None, None, reason=NO_VALUES)
+        return OperatorCost(None, None, reason=NO_VALUES)
     try:
         inputs = decode_inputs(recorded, values)
         work = count_flops(name, inputs) if name in FORMULAS else CallFlops(None, inputs.types[0])
         return (
-            _find_cost(inputs, work, measure(inputs)) if work.reason is None else Cost(None, None, reason=work.reason)
+            _find_cost(inputs, work, measure(inputs))
+            if work.reason is None
+            else OperatorCost(None, None, reason=work.reason)
         )
     except NotRecordedError:
-        return Cost(None, None, reason=NO_VALUES)
+        return OperatorCost(None, None, reason=NO_VALUES)
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError):
-        return Cost(None, None, reason=NOT_UNDERSTOOD)
+        return OperatorCost(None, None, reason=NOT_UNDERSTOOD)
 
 
-def _find_cost(inputs: Inputs, work: CallFlops, elements: _Elements) -> Cost:
+def _find_cost(inputs: Inputs, work: CallFlops, elements: _Elements) -> OperatorCost:
     size = item_bytes(inputs.types[0])
     read = [(item_bytes(kind), prod(shape)) for kind, shape in zip(inputs.types, inputs.shapes, strict=True) if shape]
     if size is None or any(of is None for of, _ in read):
-        return Cost(work.flops, None, work.dtype, f"size of a type not known: {', '.join(inputs.types)}")
+        return OperatorCost(work.flops, None, work.dtype, f"size of a type not known: {', '.join(inputs.types)}")
     read_bytes = sum((of or 0) * count for of, count in read) if elements.reads_inputs else 0
-    return Cost(work.flops, read_bytes + elements.other * size, work.dtype)
+    return OperatorCost(work.flops, read_bytes + elements.other * size, work.dtype)

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import Finding, PipelineReport, PipelineStage
+from rankscope.collector.traces.report import PipelineReport, PipelineStage, TraceFinding
 from rankscope.collector.traces.stragglers import CAUSE_TEXTS, STEPS_SHARE_MIN, find_cause
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import TracedMessage
 from rankscope.measure.units import format_duration
 
 SLOW_STAGE_MIN = 1.15
@@ -41,9 +41,9 @@ class Pair(NamedTuple):
     """One message: the rank and the operation that sent it, and those that received it."""
 
     source: int
-    send: Message
+    send: TracedMessage
     destination: int
-    recv: Message
+    recv: TracedMessage
 
 
 class Paired(NamedTuple):
@@ -66,9 +66,9 @@ class Chain(NamedTuple):
 # -- sends and receives -----------------------------------------------------------------------------------------------
 
 
-def pair_messages(by_rank: Mapping[int, Sequence[Message]]) -> Paired:
+def pair_messages(by_rank: Mapping[int, Sequence[TracedMessage]]) -> Paired:
     """Return sends with their receives, by (source, destination, tag, step) and order."""
-    found: dict[tuple[int, int, int | None, int | None], tuple[list[Message], list[Message]]] = defaultdict(
+    found: dict[tuple[int, int, int | None, int | None], tuple[list[TracedMessage], list[TracedMessage]]] = defaultdict(
         lambda: ([], [])
     )
     unknown = 0
@@ -89,7 +89,7 @@ def pair_messages(by_rank: Mapping[int, Sequence[Message]]) -> Paired:
     return Paired(pairs, unpaired, unknown)
 
 
-def find_shortest(by_rank: Mapping[int, Sequence[Message]]) -> Shortest:
+def find_shortest(by_rank: Mapping[int, Sequence[TracedMessage]]) -> Shortest:
     """Return the duration of the fastest message of each operation and size."""
     found: dict[tuple[str, int | None], int] = {}
     for one in (message for messages in by_rank.values() for message in messages):
@@ -98,7 +98,7 @@ def find_shortest(by_rank: Mapping[int, Sequence[Message]]) -> Shortest:
     return found
 
 
-def find_message_waits(messages: Sequence[Message], shortest: Shortest, *, on_host: bool) -> Intervals:
+def find_message_waits(messages: Sequence[TracedMessage], shortest: Shortest, *, on_host: bool) -> Intervals:
     """Return raw intervals in which a rank waited for its peer, shape (n, 2) in ns. On a host a send returns at once:
     only receives wait.
     """
@@ -110,13 +110,13 @@ def find_message_waits(messages: Sequence[Message], shortest: Shortest, *, on_ho
     return np.array([wait for wait in waits if wait[1] > wait[0]], dtype=np.int64).reshape(-1, 2)
 
 
-def find_excess(messages: Sequence[Message], shortest: Shortest) -> Intervals:
+def find_excess(messages: Sequence[TracedMessage], shortest: Shortest) -> Intervals:
     """Return raw intervals (n, 2) in ns in which messages were under way longer than the fastest: no transfer."""
     longer = [(one.start_ns, one.end_ns - shortest[one.op, one.bytes]) for one in messages]
     return np.array(longer, dtype=np.int64).reshape(-1, 2)
 
 
-def sum_excess(messages: Sequence[Message], shortest: Shortest, overlap: Intervals) -> int:
+def sum_excess(messages: Sequence[TracedMessage], shortest: Shortest, overlap: Intervals) -> int:
     """Return the ns of that in which nothing was computed."""
     return intervals.total_ns(intervals.subtract(intervals.union(find_excess(messages, shortest)), overlap))
 
@@ -124,7 +124,7 @@ def sum_excess(messages: Sequence[Message], shortest: Shortest, overlap: Interva
 # -- stages -----------------------------------------------------------------------------------------------------------
 
 
-def find_chains(by_rank: Mapping[int, Sequence[Message]], pairs: Sequence[Pair]) -> list[Chain] | None:
+def find_chains(by_rank: Mapping[int, Sequence[TracedMessage]], pairs: Sequence[Pair]) -> list[Chain] | None:
     """Return the pipelines by their first rank; None when the messages are not those of a pipeline."""
     linked: dict[int, set[int]] = defaultdict(set)
     for one in pairs:
@@ -151,7 +151,7 @@ def _reach(first: int, linked: Mapping[int, set[int]]) -> set[int]:
     return reached
 
 
-def _order_stages(members: set[int], by_rank: Mapping[int, Sequence[Message]]) -> tuple[int, ...] | None:
+def _order_stages(members: set[int], by_rank: Mapping[int, Sequence[TracedMessage]]) -> tuple[int, ...] | None:
     """Return the ranks from the one that sends first, each followed by the one to which it sends first."""
     ordered = {rank: sorted(by_rank[rank], key=lambda message: message.start_ns) for rank in members}
     starts = [rank for rank in members if ordered[rank][0].op == "send"]
@@ -180,7 +180,7 @@ def find_steps(
     one: RankAnalysis, chain: Chain, rank: int, own_ns: Mapping[int, int], bubble: Intervals
 ) -> dict[int, _Step]:
     """Return the steps of one rank by number."""
-    by_step: dict[int | None, list[Message]] = defaultdict(list)
+    by_step: dict[int | None, list[TracedMessage]] = defaultdict(list)
     for message in one.messages.values():
         by_step[message.step].append(message)
     found = {}
@@ -196,7 +196,7 @@ def find_steps(
     return found
 
 
-def is_forward(one: Message, chain: Chain, rank: int) -> bool:
+def is_forward(one: TracedMessage, chain: Chain, rank: int) -> bool:
     """Return whether a message of a rank goes along the chain, to the next stage or from the one before."""
     place, count = chain.ranks.index(rank), len(chain.ranks)
     following = chain.ranks[(place + 1) % count] if chain.is_ring or place + 1 < count else None
@@ -204,7 +204,7 @@ def is_forward(one: Message, chain: Chain, rank: int) -> bool:
     return (one.op == "send" and one.peer == following) or (one.op == "recv" and one.peer == preceding)
 
 
-def _find_turns(messages: Sequence[Message], chain: Chain, rank: int) -> tuple[int, int] | None:
+def _find_turns(messages: Sequence[TracedMessage], chain: Chain, rank: int) -> tuple[int, int] | None:
     """Return when the first backward message began or came, and when the last forward one did."""
     forward: list[int] = []
     backward: list[int] = []
@@ -270,7 +270,7 @@ def _mean_phase(phases: Sequence[tuple[int, int, int]], place: int) -> int | Non
     return round(mean(one[place] for one in phases)) if phases else None
 
 
-def find_slow_stage(report: PipelineReport, found: Mapping[int, RankAnalysis]) -> list[Finding]:
+def find_slow_stage(report: PipelineReport, found: Mapping[int, RankAnalysis]) -> list[TraceFinding]:
     """Return a finding about the stage that holds the pipeline up; empty when the stages work equally long."""
     worst = max(report.stages, key=lambda stage: stage.work_ratio)
     if worst.work_ratio < SLOW_STAGE_MIN or worst.longest_step_count < STEPS_SHARE_MIN * report.step_count:
@@ -282,7 +282,7 @@ def find_slow_stage(report: PipelineReport, found: Mapping[int, RankAnalysis]) -
     cause = find_cause(found[rank].report, peers, worst.work_ns - usual_ns)
     who = f"rank {rank}" if len(worst.ranks) == 1 else f"ranks {', '.join(map(str, worst.ranks))}"
     return [
-        Finding(
+        TraceFinding(
             kind="slow_stage",
             rank=rank,
             slowdown_ratio=worst.work_ratio,

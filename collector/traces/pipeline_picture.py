@@ -17,7 +17,7 @@ from rankscope.collector.traces.pipeline import Chain, is_forward
 from rankscope.collector.traces.report import PipelineLane, PipelinePicture, PipelineSegment
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import TracedMessage
 
 LANES_MAX = 32
 """Ranks of several pipelines, as many whole ones as fit."""
@@ -35,7 +35,7 @@ class StageStep(NamedTuple):
 
     start_ns: int
     end_ns: int
-    messages: Sequence[Message]
+    messages: Sequence[TracedMessage]
     bubble: Intervals
     backward: Intervals
 

@@ -27,7 +27,7 @@ from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives
-from rankscope.measure.traced_messages import Message, find_messages
+from rankscope.measure.traced_messages import TracedMessage, find_messages
 from rankscope.measure.units import format_duration
 
 DEVICES_MAX = 1_024
@@ -60,7 +60,7 @@ class RankAnalysis(NamedTuple):
     overlap: Intervals
     steps: list[tuple[int, int, int]]
     collective_steps: list[int | None]
-    messages: dict[int, Message]
+    messages: dict[int, TracedMessage]
     parts: StepParts | None = None
     origin_ns: int = 0
     backward: Intervals = EMPTY

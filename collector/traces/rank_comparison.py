@@ -36,14 +36,14 @@ from rankscope.collector.traces.tables import kind_of
 from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.intervals import EMPTY, Intervals
-from rankscope.measure.traced_messages import Message, forget_numbers
+from rankscope.measure.traced_messages import TracedMessage, forget_numbers
 from rankscope.measure.units import NS_PER_S
 
 ABSENT_SHOWN_MAX = 8
 """Ranks without a trace that a sentence names."""
 
 
-class Comparison(NamedTuple):
+class RanksSideBySide(NamedTuple):
     """All ranks side by side: the comparison, None of one rank, the ranks' reports completed with transfers, their
     collectives by size, the critical path and the all-to-alls, None where they were not asked for, and every wait of
     one for another, None where these are not known.
@@ -57,7 +57,7 @@ class Comparison(NamedTuple):
     waits: Sequence[RankWait] | None = None
 
 
-def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -> Comparison:
+def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -> RanksSideBySide:
     """Return the comparison of the ranks, with what is asked for of all of them together. What fails by a fault of ours
     is refused with that as the reason.
     """
@@ -71,7 +71,7 @@ def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -
         PathInput(one.report.rank, one.path, one.collectives, one.messages, on_device=bool(one.report.devices))
         for one in found
     ]
-    return Comparison(
+    return RanksSideBySide(
         compared.across,
         compared.reports,
         attempt(lambda: sum_by_size(found, matching), lambda _: []),
@@ -249,7 +249,7 @@ def _name_absent(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {named}{more}"
 
 
-def _is_symmetric(by_rank: Mapping[int, Sequence[Message]], rank_count: int) -> bool:
+def _is_symmetric(by_rank: Mapping[int, Sequence[TracedMessage]], rank_count: int) -> bool:
     """Return whether every rank sends and receives as many messages, first the same, as peers do."""
     counts = {
         (messages[0].op, *(sum(one.op == op for one in messages) for op in ("send", "recv", "send_recv")))

@@ -733,7 +733,7 @@ class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
     lateness_ns: int | None
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class TraceFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One finding of the comparison of ranks, with its sentence."""
 
     kind: str
@@ -874,7 +874,7 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     collectives: list[MatchedCollective]
     wait_ns: Mapping[str, int] | None
     transfer_ns: Mapping[str, int] | None
-    findings: list[Finding]
+    findings: list[TraceFinding]
     lower_bound: bool
     refused: str | None
     end_disagreement_ns: int | None

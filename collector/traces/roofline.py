@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.traces.operator_costs import OPERATORS, Cost, count_cost
+from rankscope.collector.traces.operator_costs import OPERATORS, OperatorCost, count_cost
 from rankscope.collector.traces.report import RooflineRow
 from rankscope.collector.traces.tables import describe_shapes
 from rankscope.measure.device_peaks import GB, TFLOP, PeakOverride, find_peaks, find_tflops, name_number_type
@@ -100,7 +100,7 @@ def _build_row(key: _Key, sums: _Sums, device: str | None, override: PeakOverrid
     operator, recorded, values = key
     cost = count_cost(operator, recorded, values)
     if operator == NO_OPERATOR:
-        cost = Cost(None, None, reason="in no recorded operator")
+        cost = OperatorCost(None, None, reason="in no recorded operator")
     device_ns, calls = sum(sums.kernels_ns.values()), len(sums.calls)
     kernel, kernel_ns = max(sums.kernels_ns.items(), key=lambda item: (item[1], item[0]))
     flops, size = (None if one is None else one * calls for one in (cost.flops, cost.bytes))

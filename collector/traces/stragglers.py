@@ -22,7 +22,7 @@ import msgspec
 from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.traces.longer_work import describe_longer
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import Finding, MatchedCollective, RankReport, RankStanding
+from rankscope.collector.traces.report import MatchedCollective, RankReport, RankStanding, TraceFinding
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.units import format_duration
@@ -63,7 +63,7 @@ CAUSE_TEXTS = {
 }
 
 
-def find_stragglers(found: Mapping[int, RankAnalysis], standings: Sequence[RankStanding]) -> list[Finding]:
+def find_stragglers(found: Mapping[int, RankAnalysis], standings: Sequence[RankStanding]) -> list[TraceFinding]:
     """Return a finding for each slow rank; of a kind of its own for one that does more work, which is no slowness."""
     return [_describe(found, one) for one in standings if one.is_slow]
 
@@ -225,7 +225,7 @@ def find_own_times(one: RankAnalysis, waiting: Intervals) -> dict[int, int]:
     }
 
 
-def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
+def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> TraceFinding:
     peers = [other.report for rank, other in found.items() if rank != one.rank]
     cause = find_cause(found[one.rank].report, peers, one.excess_ns or 0)
     longer = describe_longer(found[one.rank].report, peers) if cause == GPU_COMPUTE else ""
@@ -234,7 +234,7 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
         evidence += f" {_count_steps(one)} too few to tell how much steps differ by themselves: record more of them."
     elif one.noise_ns > (one.excess_ns or 0):
         evidence += f" The steps differ a lot (give or take {format_duration(one.noise_ns)}): record more of them."
-    return Finding(
+    return TraceFinding(
         kind=IMBALANCE if cause == MORE_WORK else STRAGGLER,
         rank=one.rank,
         slowdown_ratio=one.slowdown_ratio,

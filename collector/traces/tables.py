@@ -132,7 +132,7 @@ def _by_name(codes: Codes) -> list[tuple[int, Ints]]:
 # -- collectives ------------------------------------------------------------------------------------------------------
 
 
-class Kind(NamedTuple):
+class CollectiveKind(NamedTuple):
     """The fields that the collectives of one row share."""
 
     group: str
@@ -141,14 +141,14 @@ class Kind(NamedTuple):
     dtype: str | None
 
 
-def kind_of(one: Collective | CollectiveRow) -> Kind:
+def kind_of(one: Collective | CollectiveRow) -> CollectiveKind:
     """Return the kind of a collective, or of a row of them."""
-    return Kind(one.group, one.group_size, one.op, one.dtype)
+    return CollectiveKind(one.group, one.group_size, one.op, one.dtype)
 
 
 def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
     """Return the collectives by kind, the longest in total first."""
-    kinds: dict[Kind, list[Collective]] = defaultdict(list)
+    kinds: dict[CollectiveKind, list[Collective]] = defaultdict(list)
     for one in found:
         kinds[kind_of(one)].append(one)
     rows = []

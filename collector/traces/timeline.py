@@ -57,7 +57,7 @@ from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError,
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives, find_communication_rows
-from rankscope.measure.traced_messages import Message, find_messages
+from rankscope.measure.traced_messages import TracedMessage, find_messages
 
 REASONS_SHOWN_MAX = 3
 
@@ -114,7 +114,7 @@ class Source:
     """Collectives, each with its process and thread in the file."""
     steps: Sequence[int | None]
     """Number of the step that launched each collective, None outside of steps."""
-    messages: Mapping[Message, tuple[str, str]]
+    messages: Mapping[TracedMessage, tuple[str, str]]
     """Messages between two ranks, each with its process and thread in the file."""
     on_host: bool
     warnings: Sequence[str]
@@ -257,7 +257,7 @@ def read_source(
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockOffsets:
     """Clock offsets by rank from the first one's, the method that found them, and their error bound."""
 
     offsets_ns: Mapping[int | None, int]
@@ -269,7 +269,7 @@ class Clock:
     offset_bound_ns: int | None = None
 
 
-def align(sources: Sequence[Source]) -> Clock:
+def align(sources: Sequence[Source]) -> ClockOffsets:
     """Return the clock offsets, from matched collectives where there are any."""
     ranked = [
         cross_rank.RankCollectives(one.rank, one.host, list(one.collectives), one.on_host, one.steps)
@@ -283,7 +283,7 @@ def align(sources: Sequence[Source]) -> Clock:
     placed, trusted = place_clocks(clocks, matching.related)
     offsets = {one.rank: placed.get(_clock_of(one), 0) for one in sources}
     trusted += [one.file for one in sources if _clock_of(one) not in placed]
-    return Clock(
+    return ClockOffsets(
         offsets_ns=offsets,
         error_bound_ns=None if trusted else find_error_bound(matching, offsets),
         offset_bound_ns=None if trusted else find_offset_bound(matching.matched, offsets, clocks),
@@ -299,7 +299,7 @@ def _clock_of(one: Source | cross_rank.RankCollectives) -> str | int | None:
     return one.host if one.host is not None else one.rank
 
 
-def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> Clock:
+def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> ClockOffsets:
     hosts = {source.host for source in sources}
     on_one_host = len(sources) == 1 or (len(hosts) == 1 and None not in hosts)
     warnings = [f"collectives are not linked: {matching.refused}"]
@@ -308,7 +308,7 @@ def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> C
             "the clocks of the hosts were trusted and their offsets are unknown: compare times of different ranks with "
             "care"
         )
-    return Clock(
+    return ClockOffsets(
         offsets_ns=dict.fromkeys((source.rank for source in sources), 0),
         error_bound_ns=None,
         how=BY_ONE_HOST if on_one_host else BY_HOST_CLOCKS,
@@ -322,7 +322,7 @@ def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> C
 
 
 def _write_timeline(
-    output: TimelineFile, sources: Sequence[Source], clock: Clock, notes: _Notes, progress: Progress | None
+    output: TimelineFile, sources: Sequence[Source], clock: ClockOffsets, notes: _Notes, progress: Progress | None
 ) -> MergeReport:
     origin_ns = min(source.possible_ns[0] + source.base_ns - clock.offsets_ns[source.rank] for source in sources)
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin_ns, MERGED_MARK: 1}

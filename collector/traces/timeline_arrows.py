@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankscope.collector.traces.cross_rank import Matched, split_one
+from rankscope.collector.traces.cross_rank import CollectiveOfRanks, split_one
 from rankscope.collector.traces.pipeline import pair_messages
 from rankscope.collector.traces.timeline_events import EventArray, RankEvents, format_us, make_distinct
 from rankscope.measure.traced_collectives import Collective
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import TracedMessage
 
 Thread = tuple[str, str]
 """Process and thread in the file of a rank."""
@@ -41,7 +41,7 @@ class Arrows:
         self.count = 0
 
     def link_collectives(
-        self, matched: Sequence[Matched], threads: Mapping[int | None, Mapping[Collective, Thread]]
+        self, matched: Sequence[CollectiveOfRanks], threads: Mapping[int | None, Mapping[Collective, Thread]]
     ) -> None:
         """Draw each matched collective as one flow through the slices of all its ranks."""
         for one in matched:
@@ -51,7 +51,7 @@ class Arrows:
                 "collective", one.op, [_Point(rank, threads[rank][one.by_rank[rank]], at_ns) for rank, at_ns in points]
             )
 
-    def link_messages(self, threads: Mapping[int, Mapping[Message, Thread]]) -> None:
+    def link_messages(self, threads: Mapping[int, Mapping[TracedMessage, Thread]]) -> None:
         """Draw each message from its send to its receive, where a viewer can: no arrow goes back in time."""
         paired = pair_messages({rank: list(messages) for rank, messages in threads.items()})
         for one in paired.pairs:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from rankscope.measure.errors import CutOffError, UnavailableError
 from rankscope.measure.impossible_times import LATE_WORK, PROFILE_NS_MAX, find_middle
 from rankscope.measure.kineto import KinetoTrace
-from rankscope.measure.kineto_json import NOTHING, Block, TraceBlocks
+from rankscope.measure.kineto_json import NOTHING, EventBlock, TraceBlocks
 from rankscope.measure.kineto_numbers import TIME_US_MAX
 from rankscope.measure.units import NS_PER_US
 
@@ -61,7 +61,7 @@ def read_raw_events(chunks: Iterable[bytes]) -> Iterator[tuple[list[RawEvent], i
         yield _decode(block)
 
 
-def _decode(block: Block) -> tuple[list[RawEvent], int]:
+def _decode(block: EventBlock) -> tuple[list[RawEvent], int]:
     piece = _replace_broken_text(block.piece)
     try:
         found = _BLOCK.decode(piece)
@@ -118,7 +118,7 @@ class EventTimes:
             raise
         self._scan(self._blocks.finish())
 
-    def _scan(self, blocks: Iterable[Block]) -> None:
+    def _scan(self, blocks: Iterable[EventBlock]) -> None:
         for block in blocks:
             times = [parse_ns(bytes(e.get("ts", NOTHING))) for e in _decode(block)[0] if bytes(e["ph"]) != _METADATA]
             self._times_ns.append(np.array([time_ns for time_ns in times if time_ns is not None], dtype=np.int64))

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.collector.captures.capture import Capture
-from rankscope.collector.captures.incident_views import IncidentView, RunView, StatusView
+from rankscope.collector.captures.incident_views import IncidentRunView, IncidentView, StatusView
 from rankscope.collector.comparison import compared_runs
 from rankscope.collector.comparison.run_comparison import RunComparison
 from rankscope.collector.incidents.incident import STATES
@@ -42,7 +42,7 @@ Json = dict[str, Any]
 class RunSummaries(msgspec.Struct, frozen=True):
     """The runs that are known."""
 
-    runs: tuple[routes.RunSummary, ...]
+    runs: tuple[routes.ListedRun, ...]
 
 
 class Incidents(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 ANSWERS: Final = (
-    RunSummaries, RunView, StatusView, RunDump,
+    RunSummaries, IncidentRunView, StatusView, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
     machine_views.MachineList, RunReport, RunComparison, Incidents, NodeList, live_snapshot.LiveSnapshot,
     heat_map.HeatMapHead, Error,
@@ -216,7 +216,7 @@ def _paths_of_a_run() -> Json:
     cells = {routes_api.BYTES: {"schema": {"type": "string", "format": "binary"}}}
     of = f"{routes.RUNS_PATH}/{{run}}"
     return {
-        of: _operation("showRun", "Everything about one run.", _json(RunView), [RUN, ranks], 400, 404),
+        of: _operation("showRun", "Everything about one run.", _json(IncidentRunView), [RUN, ranks], 400, 404),
         f"{of}/status": _operation(
             "showStatus", "The run in a few facts, and its worst ranks.", _json(StatusView), [RUN, worst], 400, 404
         ),

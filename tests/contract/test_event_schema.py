@@ -12,12 +12,21 @@ import jsonschema
 import msgspec
 import pytest
 
-from rankscope.collector.notifications.event import KINDS, SCHEMA, IncidentEvent, Nodes, NodeStanding, build_event
+from rankscope.collector.notifications.event import (
+    KINDS,
+    SCHEMA,
+    IncidentEvent,
+    IncidentNodes,
+    NodeStanding,
+    build_event,
+)
 from tests.contract.schema_text import settle
 from tests.unit.collector.notifications.worlds import opened
 
 SCHEMA_FILE = Path(__file__).parents[2] / "docs" / "incident-event.schema.json"
-NODES = Nodes((NodeStanding(node="node-12", runs=12, runs_held_up=9, ratio_low=0.468), NodeStanding(node="node-13")))
+NODES = IncidentNodes(
+    (NodeStanding(node="node-12", runs=12, runs_held_up=9, ratio_low=0.468), NodeStanding(node="node-13"))
+)
 
 
 def make_schema() -> str:

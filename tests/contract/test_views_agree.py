@@ -19,7 +19,7 @@ from rankscope.collector.demo.screen import DemoOptions, write_end
 from rankscope.collector.detect.finding import Finding, order_findings, write_whole_cost
 from rankscope.collector.detect.finding_words import TENTHS_MIN, WHOLE_MIN, count_ranks_wasted, format_ratio
 from rankscope.collector.incidents.incident import Incident, begin
-from rankscope.collector.notifications.event import OPENED, Nodes, build_event, describe
+from rankscope.collector.notifications.event import OPENED, IncidentNodes, build_event, describe
 from rankscope.collector.notifications.otlp_logs import describe_attributes
 from rankscope.collector.publish.api.rank_views import list_ranks
 from rankscope.collector.publish.metrics import run_metrics
@@ -29,14 +29,14 @@ from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.run_sections import render_text
 from rankscope.collector.reports.status_text import render_status
 from rankscope.collector.reports.summary import summarize, verdict
-from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
+from rankscope.collector.runs.events import CloseFinding, FindingOpened, UpdateFinding
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.run_summary import build_run_summary
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.steps.rank_medians import describe_median_steps
 from rankscope.collector.top.board import Board
 from rankscope.collector.top.drawing import draw
-from rankscope.collector.top.snapshot_fetch import RunView
+from rankscope.collector.top.snapshot_fetch import FetchedRun
 from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.runs.test_hang_story import HangStory
 from tests.unit.collector.runs.test_out_of_memory_story import failing_story
@@ -112,7 +112,7 @@ def views_of(run: RunSnapshot) -> Iterator[tuple[str, str]]:
 
 def draw_top(run: RunSnapshot) -> str:
     """The screen of `rankscope top`, without ranks."""
-    lines, _ = draw(Board(), RunView(wall_s=0.0, runs=(run.run_id,), run=run), 100, 30)
+    lines, _ = draw(Board(), FetchedRun(wall_s=0.0, runs=(run.run_id,), run=run), 100, 30)
     return "\n".join("".join(span.text for span in line) for line in lines)
 
 
@@ -163,9 +163,9 @@ def test_log_of_the_collector_has_what_was_found(caplog: pytest.LogCaptureFixtur
     updates = Standing().updates
     with caplog.at_level(logging.WARNING, "rankscope"):
         for effect in story.effects:
-            if isinstance(effect, OpenFinding | UpdateFinding | CloseFinding):
+            if isinstance(effect, FindingOpened | UpdateFinding | CloseFinding):
                 updates._carry_out(effect)
-    told = [one for one in story.effects if isinstance(one, OpenFinding | UpdateFinding | CloseFinding)]
+    told = [one for one in story.effects if isinstance(one, FindingOpened | UpdateFinding | CloseFinding)]
     assert len(caplog.messages) == len(told)
     for one, message in zip(told, caplog.messages, strict=True):
         assert message.startswith(f"run {one.run!r}: finding {one.finding.number}")
@@ -182,7 +182,7 @@ def test_loggers_in_the_training_have_the_open_findings(run: RunSnapshot) -> Non
 
 def test_otlp_has_the_fields_of_the_incident(run: RunSnapshot) -> None:
     for one, incident in zip(run.findings, incidents_of(run), strict=True):
-        event = build_event(incident, OPENED, 1, 0.0, Nodes())
+        event = build_event(incident, OPENED, 1, 0.0, IncidentNodes())
         given = describe_attributes(event)
         assert given["rankscope.incident.sentence"] == one.sentence
         assert given.get("rankscope.incident.slowdown_ratio") == one.slowdown_ratio

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.agent.reporting.orphaned_reports import Address, claim_orphan, deliver
+from rankscope.agent.reporting.orphaned_reports import ReportAddress, claim_orphan, deliver
 from rankscope.agent.reporting.spill_folder import find_boot_ids, find_files, open_folder
 from rankscope.agent.reporting.spill_format import REPORT, decode_records
 from rankscope.agent.sidecar.beacon import find_names
@@ -129,7 +129,7 @@ def test_left_reports_of_which_the_collector_has_later_ones_are_settled_at_once(
         assert life is not None
         assert life.held[-1].sequence == 10
         deadline_ns = clock.monotonic_ns() + s_to_ns(30)
-        address = Address(served.endpoint)
+        address = ReportAddress(served.endpoint)
         assert deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=lambda: False)
         life.close()
 

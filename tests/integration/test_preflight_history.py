@@ -12,7 +12,7 @@ from rankscope.agent.preflight.collector_history import CollectorHistory
 from rankscope.agent.preflight.files import append_history, build_line, read_history
 from rankscope.agent.preflight.local_checks import read_cpu_model
 from rankscope.agent.preflight.past import NodesPast
-from rankscope.agent.preflight.results import Measured, Named, RankResults, Report
+from rankscope.agent.preflight.results import Measured, NamedNode, PreflightReport, RankResults
 from rankscope.collector.commands.main import main
 from rankscope.collector.storage.preflights import read_last_preflights
 from rankscope.measure.errors import UnavailableError
@@ -63,11 +63,11 @@ def result_of(node: str, rate: float, check: str = MEMORY) -> RankResults:
     return RankResults(rank=0, local_rank=0, node=node, kind=CPU, device=read_cpu_model(), checks={check: measured})
 
 
-def report_of(node: str, rate: float, *, why: str = "", check: str = MEMORY) -> Report:
+def report_of(node: str, rate: float, *, why: str = "", check: str = MEMORY) -> PreflightReport:
     """A pre-flight of one node."""
-    return Report(
+    return PreflightReport(
         wall_s=1.0, took_s=2.0, status="named" if why else "not_judged", sentence="", ranks=1, nodes=(node,),
-        named=(Named(node=node, reasons=(why,)),) if why else (), results=(result_of(node, rate, check),),
+        named=(NamedNode(node=node, reasons=(why,)),) if why else (), results=(result_of(node, rate, check),),
     )  # fmt: skip
 
 

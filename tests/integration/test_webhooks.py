@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, Delivery
+from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, TryResult
 from rankscope.collector.notifications.webhook import ANSWER_BYTES_MAX, Webhook, make_webhook, parse_retry_after
 from rankscope.measure.errors import SettingError
 from tests.certificates import make_certificate
@@ -48,13 +48,13 @@ def send(
     try_s_max: float = PATIENT_S,
     key: str = SECRET,
     at_s: float = WALL_S,
-) -> Delivery:
+) -> TryResult:
     """Send one event at a time of the wall clock."""
     webhook = Webhook(url, key.encode(), tls, read_wall_s=lambda: at_s, try_s_max=try_s_max)
     return webhook(an_event(), NEVER_CANCELLED)
 
 
-def send_to(*behaviors: Behavior, try_s_max: float = PATIENT_S) -> tuple[Delivery, WebhookReceiver]:
+def send_to(*behaviors: Behavior, try_s_max: float = PATIENT_S) -> tuple[TryResult, WebhookReceiver]:
     """Send one event to a receiver that behaves so."""
     with receiving(*behaviors) as receiver:
         return send(receiver.url, try_s_max=try_s_max), receiver
@@ -72,7 +72,7 @@ def write_secret(folder: Path, text: str, mode: int = 0o600) -> str:
 def request_seen() -> Request:
     """A request as a receiver gets it."""
     delivery, receiver = send_to(OK)
-    assert delivery == Delivery(DELIVERED)
+    assert delivery == TryResult(DELIVERED)
     (seen,) = receiver.requests
     return seen
 
@@ -132,19 +132,19 @@ def test_receiver_of_the_docs_accepts_what_is_ours_and_nothing_else(tmp_path: Pa
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204])
 def test_any_success_is_a_delivery(status: int) -> None:
-    assert send_to(answering(status))[0] == Delivery(DELIVERED)
+    assert send_to(answering(status))[0] == TryResult(DELIVERED)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 422])
 def test_refusal_is_not_tried_again(status: int) -> None:
     delivery, receiver = send_to(answering(status))
-    assert delivery == Delivery(FAILED, f"the receiver at 127.0.0.1:{receiver.port} answers {status}")
+    assert delivery == TryResult(FAILED, f"the receiver at 127.0.0.1:{receiver.port} answers {status}")
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_busy_receiver_is_tried_again(status: int) -> None:
     delivery, receiver = send_to(answering(status, "Retry-After: 7"))
-    assert delivery == Delivery(RETRIED, f"the receiver at 127.0.0.1:{receiver.port} answers {status}", 7.0)
+    assert delivery == TryResult(RETRIED, f"the receiver at 127.0.0.1:{receiver.port} answers {status}", 7.0)
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -161,7 +161,7 @@ def test_receiver_that_is_gone_is_tried_again() -> None:
     port = find_fixed_port()
     assert can_listen(port)
     delivery = send(f"http://127.0.0.1:{port}/")
-    assert delivery == Delivery(RETRIED, f"the receiver at 127.0.0.1:{port} cannot be reached: Connection refused")
+    assert delivery == TryResult(RETRIED, f"the receiver at 127.0.0.1:{port} cannot be reached: Connection refused")
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_answer_that_is_none_is_tried_again(data: bytes) -> None:
 
 @pytest.mark.parametrize("rest", [b"Content-", b"Content-Length: 1000\r\n\r\nhalf of"])
 def test_answer_that_is_cut_off_after_a_success_is_a_delivery(rest: bytes) -> None:
-    assert send_to(saying(b"HTTP/1.1 200 OK\r\n" + rest))[0] == Delivery(DELIVERED)
+    assert send_to(saying(b"HTTP/1.1 200 OK\r\n" + rest))[0] == TryResult(DELIVERED)
 
 
 def test_answer_without_an_end_is_read_to_a_limit() -> None:
     flood = saying_forever(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * ANSWER_BYTES_MAX)
-    assert send_to(flood)[0] == Delivery(DELIVERED)
+    assert send_to(flood)[0] == TryResult(DELIVERED)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,12 @@ def test_answer_without_an_end_is_read_to_a_limit() -> None:
 )
 def test_try_ends_however_slowly_the_receiver_sends(behavior: Behavior) -> None:
     delivery, receiver = send_to(behavior, try_s_max=IMPATIENT_S)
-    assert delivery == Delivery(RETRIED, f"the receiver at 127.0.0.1:{receiver.port} took longer than 0.3 s")
+    assert delivery == TryResult(RETRIED, f"the receiver at 127.0.0.1:{receiver.port} took longer than 0.3 s")
 
 
 def test_headers_without_an_end_hold_nothing_up() -> None:
     drip = saying_forever(b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n", pause_s=0.05)
-    assert send_to(drip, try_s_max=IMPATIENT_S)[0] == Delivery(DELIVERED)  # the status has come
+    assert send_to(drip, try_s_max=IMPATIENT_S)[0] == TryResult(DELIVERED)  # the status has come
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_receiver_with_a_trusted_certificate_gets_the_event(certificate: tuple[P
     path, server = certificate
     with receiving(tls=server) as receiver:
         delivery = send(receiver.url, tls=ssl.create_default_context(cafile=path))
-        assert (delivery, len(receiver.requests)) == (Delivery(DELIVERED), 1)
+        assert (delivery, len(receiver.requests)) == (TryResult(DELIVERED), 1)
 
 
 def test_receiver_with_an_unknown_certificate_gets_nothing(certificate: tuple[Path, ssl.SSLContext]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident, Rules
-from rankscope.collector.incidents.ledger import Ledger, RunFindings
+from rankscope.collector.incidents.ledger import ComparedRun, Ledger
 from tests.unit.collector.detect.findings import RUN, slow
 
 RULES = Rules(incidents_max=1_000, reopen_s=20.0, escalate_s=30.0, escalate_rank_s=50.0, restart_grace_s=15.0)
@@ -88,7 +88,7 @@ class Told:
 
     def look(self, *, over: bool = False) -> None:
         """A tick."""
-        self.ledger.reconcile([RunFindings(RUN, tuple(self.open.values()), is_over=over, is_judged=True)], self.now_s)
+        self.ledger.reconcile([ComparedRun(RUN, tuple(self.open.values()), is_over=over, is_judged=True)], self.now_s)
 
     def owners(self, number: int) -> Sequence[Incident]:
         """Return the open incidents that have had this finding."""
@@ -181,5 +181,5 @@ def test_what_findings_have_cost_is_what_incidents_have_cost(events: list[tuple[
             lost_s = (held[into].lost_rank_seconds or 0.0) + (finding.lost_rank_seconds or 0.0)
             held[into] = msgspec.structs.replace(held[into], lost_rank_seconds=lost_s)
         for _ in range(2):  # a second finding of an incident counts in its cost one pass later
-            ledger.reconcile([RunFindings(RUN, tuple(held.values()), is_over=False, is_judged=True)], second)
+            ledger.reconcile([ComparedRun(RUN, tuple(held.values()), is_over=False, is_judged=True)], second)
     assert sum(incident.lost_rank_seconds or 0.0 for incident in ledger.incidents) == pytest.approx(spent)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.measure.memory_timeline import (
-    Category,
+    MemoryCategory,
     ModelMark,
     categorize,
     hold_by_events,
@@ -62,7 +62,9 @@ def test_held_bytes_are_live_and_older_ones(events: list[tuple[int, int]], left:
         assert found.older.tolist() == [all_older - freed for freed in gone]
 
 
-STORAGES = st.dictionaries(st.sampled_from([*Category][:3]), st.lists(st.tuples(st.integers(1, 8), st.integers(1, 90))))
+STORAGES = st.dictionaries(
+    st.sampled_from([*MemoryCategory][:3]), st.lists(st.tuples(st.integers(1, 8), st.integers(1, 90)))
+)
 MARKS = st.lists(st.builds(ModelMark, st.integers(-5, 70), STORAGES), max_size=3)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.incidents.incident import Incident, reopen, resolve
-from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, Delivery
+from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, TryResult
 from tests.driven_clock import WALL_S
 from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.notifications.worlds import INTERVAL_S, World, opened
@@ -56,7 +56,7 @@ class Story:
     def tell(self, said: Said) -> None:
         """Apply an event, valid or not, and let the channel work."""
         self._apply(said)
-        self.world.receiver.answers = [Delivery(outcome, outcome) for outcome in said.outcomes]
+        self.world.receiver.answers = [TryResult(outcome, outcome) for outcome in said.outcomes]
         self.show()
         self.world.clock.now_s += said.seconds
         self.show()

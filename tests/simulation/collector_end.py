@@ -13,7 +13,7 @@ from rankscope.collector.runs.events import (
     ClockSampled,
     CloseFinding,
     DuplicateSeen,
-    OpenFinding,
+    FindingOpened,
     RankJoined,
     ReportAdmitted,
 )
@@ -99,7 +99,7 @@ class CollectorEnd:
             match effect:
                 case AskClock():
                     asked.append(effect.boot_id)
-                case OpenFinding():
+                case FindingOpened():
                     number = effect.finding.number
                     assert number not in self._opened_ever, f"finding {number} is opened twice"
                     self._opened_ever.add(number)

@@ -14,7 +14,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.memory.growth import MEMORY_GROWTH
 from rankscope.collector.runs.events import (
     CloseFinding,
-    OpenFinding,
+    FindingOpened,
     RankJoined,
     ReportAdmitted,
     RunEffect,
@@ -136,12 +136,12 @@ class Memory:
 
 
 def _tell(effects: Sequence[tuple[float, RunEffect]], out_s: float | None) -> Told:
-    def read(kind: type[OpenFinding] | type[UpdateFinding] | type[CloseFinding]) -> list[tuple[float, Finding]]:
+    def read(kind: type[FindingOpened] | type[UpdateFinding] | type[CloseFinding]) -> list[tuple[float, Finding]]:
         found = [(at_s, one.finding) for at_s, one in effects if isinstance(one, kind)]
         return [(at_s, finding) for at_s, finding in found if finding.kind == MEMORY_GROWTH]
 
     closed = tuple(finding for _, finding in read(CloseFinding))
-    return Told(tuple(read(OpenFinding)), tuple(read(UpdateFinding)), closed, out_s)
+    return Told(tuple(read(FindingOpened)), tuple(read(UpdateFinding)), closed, out_s)
 
 
 def _ranks_of(node: int) -> Sequence[int]:

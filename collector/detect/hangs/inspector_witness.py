@@ -46,14 +46,14 @@ class Behind(NamedTuple):
         )
 
 
-class Compared(NamedTuple):
+class ComparedCommunicators(NamedTuple):
     """The communicators in which the dumps of two ranks or more can be compared, by their ranks, and who is behind."""
 
     ranks: tuple[tuple[int, ...], ...]
     behind: tuple[Behind, ...]
 
 
-def compare_dumps(dumps: Dumps) -> Compared:
+def compare_dumps(dumps: Dumps) -> ComparedCommunicators:
     """Compare the last collective of each rank in each communicator, those first that are furthest behind."""
     alike: defaultdict[tuple[str, str], dict[int, InspectorCommunicator]] = defaultdict(dict)
     for rank, read in dumps.items():
@@ -66,7 +66,7 @@ def compare_dumps(dumps: Dumps) -> Compared:
     for (name, _), members in compared.items():
         ranks[name].update(members)
     order = sorted(behind, key=lambda one: (one.sequence - one.furthest, one.ranks))
-    return Compared(tuple(tuple(sorted(one)) for one in ranks.values()), tuple(order))
+    return ComparedCommunicators(tuple(tuple(sorted(one)) for one in ranks.values()), tuple(order))
 
 
 def _find_behind(op: str, members: Mapping[int, InspectorCommunicator]) -> Iterator[Behind]:
@@ -92,7 +92,7 @@ def write_dump_witness(cause: str, ranks: Collection[int], dumps: Dumps) -> str:
     return _write_behind("showed a difference: ", compared.behind)
 
 
-def _compare(ranks: Collection[int], compared: Compared) -> str:
+def _compare(ranks: Collection[int], compared: ComparedCommunicators) -> str:
     """Compare the ranks that a verdict names with those that are behind in the dumps."""
     same = next((one for one in compared.behind if not set(ranks).isdisjoint(one.ranks)), None)
     if same is not None:
@@ -108,7 +108,7 @@ def _write_behind(what: str, behind: tuple[Behind, ...]) -> str:
     return f"{WHO} {what}{name_ranks(behind[0].ranks)} {behind[0].what}" if behind else ""
 
 
-def _write_equal(compared: Compared) -> str:
+def _write_equal(compared: ComparedCommunicators) -> str:
     if not compared.ranks:
         return ""
     count = len(compared.ranks)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.machine_growth import Machines, Stretch, find_growth, find_stretch_before, spread
+from rankscope.collector.detect.machine_growth import Machines, SampledStretch, find_growth, find_stretch_before, spread
 from rankscope.measure.records import NodeSample, PortSample
 
 LINK_ERRORS: Final = "link_errors"
@@ -50,7 +50,7 @@ SHOWN_EXACTLY_MIN: Final = 10
 """Least number that a sentence shows without decimals: 0.4 is not 0."""
 
 
-class Counter(NamedTuple):
+class LinkCounter(NamedTuple):
     """A counter: what it indicates, its name in a sentence for one and for several, and the least growth that says
     something: a healthy port has a few bit errors an hour (InfiniBand allows one in 1e12 bits), and waits for a while
     in every step.
@@ -62,31 +62,33 @@ class Counter(NamedTuple):
     growth_min: int
 
 
-PORT_COUNTERS: Final[Mapping[str, Counter]] = {
-    "symbol_errors": Counter(LINK_ERRORS, "symbol error", "symbol errors", 10),
-    "receive_errors": Counter(LINK_ERRORS, "receive error", "receive errors", 10),
-    "link_recoveries": Counter(LINK_ERRORS, "recovery of its link", "recoveries of its link", 1),
-    "link_downs": Counter(LINK_ERRORS, "loss of its link", "losses of its link", 1),
-    "xmit_wait": Counter(CONGESTION, "tick of waiting to send", "ticks of waiting to send", 1_000_000),
-    "cnps_handled": Counter(CONGESTION, "congestion notification received", "congestion notifications received", 1000),
-    "cnps_sent": Counter(CONGESTION, "congestion notification sent", "congestion notifications sent", 1000),
-    "out_of_sequence": Counter(CONGESTION, "packet out of sequence", "packets out of sequence", 100),
-    "adaptive_retransmissions": Counter(CONGESTION, "adaptive retransmission", "adaptive retransmissions", 100),
-    "ack_timeouts": Counter(CONGESTION, "timeout of an acknowledgement", "timeouts of acknowledgements", 10),
+PORT_COUNTERS: Final[Mapping[str, LinkCounter]] = {
+    "symbol_errors": LinkCounter(LINK_ERRORS, "symbol error", "symbol errors", 10),
+    "receive_errors": LinkCounter(LINK_ERRORS, "receive error", "receive errors", 10),
+    "link_recoveries": LinkCounter(LINK_ERRORS, "recovery of its link", "recoveries of its link", 1),
+    "link_downs": LinkCounter(LINK_ERRORS, "loss of its link", "losses of its link", 1),
+    "xmit_wait": LinkCounter(CONGESTION, "tick of waiting to send", "ticks of waiting to send", 1_000_000),
+    "cnps_handled": LinkCounter(
+        CONGESTION, "congestion notification received", "congestion notifications received", 1000
+    ),
+    "cnps_sent": LinkCounter(CONGESTION, "congestion notification sent", "congestion notifications sent", 1000),
+    "out_of_sequence": LinkCounter(CONGESTION, "packet out of sequence", "packets out of sequence", 100),
+    "adaptive_retransmissions": LinkCounter(CONGESTION, "adaptive retransmission", "adaptive retransmissions", 100),
+    "ack_timeouts": LinkCounter(CONGESTION, "timeout of an acknowledgement", "timeouts of acknowledgements", 10),
 }
 """By field of PortSample. A receiver that is not ready (`receiver_not_ready`) is a slow process, and no property of the
 network.
 """
-INTERFACE_COUNTERS: Final[Mapping[str, Counter]] = {
-    "errors": Counter(LINK_ERRORS, "error", "errors", 10),
-    "drops": Counter(CONGESTION, "dropped packet", "dropped packets", 100),
+INTERFACE_COUNTERS: Final[Mapping[str, LinkCounter]] = {
+    "errors": LinkCounter(LINK_ERRORS, "error", "errors", 10),
+    "drops": LinkCounter(CONGESTION, "dropped packet", "dropped packets", 100),
 }
 """By field of InterfaceSample."""
 TCP: Final = "tcp_segments_retransmitted"
-COUNTERS: Final[Mapping[str, Counter]] = {
+COUNTERS: Final[Mapping[str, LinkCounter]] = {
     **PORT_COUNTERS,
     **INTERFACE_COUNTERS,
-    TCP: Counter(CONGESTION, "TCP segment sent again", "TCP segments sent again", 100),
+    TCP: LinkCounter(CONGESTION, "TCP segment sent again", "TCP segments sent again", 100),
 }
 
 
@@ -176,7 +178,7 @@ def _rate(growths: _Growths, key: tuple[_Place, str]) -> float:
     return growths.counted[key] / growths.steps
 
 
-def _read(stretch: Stretch) -> _Growths:
+def _read(stretch: SampledStretch) -> _Growths:
     before, after = _flatten(stretch.first), _flatten(stretch.last)
     growths = {key: find_growth(before.get(key), value) for key, value in after.items()}
     return _Growths(

@@ -36,7 +36,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     measure_excess,
 )
 from rankscope.collector.detect.view import RunView, as_rank_series
-from rankscope.collector.steps.peer_groups import PEERS_MIN, Comparison
+from rankscope.collector.steps.peer_groups import PEERS_MIN, PeerComparison
 from rankscope.collector.steps.step_series import Floats
 
 SAME_BYTES_RATIO: Final = 0.05
@@ -110,12 +110,12 @@ def build_links(view: RunView, pasts: Mapping[str, Past], thresholds: Thresholds
     place = {name: column for column, name in enumerate(names)}
     for family in families.values():
         siblings = tuple(sorted(place[group] for group in family))
-        comparisons.append(Comparison(siblings, siblings, do_same_work=True))
+        comparisons.append(PeerComparison(siblings, siblings, do_same_work=True))
     among_siblings = {group for family in families.values() for group in family}
     for column, name in enumerate(names):
         if name not in among_siblings:
             found[name] = pasts.get(name) or find_past(columns[column], thresholds.steps_min)
-            comparisons.append(Comparison((column,), (column, len(columns)), do_same_work=True))
+            comparisons.append(PeerComparison((column,), (column, len(columns)), do_same_work=True))
             columns.append(np.full(len(view.series.steps), found[name].ns))
     counters = LinkCounters(lambda: view.machines)
     return Links(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from rankscope.collector.detect.finding import DRIFTING, SinceRange
 
 
-class Change(NamedTuple):
+class LevelChange(NamedTuple):
     """A rise of level: first step, level before and after in ns, and size in standard errors; the number of steps that
     show it, and the first step of the present level. `is_gradual`: it is a ramp, and `after_ns` its level by now.
     `since_range`: the earliest and the latest step that may be the first; None where it is that of the open finding.
@@ -49,7 +49,7 @@ class Subject(NamedTuple):
     besides: str = ""
 
 
-def write_what(change: Change, subject: Subject, pattern: str) -> str:
+def write_what(change: LevelChange, subject: Subject, pattern: str) -> str:
     """Return what it is slower than, to follow by how much."""
     for_each = "for each token " if change.more_tokens > 1.0 else ""
     besides = f", without what is due to {subject.besides}," if subject.besides else ""

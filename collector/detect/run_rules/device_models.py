@@ -20,7 +20,7 @@ from rankscope.collector.detect.stragglers.persistent import SlowRank, Threshold
 from rankscope.collector.detect.stragglers.sentence import describe_own
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
-from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.collector.steps.peer_groups import PeerComparison
 from rankscope.collector.steps.step_series import Floats
 
 MODEL: Final = "model"
@@ -88,7 +88,9 @@ def _view_models(view: RunView, work: tuple[int, ...]) -> _Models | None:
     if len(ranks) < 2 or not known.any():  # noqa: PLR2004 - a comparison takes two
         return None
     fastest = int(np.argmin([np.median(column[known]) for column in columns]))
-    comparisons = [Comparison((column,), (column, len(columns)), do_same_work=True) for column in range(len(columns))]
+    comparisons = [
+        PeerComparison((column,), (column, len(columns)), do_same_work=True) for column in range(len(columns))
+    ]
     return _Models(
         tuple(ranks), tuple(ranks.values()), fastest, as_rank_series(view, [*columns, columns[fastest]], comparisons)
     )

@@ -36,7 +36,7 @@ from rankscope.collector.detect.finding import (
     Finding,
     name_ranks,
 )
-from rankscope.collector.detect.run_rules.change import Blame, Change, Subject, write_what
+from rankscope.collector.detect.run_rules.change import Blame, LevelChange, Subject, write_what
 from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
     MOSTLY,
@@ -215,7 +215,7 @@ class RunSlowdown:
         is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
         return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
 
-    def _find_change(self, view: RunView, steps_ns: Floats, known: Finding | None) -> Change | None:
+    def _find_change(self, view: RunView, steps_ns: Floats, known: Finding | None) -> LevelChange | None:
         """Return how what remains of the steps has become longer, beyond what more tokens explain. Where batches have
         as many tokens for long enough, these steps are judged by themselves first.
         """
@@ -262,12 +262,12 @@ def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
     return np.asarray(steps_ns)
 
 
-def _find_suspects(view: RunView, change: Change, slow: frozenset[int]) -> tuple[int, ...]:
+def _find_suspects(view: RunView, change: LevelChange, slow: frozenset[int]) -> tuple[int, ...]:
     """Return the ranks that are not found to be slow and may explain half of the change."""
     return find_suspects(view, change.since_step, change.level_from_step, change.added_ns, slow)
 
 
-def _have_spread(view: RunView, change: Change, slow: frozenset[int]) -> bool:
+def _have_spread(view: RunView, change: LevelChange, slow: frozenset[int]) -> bool:
     """Return whether the steps are longer because ranks differ more, and not because all take longer: what holds them
     up at random (a machine that is busier for a while) makes the step that of the unluckiest rank. The one must have
     grown by as much as the other, and both by half of the added time together. The middle rank is that of
@@ -279,7 +279,7 @@ def _have_spread(view: RunView, change: Change, slow: frozenset[int]) -> bool:
     return apart_ns >= together_ns and apart_ns + together_ns >= EXPLAINED_SHARE * change.added_ns
 
 
-def _find_explaining(view: RunView, others: Sequence[Finding], change: Change) -> list[Finding]:
+def _find_explaining(view: RunView, others: Sequence[Finding], change: LevelChange) -> list[Finding]:
     """Return the findings that explain something of the last steps."""
     last = slice(-view.steps_min, None)
     return [
@@ -307,8 +307,8 @@ def _say_known(view: RunView, since_step: int, blame: Blame) -> Blame:
 
 
 def _count_work(
-    view: RunView, ranks: Sequence[int], change: Change, times_ns: Floats, thresholds: Thresholds
-) -> Change | None:
+    view: RunView, ranks: Sequence[int], change: LevelChange, times_ns: Floats, thresholds: Thresholds
+) -> LevelChange | None:
     """Return a change with the level before of as much work as its steps have (`work_growth.py`); None where it is no
     slowdown by `slowdown_ratio_min` then: these ranks' batches have as many more tokens as their steps are longer.
     """
@@ -337,7 +337,7 @@ def _median_own_ns(view: RunView, ranks: Sequence[int]) -> Floats:
 
 def _find_rise(
     view: RunView, times_ns: Floats, ratios: Floats, thresholds: Thresholds, *, past_steps_min: int = 0
-) -> Change | None:
+) -> LevelChange | None:
     """Return the last change of level of `ratios` if it is a rise, also of `times_ns`, and lasts; both of shape
     (n,).
     """
@@ -355,7 +355,7 @@ def _find_rise(
         if math.log(after_ns / before_ns) >= max(RISE_SHARE * rise.size, math.log(thresholds.slowdown_ratio_min)):
             steps = view.series.steps[known]
             since_range = to_since_range(steps, *find_begin_range(logs, rise.since, len(logs)))
-            return Change(
+            return LevelChange(
                 since_step=int(steps[rise.since]),
                 before_ns=before_ns,
                 after_ns=after_ns,
@@ -368,7 +368,7 @@ def _find_rise(
     return None
 
 
-def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Thresholds) -> Change | None:
+def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Thresholds) -> LevelChange | None:
     """Return the change of an open finding with the present level; None without one, or where it is below
     `slowdown_close_ratio` of the level before.
     """
@@ -380,7 +380,7 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
     after_ns = float(np.median(times_ns[rows]))
     if after_ns < thresholds.slowdown_close_ratio * before_ns:
         return None
-    return Change(
+    return LevelChange(
         since_step=known.since_step,
         before_ns=before_ns,
         after_ns=after_ns,
@@ -390,12 +390,12 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
     )
 
 
-def _find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) -> Change | None:
+def _find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) -> LevelChange | None:
     """Return how the run has grown slower over more steps than are kept; None where it has not."""
     growth = find_slow_growth(view, times_ns, thresholds)
     if growth is None:
         return None
-    return Change(
+    return LevelChange(
         since_step=growth.since_step,
         before_ns=growth.before_ns,
         after_ns=growth.after_ns,
@@ -454,7 +454,7 @@ def _find_ramp(logs: Floats, thresholds: Thresholds, past_steps_min: int) -> _Ri
     return _Rise(ramp.begin, level_from, size, size / error, is_gradual=True) if is_large else None
 
 
-def _are_compared(view: RunView, change: Change, steps_min: int) -> bool:
+def _are_compared(view: RunView, change: LevelChange, steps_min: int) -> bool:
     """Return whether enough own times are known since the change to name a slow rank: waits are known later than
     steps.
     """
@@ -462,12 +462,12 @@ def _are_compared(view: RunView, change: Change, steps_min: int) -> bool:
     return len(view.series.ranks) == 1 or bool(np.count_nonzero(compared) >= steps_min)
 
 
-def _is_patience_used_up(view: RunView, change: Change, steps_min: int) -> bool:
+def _is_patience_used_up(view: RunView, change: LevelChange, steps_min: int) -> bool:
     """Return whether so many steps were made since the change that a rank to blame should have been found."""
     return bool(np.count_nonzero(view.series.steps >= change.since_step) >= PATIENCE * steps_min)
 
 
-def _have_grown_apart(view: RunView, change: Change) -> bool:
+def _have_grown_apart(view: RunView, change: LevelChange) -> bool:
     """Return whether the phases without waits have grown by half of the added time on some rank, and on half of the
     ranks by less than half as much.
     """
@@ -515,7 +515,7 @@ def _replace_unattributed(
     return cause if has_steps_before or step_before_ns is not None else Cause(UNATTRIBUTED, NOT_KEPT, {})
 
 
-def _keep_begin(view: RunView, change: Change, known: Finding | None) -> Change:
+def _keep_begin(view: RunView, change: LevelChange, known: Finding | None) -> LevelChange:
     """Return a change with the begin and the level before of the open finding, which may have left the step table."""
     if known is None or known.since_step is None:
         return change
@@ -528,14 +528,14 @@ def _keep_begin(view: RunView, change: Change, known: Finding | None) -> Change:
     )
 
 
-def _find_step_before(view: RunView, change: Change, known: Finding | None, from_step: int) -> float | None:
+def _find_step_before(view: RunView, change: LevelChange, known: Finding | None, from_step: int) -> float | None:
     """Return the step before a change in ns, with as many tokens as those since then; None where it is not known."""
     before_ns = find_step_before(view, change.since_step, known, from_step)
     counted = 1.0 if known is None else known.evidence.get(MORE_TOKENS, 1.0)
     return None if before_ns is None else before_ns * change.more_tokens / counted
 
 
-def _count_tokens(view: RunView, ranks: Sequence[int], change: Change, known: Finding | None) -> dict[str, float]:
+def _count_tokens(view: RunView, ranks: Sequence[int], change: LevelChange, known: Finding | None) -> dict[str, float]:
     """Return the evidence about tokens: those that the level before counts for, and how many times as many they are."""
     if known is None:
         tokens = find_present_tokens(view, ranks)
@@ -546,7 +546,9 @@ def _count_tokens(view: RunView, ranks: Sequence[int], change: Change, known: Fi
     return {TOKENS: tokens, **({MORE_TOKENS: change.more_tokens} if change.more_tokens > 1.0 else {})}
 
 
-def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Floats, subject: Subject) -> Candidate:
+def _describe(
+    view: RunView, change: LevelChange, known: Finding | None, times_ns: Floats, subject: Subject
+) -> Candidate:
     """Build the finding about a stage or the run, whose times are `times_ns`, shape (n,)."""
     change = _keep_begin(view, change, known)
     since, before_ns = change.since_step, change.before_ns
@@ -595,7 +597,7 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
     return Candidate(finding, lost_ns)
 
 
-def _find_added_ns(view: RunView, change: Change, times_ns: Floats, compared: Compared, pattern: str) -> float:
+def _find_added_ns(view: RunView, change: LevelChange, times_ns: Floats, compared: Compared, pattern: str) -> float:
     """Return by how much the steps since the begin are longer than before, to compare with the parts of a step: of a
     ramp, also one that is held at its present level, those of its middle, as the parts are compared by their medians.
     """

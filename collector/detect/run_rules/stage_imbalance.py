@@ -24,7 +24,7 @@ from rankscope.collector.detect.stragglers.persistent import SlowRank, Threshold
 from rankscope.collector.detect.stragglers.sentence import describe_own
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
-from rankscope.collector.steps.peer_groups import Comparison, middle_of_ranks
+from rankscope.collector.steps.peer_groups import PeerComparison, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats
 
 IMBALANCE: Final = "imbalance"
@@ -84,7 +84,7 @@ def view_stages(view: RunView, groups: Sequence[tuple[int, ...]]) -> RunView:
         weights.append(len(ungrouped))
     mean = np.average(medians, axis=0, weights=weights)
     columns = [*medians[: len(groups)], mean]
-    against = [Comparison((column,), (column, len(groups)), do_same_work=True) for column in range(len(groups))]
+    against = [PeerComparison((column,), (column, len(groups)), do_same_work=True) for column in range(len(groups))]
     return as_rank_series(view, columns, against)
 
 

@@ -30,7 +30,7 @@ from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU,
 from rankscope.collector.detect.stragglers.storage import STORAGE, describe_saving, speeds_of
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView, Samples, SingleLosses, TimeCount
-from rankscope.collector.steps.long_steps import EVERYBODY, LongStep, LongStepsSeen
+from rankscope.collector.steps.long_steps import EVERYBODY, LongStepsSeen, RareLongStep
 from rankscope.measure.records import CHECKPOINT
 from rankscope.measure.units import format_duration, ns_to_s
 
@@ -59,7 +59,7 @@ class Recurring(NamedTuple):
     """
 
     rank: int
-    stalls: tuple[LongStep, ...]
+    stalls: tuple[RareLongStep, ...]
     period: int
     is_regular: bool
     since_ns: float
@@ -98,7 +98,9 @@ def find_recurring(seen: LongStepsSeen, ranks: int, known: Collection[int] = ())
     return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.share))
 
 
-def _find_of(rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, is_known: bool) -> Recurring | None:
+def _find_of(
+    rank: int, steps: Sequence[RareLongStep], total_ns: float, ranks: int, *, is_known: bool
+) -> Recurring | None:
     """Return the stalls of a rank: of the size that holds half of the time of its long steps, of which many are long by
     noise where steps take a millisecond; else of their usual size.
     """
@@ -126,7 +128,14 @@ def _find_half_of_time(owned_ns: Sequence[float]) -> float:
 
 
 def _judge(
-    rank: int, steps: Sequence[LongStep], total_ns: float, ranks: int, *, size_ns: float, is_known: bool, is_usual: bool
+    rank: int,
+    steps: Sequence[RareLongStep],
+    total_ns: float,
+    ranks: int,
+    *,
+    size_ns: float,
+    is_known: bool,
+    is_usual: bool,
 ) -> Recurring | None:
     """Return the stalls of a rank of `size_ns` and more. `is_usual`: a size that was not chosen for few of them."""
     mine = [one for one in steps if one.owner == rank and one.owned_ns >= size_ns][-CLASS_MAX:]
@@ -153,7 +162,7 @@ def _judge(
     return found if is_known or is_regular or _is_proven(mine, alike, ranks, is_usual=is_usual) else None
 
 
-def _is_proven(mine: Sequence[LongStep], alike: Sequence[LongStep], ranks: int, *, is_usual: bool) -> bool:
+def _is_proven(mine: Sequence[RareLongStep], alike: Sequence[RareLongStep], ranks: int, *, is_usual: bool) -> bool:
     if probability_of(len(mine), len(alike), 1 / ranks) <= CHANCE_MAX / ranks:
         return True
     are_large = all(one.owned_ns >= LARGE_RATIO * one.usual_ns for one in mine)

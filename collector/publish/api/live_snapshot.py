@@ -6,7 +6,7 @@ from rankscope.collector.captures.capture import Capture
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
 from rankscope.collector.detect.finding import place_run
 from rankscope.collector.publish.api.live_captures import LiveCapture, build_live_captures
-from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, RunSummary, summarize_run
+from rankscope.collector.publish.routes import NO_SETTINGS, ListedRun, PageSettings, summarize_run
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.heat_map import HeatMapSteps
@@ -77,7 +77,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_s: float
     version: str
-    runs: tuple[RunSummary, ...]
+    runs: tuple[ListedRun, ...]
     run: LiveRun | None
     takes_orders: bool = False
     settings: PageSettings = NO_SETTINGS
@@ -117,7 +117,7 @@ def build_live_snapshot(
 
 def _build_run(
     run: RunSnapshot,
-    summary: RunSummary,
+    summary: ListedRun,
     steps: HeatMapSteps | None,
     windows: RunWindows,
     *,

@@ -15,7 +15,7 @@ from rankscope.collector.runs.ratios import read_ratios
 from rankscope.collector.runs.run_flops import describe_rank_flops
 from rankscope.collector.runs.run_ratios import describe_basis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.collector.steps.peer_groups import PeerComparison
 from rankscope.collector.steps.rank_medians import describe_median_steps
 from rankscope.measure.records import DeviceSample
 
@@ -189,7 +189,7 @@ def _list_gpu(devices: Sequence[DeviceSample]) -> ListedGpu | None:
     return ListedGpu(**{name: getattr(devices[0], name) for name in ListedGpu.__struct_fields__})
 
 
-def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> PeerMedians:
+def _compare(run: RunSnapshot, number: int, comparison: PeerComparison) -> PeerMedians:
     peers = comparison.peers_of(number)
     asked = set(peers.ranks)
     read = [rank for rank in run.ranks if rank.identity.rank in asked]
@@ -215,7 +215,7 @@ def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(one[name] for one in found if name in one) for name in sorted(names)}
 
 
-def _show_steps(recent_steps: HeatMapSteps, column: int, comparison: Comparison) -> RankSteps:
+def _show_steps(recent_steps: HeatMapSteps, column: int, comparison: PeerComparison) -> RankSteps:
     against = recent_steps.find_columns(comparison.against)
     others = recent_steps.own_ns[:, against[against != column]]
     over_peers = {"median": _medians(others)}

@@ -32,7 +32,7 @@ from rankscope.collector.publish.metrics.measures import (
     split_histogram,
 )
 from rankscope.collector.publish.metrics.overview import build_overview
-from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, Rows
+from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, RowFinder
 from rankscope.collector.publish.metrics.text_format import (
     Lines,
     TextFormat,
@@ -167,9 +167,9 @@ class _Block:
         self._run = run
         self._ranks = ranks
         self._tails = tails
-        self._shared: dict[Rows, _LabeledRows] = {}
+        self._shared: dict[RowFinder, _LabeledRows] = {}
 
-    def find(self, rows: Rows, most: int, names: Labels, texts: _Texts) -> _LabeledRows:
+    def find(self, rows: RowFinder, most: int, names: Labels, texts: _Texts) -> _LabeledRows:
         """Return the rows of a family; rows that several families share are found once.
 
         `names` are the labels of a row beyond run and rank; a rank has at most `most` rows.
@@ -188,7 +188,7 @@ class _Block:
                 self._shared[rows] = found
         return found
 
-    def find_labels(self, rows: Rows, most: int, own: Labels, place: int) -> Labels:
+    def find_labels(self, rows: RowFinder, most: int, own: Labels, place: int) -> Labels:
         """Return the values of the labels of a row of a column."""
         owners, labels, _, _ = rows.find(self._ranks, most)
         rank = str(self._ranks[owners[place]].identity.rank)

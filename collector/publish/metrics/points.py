@@ -20,7 +20,7 @@ from rankscope.collector.publish.metrics.measures import (
     split_histogram,
 )
 from rankscope.collector.publish.metrics.overview import build_overview
-from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, Rows, RowSet
+from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, RowFinder, RowSet
 from rankscope.collector.publish.metrics.valid_values import ImpossibleValues
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
 
@@ -40,7 +40,7 @@ class Points(NamedTuple):
     points: Sequence[Point]
 
 
-class Block(NamedTuple):
+class PointBlock(NamedTuple):
     """Points of some metrics. `processes` are the boot ids of the ranks that they are about, by run and rank: a rank's
     counters begin anew with each of its processes. `runs` are the ids of the runs by name.
     """
@@ -50,7 +50,7 @@ class Block(NamedTuple):
     runs: Mapping[str, str] = {}
 
 
-def read_points(snapshot: Snapshot, *, metrics_ranks_max: int, all_ranks: bool) -> Iterator[Block]:
+def read_points(snapshot: Snapshot, *, metrics_ranks_max: int, all_ranks: bool) -> Iterator[PointBlock]:
     """Yield the points of a snapshot: what is not per rank first, then every rank, if the runs have at most
     `metrics_ranks_max` ranks together or `all_ranks` is set. Of several runs of one name they are those of the latest.
     """
@@ -59,15 +59,15 @@ def read_points(snapshot: Snapshot, *, metrics_ranks_max: int, all_ranks: bool) 
     shown = snapshot if is_small else snapshot.summarize()
     runs = {one.run: one.run_id for one in snapshot.sources}
     impossible = ImpossibleValues()
-    yield Block(tuple(_read_summary(shown, impossible)), runs=runs)
+    yield PointBlock(tuple(_read_summary(shown, impossible)), runs=runs)
     left_out = 0
     if is_small or all_ranks:
         for run, ranks in snapshot.blocks(lambda _run: lambda _rank: True, BLOCK_RANKS):
             metrics, dropped = _read_ranks(run, ranks, impossible)
             left_out += dropped
-            yield Block(metrics, {(run, str(one.identity.rank)): one.identity.boot_id for one in ranks}, runs)
+            yield PointBlock(metrics, {(run, str(one.identity.rank)): one.identity.boot_id for one in ranks}, runs)
             del ranks
-    yield Block(tuple(
+    yield PointBlock(tuple(
         _keep_known(measure, measure.read.read(PAGE, left_out, impossible.count), impossible) for measure in CATALOG
         if isinstance(measure.read, OfPage)
     ), runs=runs)  # fmt: skip
@@ -93,7 +93,7 @@ def _keep_known(measure: Measure, values: Iterable[Value], impossible: Impossibl
 def _read_ranks(run: str, ranks: Sequence[RankSnapshot], impossible: ImpossibleValues) -> tuple[list[Points], int]:
     """Return the points of some ranks of a run, and how many rows were dropped."""
     numbers = [str(rank.identity.rank) for rank in ranks]
-    shared: dict[Rows, RowSet] = {}
+    shared: dict[RowFinder, RowSet] = {}
     found, left_out = [], 0
     for measure in CATALOG:
         if not isinstance(measure.read, RankColumns):

@@ -44,7 +44,7 @@ class RowSet(NamedTuple):
     left_out: int = 0
 
 
-class Rows(Protocol):
+class RowFinder(Protocol):
     """Finder of rows. `is_shared`: several metrics have these rows."""
 
     is_shared: bool
@@ -59,7 +59,7 @@ class RankColumns(NamedTuple):
     a row's item: one column each.
     """
 
-    rows: Rows
+    rows: RowFinder
     values: Mapping[Labels, Callable[[Any], Number]]
 
 
@@ -172,7 +172,7 @@ NCCL_KINDS: Final = _PartsOfRanks(_split_nccl, is_live, is_shared=False)
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def per_rank(read: Callable[[RankSnapshot], Number], rows: Rows = LIVE_RANKS) -> RankColumns:
+def per_rank(read: Callable[[RankSnapshot], Number], rows: RowFinder = LIVE_RANKS) -> RankColumns:
     """Return the reader of a metric with one value a rank."""
     return RankColumns(rows, {(): read})
 

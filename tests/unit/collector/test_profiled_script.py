@@ -15,7 +15,7 @@ from rankscope.agent.config import read_launch_config
 from rankscope.collector import profiled_script
 from rankscope.collector.commands.main import main as run_command
 from rankscope.collector.profiled_script import (
-    Ended,
+    EndedScript,
     Script,
     build_command,
     build_environment,
@@ -105,10 +105,10 @@ def test_script_that_ignores_sigterm_is_killed_with_its_children() -> None:
 def test_script_prints_elsewhere_where_json_is_printed(prints_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[TextIO | None] = []
 
-    def pretend(script: Script, folder: Path, out: TextIO | None = None) -> Ended:
+    def pretend(script: Script, folder: Path, out: TextIO | None = None) -> EndedScript:
         del script
         found.append(out)
-        return Ended(folder, "no profile")
+        return EndedScript(folder, "no profile")
 
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(profiled_script, "profile_script", pretend)

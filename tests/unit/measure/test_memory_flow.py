@@ -15,7 +15,7 @@ from rankscope.measure.memory_flow import (
     compress_addresses,
     find_most_by_bin,
 )
-from rankscope.measure.memory_timeline import Category, hold_by_events, pair_events
+from rankscope.measure.memory_timeline import MemoryCategory, hold_by_events, pair_events
 
 A, B = 1 << 40, 1 << 46
 
@@ -25,7 +25,7 @@ def draw(*events: tuple[int, int, int], older: int = 0, rectangles_max: int = RE
     time_ns, address, size = np.array(events, dtype=np.int64).T
     paired = pair_events(address, size)
     none = np.zeros(len(paired.lifetimes.bytes), dtype=np.int64)
-    labels = FlowLabels(none + Category.UNKNOWN, ["aten::<mm>"], none)
+    labels = FlowLabels(none + MemoryCategory.UNKNOWN, ["aten::<mm>"], none)
     held = hold_by_events(paired, older)
     return build_flow(paired, held, time_ns, labels, device=0, rectangles_max=rectangles_max)
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from rankscope.measure.memory_timeline import (
     CATEGORIES,
-    Category,
     HeldBytes,
+    MemoryCategory,
     ModelMark,
     PairedEvents,
     categorize,
@@ -86,8 +86,8 @@ def test_peak_is_the_first_of_equal_ones() -> None:
 
 
 def test_categories_are_named_in_their_order() -> None:
-    assert CATEGORIES[Category.OPTIMIZER_STATE] == "optimizer_state"
-    assert len(CATEGORIES) == len(Category)
+    assert CATEGORIES[MemoryCategory.OPTIMIZER_STATE] == "optimizer_state"
+    assert len(CATEGORIES) == len(MemoryCategory)
 
 
 def test_sums_by_key_of_no_rows_are_empty() -> None:
@@ -114,7 +114,7 @@ def kinds(
 
 
 def mark(time_ns: int, **storages: Sequence[tuple[int, int]]) -> ModelMark:
-    return ModelMark(time_ns, {Category[name.upper()]: rows for name, rows in storages.items()})
+    return ModelMark(time_ns, {MemoryCategory[name.upper()]: rows for name, rows in storages.items()})
 
 
 def test_what_forward_leaves_to_backward_is_an_activation() -> None:
@@ -163,17 +163,17 @@ def split(*events: tuple[int, int, int], marks: Sequence[ModelMark], left: int =
 def test_marked_memory_that_is_older_than_the_window_counts_until_it_is_freed() -> None:
     marks = [mark(12, parameters=[(B, 100)], optimizer_state=[(C, 30)])]
     held, found = split((10, A, 8), (15, C, -30), (16, A, -8), marks=marks)
-    assert found[Category.PARAMETERS].tolist() == [100, 100, 100]
-    assert found[Category.OPTIMIZER_STATE].tolist() == [30, 0, 0]
-    assert found[Category.TEMPORARY].tolist() == [8, 8, 0]
+    assert found[MemoryCategory.PARAMETERS].tolist() == [100, 100, 100]
+    assert found[MemoryCategory.OPTIMIZER_STATE].tolist() == [30, 0, 0]
+    assert found[MemoryCategory.TEMPORARY].tolist() == [8, 8, 0]
     assert held.held.tolist() == [138, 108, 100], "events know of 30 older bytes, the mark of 130"
 
 
 def test_older_memory_that_no_mark_knows_is_unknown() -> None:
     held, found = split((10, A, 8), (15, C, -30), marks=[mark(12, parameters=[(B, 100)])], left=150)
-    assert (held.older.tolist(), found[Category.UNKNOWN].tolist()) == ([180, 150], [88, 58])
+    assert (held.older.tolist(), found[MemoryCategory.UNKNOWN].tolist()) == ([180, 150], [88, 58])
 
 
 def test_without_marks_nothing_is_raised() -> None:
     held, found = split((10, A, 8), marks=[], left=5)
-    assert (held.held.tolist(), found[Category.UNKNOWN].tolist()) == ([13], [13])
+    assert (held.held.tolist(), found[MemoryCategory.UNKNOWN].tolist()) == ([13], [13])

@@ -7,13 +7,13 @@ import pytest
 
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import find_collectives
-from rankscope.measure.traced_messages import Message, find_messages, forget_numbers
+from rankscope.measure.traced_messages import TracedMessage, find_messages, forget_numbers
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read, read_events, to_json
 
 BASE_NS = 5_000_000_000
 
 
-def messages(*events: Event, rank: int | None = 0, groups: Sequence[Sequence[int]] = ()) -> list[Message]:
+def messages(*events: Event, rank: int | None = 0, groups: Sequence[Sequence[int]] = ()) -> list[TracedMessage]:
     view = RankView(read_events(*events))
     return list(find_messages(view, find_collectives(view, BASE_NS), BASE_NS, rank, groups).values())
 

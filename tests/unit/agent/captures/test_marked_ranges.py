@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
-from rankscope.agent.capture_settings import CaptureOptions
+from rankscope.agent.capture_settings import RecordOptions
 from rankscope.agent.captures.marked_ranges import (
     COMPILED,
     MarkedRanges,
@@ -27,7 +27,7 @@ from rankscope.agent.guard import Guard
 from rankscope.agent.scopes import switch
 from rankscope.measure.capture_limits import MODULES_KEY
 
-MODULES = CaptureOptions(modules=True)
+MODULES = RecordOptions(modules=True)
 
 
 class Rank:
@@ -97,7 +97,7 @@ def test_shared_module_is_one_instance(rank: Rank) -> None:
 
 
 def test_without_the_option_there_are_no_hooks(rank: Rank) -> None:
-    rank.ranges.begin(CaptureOptions())
+    rank.ranges.begin(RecordOptions())
     assert not _has_any_global_hook()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.capture_settings import CaptureOptions, CaptureSteps
+from rankscope.agent.capture_settings import CaptureSteps, RecordOptions
 from rankscope.agent.captures.model_memory import PART, STORAGES_MAX, ModelMemory, find_storages
 from rankscope.agent.captures.trace_captures import make_profile
 from rankscope.agent.guard import Guard
@@ -60,7 +60,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_gradients_of_a_capture_are_those_of_the_model(tmp_path: Path) -> None:
     model, optimizer = train(2)
     memory, sizes = ModelMemory(Guard(5), find_obstacle=lambda: None), []
-    session = make_profile(CaptureSteps(1, 1, 2), CaptureOptions(memory=True))
+    session = make_profile(CaptureSteps(1, 1, 2), RecordOptions(memory=True))
     truth = optimizer.register_step_pre_hook(lambda *_: sizes.append(size_of(p.grad for p in model.parameters())))
     session.start()
     memory.begin()

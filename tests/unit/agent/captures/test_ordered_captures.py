@@ -28,7 +28,7 @@ from rankscope.agent.captures.trace_recording import (
     PAUSED,
     SCRIPT_PROFILER,
     TOO_LATE,
-    Profile,
+    ProfilerSession,
 )
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
@@ -79,7 +79,7 @@ class Rank:
             monotonic_ns=lambda: self.now_ns,
         )
 
-    def _make(self, steps: CaptureSteps) -> Profile:
+    def _make(self, steps: CaptureSteps) -> ProfilerSession:
         self.made.append(steps)
         return Session(lambda: self.before_writing())  # noqa: PLW0108 - a test changes it later
 

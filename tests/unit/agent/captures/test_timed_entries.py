@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.agent.captures.timed_entries import SETTLED_NS, Reading, TimedEntry, parse_dump
+from rankscope.agent.captures.timed_entries import SETTLED_NS, RecorderReading, TimedEntry, parse_dump
 from rankscope.agent.sidecar.recorder_files import parse_safely
 from tests.unit.agent.sidecar.fake_worker_server import coalesced_entries, dump, nccl_entry
 
 AT = 1_795_217_000_000_000_000
 
 
-def parse(*entries: dict[str, object], since: int = 0) -> Reading:
+def parse(*entries: dict[str, object], since: int = 0) -> RecorderReading:
     return parse_dump(dump(*entries), taken_wall_ns=AT, since_wall_ns=since)
 
 
@@ -102,7 +102,7 @@ def test_nesting_without_end_is_a_problem() -> None:
 
 
 def test_recorder_without_entries_is_empty() -> None:
-    assert parse() == Reading(taken_wall_ns=AT)
+    assert parse() == RecorderReading(taken_wall_ns=AT)
 
 
 def test_fields_of_newer_versions_and_nulls_are_no_error() -> None:
@@ -122,7 +122,7 @@ def test_changed_fields_are_an_error(broken: dict[str, object]) -> None:
 
 def test_reading_survives_its_file() -> None:
     found = parse(nccl_entry(0, 1_000), nccl_entry(1, 1_001, None))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Reading) == found
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=RecorderReading) == found
 
 
 def test_dump_of_torch_itself_is_read() -> None:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankscope.agent.capture_settings import CaptureOptions, CaptureSteps
+from rankscope.agent.capture_settings import CaptureSteps, RecordOptions
 from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTrace
 from rankscope.agent.captures.trace_captures import BEHIND, FULL, WAITING_MAX, TraceCaptures, describe, read_trace
 from rankscope.agent.captures.trace_files import Written
-from rankscope.agent.captures.trace_recording import PAUSED, Profile
+from rankscope.agent.captures.trace_recording import PAUSED, ProfilerSession
 from rankscope.agent.config import YES, AgentConfig, read_config
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -43,7 +43,7 @@ def configure(folder: Path, **settings: str) -> AgentConfig:
 
 
 def make(folder: Path, rank: int = 0, text: str = TEXT, **settings: str) -> TraceCaptures:
-    def make_session(_steps: CaptureSteps) -> Profile:
+    def make_session(_steps: CaptureSteps) -> ProfilerSession:
         return Session(text)
 
     return TraceCaptures(
@@ -123,13 +123,13 @@ def test_compiled_code_leaves_modules_to_the_stacks(
 def test_price_of_the_next_capture_is_what_the_last_one_has_cost(tmp_path: Path) -> None:
     captures = make(tmp_path, capture_pause_s_max="600")
     captures.events_a_step = 1e9
-    assert captures.expect_pause_ns(2, CaptureOptions()) == 2 * 1e9 * 4_200
+    assert captures.expect_pause_ns(2, RecordOptions()) == 2 * 1e9 * 4_200
     run(captures, 0, 8)
     assert not find_files(tmp_path), "refused: it would stop training for hours"
     captures.events_a_step = None
     run(captures, 9, 16)
     captures.write()
-    measured_ns = captures.expect_pause_ns(2, CaptureOptions())
+    measured_ns = captures.expect_pause_ns(2, RecordOptions())
     assert measured_ns is not None
     assert 0 < measured_ns < 60e9
 
@@ -190,13 +190,13 @@ def test_capture_that_ended_early_says_why() -> None:
 @pytest.mark.parametrize(
     ("options", "us_an_event"),
     [
-        (CaptureOptions(), 4.2),
-        (CaptureOptions(shapes=True), 10.9),
-        (CaptureOptions(stacks=True), 1.6 * 10.6),
-        (CaptureOptions(modules=True), 1.05 * 4.2),
+        (RecordOptions(), 4.2),
+        (RecordOptions(shapes=True), 10.9),
+        (RecordOptions(stacks=True), 1.6 * 10.6),
+        (RecordOptions(modules=True), 1.05 * 4.2),
     ],
 )
-def test_price_follows_the_options(options: CaptureOptions, us_an_event: float) -> None:
+def test_price_follows_the_options(options: RecordOptions, us_an_event: float) -> None:
     assert options.expect_pause_ns(1000) == pytest.approx(1e6 * us_an_event)
     # A window has taken 1.25 us an event, half as long as there; or a time that no machine takes.
     assert options.expect_pause_ns(1000, 1_250) == pytest.approx(1e6 * us_an_event / 2)

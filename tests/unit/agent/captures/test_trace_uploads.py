@@ -20,7 +20,7 @@ from rankscope.agent.captures.trace_uploads import (
     Uploaded,
 )
 from rankscope.agent.captures.upload_file import TIME_LIMIT_S, TRIES, upload
-from rankscope.agent.spawned_child import Child, Ended
+from rankscope.agent.spawned_child import Child, EndedChild
 from rankscope.measure.units import NS_PER_S, s_to_ns
 from tests.unit.agent.captures.test_trace_captures import make
 from tests.unit.agent.captures.test_trace_captures import run as take
@@ -35,10 +35,10 @@ class FakeChild:
 
     def __init__(self, request: bytes) -> None:
         self.request: dict[str, str] = json.loads(request)
-        self.ended: Ended | None = None
+        self.ended: EndedChild | None = None
         self.is_killed = False
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> EndedChild | None:
         return self.ended
 
     def kill(self) -> None:
@@ -70,7 +70,7 @@ class World:
         return path
 
     def end_last(self, exit_code: int = 0, errors: str = "") -> None:
-        self.children[-1].ended = Ended(exit_code, 7, b"", errors.encode())
+        self.children[-1].ended = EndedChild(exit_code, 7, b"", errors.encode())
 
 
 @pytest.fixture

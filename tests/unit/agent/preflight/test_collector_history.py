@@ -5,7 +5,7 @@ import pytest
 from rankscope.agent.preflight.checks import CPU, MEMORY, list_checks
 from rankscope.agent.preflight.collector_history import ANSWER_BYTES_MAX, find_collector, list_outcomes
 from rankscope.agent.preflight.files import build_line
-from rankscope.agent.preflight.results import Measured, Named, RankResults, Report, Status
+from rankscope.agent.preflight.results import Measured, NamedNode, PreflightReport, RankResults, Status
 from rankscope.measure.bounds import SHORT_NAME_LENGTH_MAX
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import UnavailableError
@@ -16,7 +16,7 @@ from rankscope.measure.shards import choose_collector
 
 
 def outcomes_of(
-    status: Status, *named: Named, device: str = "EPYC", nodes: tuple[str, ...] = ("a", "b")
+    status: Status, *named: NamedNode, device: str = "EPYC", nodes: tuple[str, ...] = ("a", "b")
 ) -> list[NodeOutcome]:
     results = tuple(
         RankResults(
@@ -24,14 +24,14 @@ def outcomes_of(
         )
         for rank, node in enumerate(nodes)
     )
-    report = Report(
+    report = PreflightReport(
         wall_s=1.0, took_s=2.0, status=status, sentence="", ranks=len(nodes), nodes=nodes, named=named, results=results
     )
     return list_outcomes(report, build_line(report, list_checks(CPU)))
 
 
 def test_outcome_of_a_named_node_has_its_reasons() -> None:
-    assert outcomes_of("named", Named(node="b", reasons=("memory: slow", "disk: slow"))) == [
+    assert outcomes_of("named", NamedNode(node="b", reasons=("memory: slow", "disk: slow"))) == [
         NodeOutcome(node="a", device="EPYC", status="not_named", rates={MEMORY: 4.0}),
         NodeOutcome(
             node="b", device="EPYC", status="named", rates={MEMORY: 4.0}, reasons=("memory: slow", "disk: slow")
@@ -45,7 +45,7 @@ def test_nodes_that_nothing_was_compared_of_are_not_judged() -> None:
 
 def test_longest_texts_of_as_many_nodes_as_a_message_has_fit() -> None:
     nodes = tuple(f"{number:0200}" for number in range(NODES_MAX))
-    named = [Named(node=node, reasons=("why " * 500,) * 9) for node in nodes]
+    named = [NamedNode(node=node, reasons=("why " * 500,) * 9) for node in nodes]
     message = PreflightEnded(
         number=1, preflight="p1", outcomes=tuple(outcomes_of("named", *named, device="x" * 999, nodes=nodes))
     )

@@ -7,12 +7,12 @@ import pytest
 from rankscope.agent.preflight.checks import CPU, MEMORY, list_checks
 from rankscope.agent.preflight.options import parse_options
 from rankscope.agent.preflight.past import NodesPast
-from rankscope.agent.preflight.results import Measured, RankResults, Report
+from rankscope.agent.preflight.results import Measured, PreflightReport, RankResults
 
 RESULT = RankResults(
     rank=0, local_rank=0, node="a", kind=CPU, device="EPYC", checks={MEMORY: Measured(values=(4.0,))}
 )  # fmt: skip
-REPORT = Report(
+REPORT = PreflightReport(
     wall_s=1.0, took_s=2.0, status="not_judged", sentence="", ranks=1, nodes=("a",), results=(RESULT,)
 )  # fmt: skip
 NOWHERE = "ipc:///nonexistent/collector"

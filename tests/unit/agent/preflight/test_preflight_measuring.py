@@ -8,7 +8,7 @@ import pytest
 from rankscope.agent.preflight import local_checks
 from rankscope.agent.preflight.checks import CPU, MEMORY, name_matmul
 from rankscope.agent.preflight.faults import Sensors
-from rankscope.agent.preflight.local_checks import CpuShare, Device, measure_disk, measure_rates, read_cpu_model
+from rankscope.agent.preflight.local_checks import CheckedDevice, CpuShare, measure_disk, measure_rates, read_cpu_model
 from rankscope.agent.preflight.options import parse_options
 from rankscope.agent.preflight.results import Measured
 from rankscope.agent.sample.node import Places
@@ -55,7 +55,7 @@ def test_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_cpu_device_multiplies_and_copies() -> None:
-    device = Device(0)
+    device = CheckedDevice(0)
     if device.kind != CPU:
         pytest.skip("there is a GPU here")
     for check in (name_matmul("float32"), MEMORY):
@@ -65,7 +65,7 @@ def test_cpu_device_multiplies_and_copies() -> None:
 
 
 def test_what_torch_raises_becomes_the_reason() -> None:
-    device = Device(0)
+    device = CheckedDevice(0)
 
     def fail() -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from rankscope.agent.preflight.checks import CPU, MEMORY, PAIRS, Check, list_checks
+from rankscope.agent.preflight.checks import CPU, MEMORY, PAIRS, NodeCheck, list_checks
 from rankscope.agent.preflight.command import build_report
 from rankscope.agent.preflight.judgement import Judgement
-from rankscope.agent.preflight.results import EXIT_STATUS, Measured, RankResults, Report, Slow
+from rankscope.agent.preflight.results import EXIT_STATUS, Measured, PreflightReport, RankResults, Slow
 from rankscope.agent.preflight.runner import Results
 from rankscope.agent.preflight.text import build_sentence, describe_slow, render
 
@@ -30,9 +30,9 @@ def make_slow(check: str = MATMUL, rank: int | None = 1, other: str = "", *, is_
     )  # fmt: skip
 
 
-def conclude(ranks: list[RankResults], *slow: Slow, compared: tuple[str, ...] = ("matmul float32",)) -> Report:
+def conclude(ranks: list[RankResults], *slow: Slow, compared: tuple[str, ...] = ("matmul float32",)) -> PreflightReport:
     judgement = Judgement(slow, compared, {"memory bandwidth": "no values"})
-    checks: tuple[Check, ...] = tuple(CHECKS.values())
+    checks: tuple[NodeCheck, ...] = tuple(CHECKS.values())
     return build_report(Results(ranks=ranks, judgement=judgement, checks=checks, left_out=()), 3.0, ["a mistake"])
 
 

@@ -24,7 +24,7 @@ from rankscope.agent.profiler.reduction_process import (
     ReductionProcesses,
     spawn,
 )
-from rankscope.agent.spawned_child import Child, Ended, SpawnedChild
+from rankscope.agent.spawned_child import Child, EndedChild, SpawnedChild
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns
 
@@ -48,15 +48,15 @@ class HeldChild:
     """A child that ends when the test sets its result."""
 
     request: WindowRequest
-    ended: Ended | None = None
+    ended: EndedChild | None = None
     is_killed: bool = False
     is_reaped: bool = False
 
     def end(self, exit_code: int = 0, output: bytes | None = None) -> None:
         answer = msgspec.msgpack.encode(reduce_window(self.request)) if output is None else output
-        self.ended = Ended(exit_code, 7, answer)
+        self.ended = EndedChild(exit_code, 7, answer)
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> EndedChild | None:
         assert not self.is_reaped, "a child can be waited for once"
         self.is_reaped = self.ended is not None
         return self.ended
@@ -226,7 +226,7 @@ def test_at_the_end_a_child_that_has_just_ended_is_not_killed() -> None:
 # -- the real child ---------------------------------------------------------------------------------------------------
 
 
-def wait_for(child: Child) -> Ended:
+def wait_for(child: Child) -> EndedChild:
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         ended = child.poll()
@@ -276,7 +276,7 @@ def test_a_child_that_is_killed_is_gone() -> None:
 def test_child_reaped_by_the_script_is_judged_by_its_answer() -> None:
     child = script("print('done', end='')")
     os.waitpid(child.pid, 0)  # as a script may do with any child of its process
-    assert child.poll() == Ended(0, 0, b"done")
+    assert child.poll() == EndedChild(0, 0, b"done")
 
 
 def test_child_reaped_by_the_script_is_not_killed() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rankscope.agent.captures.timed_entries import Reading, TimedEntry
+from rankscope.agent.captures.timed_entries import RecorderReading, TimedEntry
 from rankscope.agent.profiler.nccl_timing import COST_NS
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.timed_collectives import (
@@ -58,7 +58,7 @@ class Rank:
     skipped: dict[str, int] = field(default_factory=dict)
     since_wall_ns: int | None = None
     _thread_ns: int = 0
-    _found: Reading | None = None
+    _found: RecorderReading | None = None
     timed: TimedCollectives = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,13 +78,13 @@ class Rank:
             return False
         self.since_wall_ns = since_wall_ns
         count, ring_ns = self.ring
-        self._found = Reading(
+        self._found = RecorderReading(
             taken_wall_ns=self.taken_wall_ns, entries=list(self.entries), recorded=self.recorded * self.reads,
             ring_entries=count, ring_ns=ring_ns, cpu_ns=self.cpu_ns,
         )  # fmt: skip
         return True
 
-    def collect(self) -> Reading | None:
+    def collect(self) -> RecorderReading | None:
         if self.is_slow:
             return None
         found, self._found = self._found, None

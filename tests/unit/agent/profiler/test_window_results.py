@@ -8,7 +8,7 @@ from torch._C import _distributed_c10d as c10d
 
 from rankscope.agent.capture_settings import CaptureSteps
 from rankscope.agent.captures.captured_steps import CapturedTrace
-from rankscope.agent.captures.timed_entries import Reading, TimedEntry
+from rankscope.agent.captures.timed_entries import RecorderReading, TimedEntry
 from rankscope.agent.config import read_config
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
@@ -263,9 +263,9 @@ class Answering(NoRecorder):
     def request(self, since_wall_ns: int) -> bool:
         return since_wall_ns > 0
 
-    def collect(self) -> Reading:  # type: ignore[override]
+    def collect(self) -> RecorderReading:  # type: ignore[override]
         entries = [TimedEntry("0", 1, "all_reduce", at, 7, is_over=True, bytes=4) for at in self._created_ns]
-        return Reading(taken_wall_ns=self._created_ns[-1] + 1_000, entries=entries)
+        return RecorderReading(taken_wall_ns=self._created_ns[-1] + 1_000, entries=entries)
 
 
 def test_steps_of_a_finished_window_are_not_told_by_the_recorder() -> None:

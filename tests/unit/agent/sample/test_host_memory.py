@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.sample.host_memory import NO_LINE, Memory, find_group_files, read_memory
+from rankscope.agent.sample.host_memory import NO_LINE, HostMemory, find_group_files, read_memory
 
 KIB = 1024
 GIB = 2**30
@@ -29,7 +29,7 @@ class Machine:
         self.write("cgroup/job/memory.current", f"{usage}\n")
         self.write("cgroup/job/memory.stat", stat)
 
-    def read(self) -> Memory | str:
+    def read(self) -> HostMemory | str:
         return read_memory(str(self.proc), find_group_files(str(self.proc), str(self.cgroups)))
 
 
@@ -39,33 +39,33 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_machine_without_a_limit_has_what_the_kernel_says(machine: Machine) -> None:
-    assert machine.read() == Memory(64 * GIB, 40 * GIB)
+    assert machine.read() == HostMemory(64 * GIB, 40 * GIB)
     machine.limit("max", 9 * GIB)
-    assert machine.read() == Memory(64 * GIB, 40 * GIB)
+    assert machine.read() == HostMemory(64 * GIB, 40 * GIB)
 
 
 def test_limit_of_the_group_leaves_less(machine: Machine) -> None:
     # 16 GiB allowed, 12 used, 2 of them droppable.
     machine.limit(16 * GIB, 12 * GIB, f"anon 5\ninactive_file {2 * GIB}\n")
-    assert machine.read() == Memory(16 * GIB, 6 * GIB)
+    assert machine.read() == HostMemory(16 * GIB, 6 * GIB)
 
 
 def test_group_cannot_have_more_than_the_machine(machine: Machine) -> None:
     machine.limit(60 * GIB, 5 * GIB)
-    assert machine.read() == Memory(60 * GIB, 40 * GIB)
+    assert machine.read() == HostMemory(60 * GIB, 40 * GIB)
     machine.limit(70 * GIB, 69 * GIB)
-    assert machine.read() == Memory(64 * GIB, 40 * GIB)
+    assert machine.read() == HostMemory(64 * GIB, 40 * GIB)
 
 
 def test_group_above_its_limit_has_nothing_left(machine: Machine) -> None:
     machine.limit(GIB, 2 * GIB, "")
-    assert machine.read() == Memory(GIB, 0)
+    assert machine.read() == HostMemory(GIB, 0)
 
 
 @pytest.mark.parametrize(("limit", "usage"), [("none", GIB), (GIB, "none"), (2**63 - 4096, GIB)])
 def test_limit_that_is_none_is_ignored(machine: Machine, limit: object, usage: object) -> None:
     machine.limit(limit, usage)
-    assert machine.read() == Memory(64 * GIB, 40 * GIB)
+    assert machine.read() == HostMemory(64 * GIB, 40 * GIB)
 
 
 def test_limit_of_version_1_is_read(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_limit_of_version_1_is_read(tmp_path: Path) -> None:
     machine.write("cgroup/memory/job/memory.limit_in_bytes", str(8 * GIB))
     machine.write("cgroup/memory/job/memory.usage_in_bytes", str(7 * GIB))
     machine.write("cgroup/memory/job/memory.stat", f"inactive_file 1\ntotal_inactive_file {GIB}\n")
-    assert machine.read() == Memory(8 * GIB, 2 * GIB)
+    assert machine.read() == HostMemory(8 * GIB, 2 * GIB)
 
 
 def test_memory_that_is_not_told_is_absent(machine: Machine) -> None:
@@ -85,5 +85,5 @@ def test_memory_that_is_not_told_is_absent(machine: Machine) -> None:
 
 def test_memory_of_this_machine_is_read() -> None:
     found = read_memory("/proc", find_group_files("/proc", "/sys/fs/cgroup"))
-    assert isinstance(found, Memory)
+    assert isinstance(found, HostMemory)
     assert 0 <= found.available_bytes <= found.total_bytes

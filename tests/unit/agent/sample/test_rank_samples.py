@@ -4,15 +4,15 @@ import gc
 
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
-from rankscope.agent.sample.rank_samples import RankSamples
+from rankscope.agent.sample.rank_samples import RankSamplers
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import NS_PER_S
 
 
-def make_samples(*, reads_machine: bool = True, **settings: str) -> RankSamples:
+def make_samples(*, reads_machine: bool = True, **settings: str) -> RankSamplers:
     config, guard = read_config(settings), Guard(error_budget=3)
-    return RankSamples(config, SystemClock(), guard, TrainingDevice(), reads_machine=reads_machine)
+    return RankSamplers(config, SystemClock(), guard, TrainingDevice(), reads_machine=reads_machine)
 
 
 def test_nothing_is_known_before_the_first_sample() -> None:

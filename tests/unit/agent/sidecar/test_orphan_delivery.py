@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.reporting.orphaned_reports import Address, OrphanedReports, OrphanRefusedError, claim_orphan
+from rankscope.agent.reporting.orphaned_reports import OrphanedReports, OrphanRefusedError, ReportAddress, claim_orphan
 from rankscope.agent.reporting.spill_folder import find_boot_ids, open_folder
 from rankscope.agent.sidecar import orphan_delivery
 from rankscope.agent.sidecar.beacon import Descriptor
@@ -33,7 +33,7 @@ class Collector:
     def deliver(
         self,
         orphan: OrphanedReports,
-        address: Address,
+        address: ReportAddress,
         _clock: Clock,
         _deadline_ns: int,
         _is_stopping: Callable[[], bool],

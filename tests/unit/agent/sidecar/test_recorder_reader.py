@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.captures.timed_entries import Reading
+from rankscope.agent.captures.timed_entries import RecorderReading
 from rankscope.agent.sidecar.beacon import RecorderPlace
 from rankscope.agent.sidecar.recorder_files import reduce_dump
 from rankscope.agent.sidecar.recorder_reader import (
@@ -51,7 +51,7 @@ class Rank:
         self.dumps_here += 1
         return self.here
 
-    def read(self, *, sidecar: bool = True) -> Reading | None:
+    def read(self, *, sidecar: bool = True) -> RecorderReading | None:
         """Request a reading, have the sidecar do its part, and collect it."""
         self.reader.request(SINCE)
         if sidecar:
@@ -76,7 +76,7 @@ def rank(tmp_path: Path, ranks: list[Rank]) -> Rank:
     return ranks[0]
 
 
-def sequences(reading: Reading | None) -> list[int]:
+def sequences(reading: RecorderReading | None) -> list[int]:
     return [] if reading is None else [entry.sequence for entry in reading.entries]
 
 

@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from rankscope.agent.sidecar.endings import Evidence, classify_ending
+from rankscope.agent.sidecar.endings import EndEvidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus
 from rankscope.measure.messages import END_REASONS
 
-NOTHING = Evidence(oom_kills=0, oom_place="cgroup /job")
+NOTHING = EndEvidence(oom_kills=0, oom_place="cgroup /job")
 
 
 def by(number: int, *, core_dumped: bool = False) -> ExitStatus:
@@ -35,23 +35,23 @@ def code(number: int) -> ExitStatus:
         ),
         (by(signal.SIGKILL), NOTHING, "killed", "SIGKILL; the OOM killer counted no victim in cgroup /job"),
         (
-            by(signal.SIGKILL), Evidence(), "killed",
+            by(signal.SIGKILL), EndEvidence(), "killed",
             "SIGKILL; whether by the OOM killer is unknown, as its victims are not counted",
         ),
         (
-            by(signal.SIGKILL), Evidence(oom_kills=2, oom_place="cgroup /job"), "out_of_memory",
+            by(signal.SIGKILL), EndEvidence(oom_kills=2, oom_place="cgroup /job"), "out_of_memory",
             "SIGKILL while the OOM killer counted 2 victims in cgroup /job",
         ),
         (by(signal.SIGSEGV), NOTHING, "crashed", "SIGSEGV"),
         (by(signal.SIGBUS, core_dumped=True), NOTHING, "crashed", "SIGBUS, core dumped"),
         (by(signal.SIGABRT), NOTHING, "crashed", "SIGABRT"),
         (
-            by(signal.SIGABRT), Evidence(oom_kills=0, overdue=True), "collective_timeout",
+            by(signal.SIGABRT), EndEvidence(oom_kills=0, overdue=True), "collective_timeout",
             "SIGABRT once a pending collective had passed its timeout",
         ),
-        (by(signal.SIGABRT), Evidence(stalled=True), "crashed", "SIGABRT; it was stalled"),
+        (by(signal.SIGABRT), EndEvidence(stalled=True), "crashed", "SIGABRT; it was stalled"),
         (
-            by(signal.SIGTERM), Evidence(stalled=True, frozen=True), "terminated",
+            by(signal.SIGTERM), EndEvidence(stalled=True, frozen=True), "terminated",
             (
                 "SIGTERM, as launchers send it to the other ranks when one has failed; its agent had written no "
                 "heartbeat for a long time"
@@ -60,18 +60,18 @@ def code(number: int) -> ExitStatus:
         (by(63), NOTHING, "crashed", "signal 63"),
         (None, NOTHING, "exit_unknown", "its exit status could not be read"),
         (
-            None, Evidence(stalled=True), "exit_unknown",
+            None, EndEvidence(stalled=True), "exit_unknown",
             "its exit status could not be read; it was stalled",
         ),
-        (None, Evidence(crashed=True), "crashed", "by a fatal signal; its exit status could not be read"),
+        (None, EndEvidence(crashed=True), "crashed", "by a fatal signal; its exit status could not be read"),
         (
-            None, Evidence(oom_kills=1, oom_place="cgroup /job"), "out_of_memory",
+            None, EndEvidence(oom_kills=1, oom_place="cgroup /job"), "out_of_memory",
             "the OOM killer counted 1 victim in cgroup /job; its exit status could not be read",
         ),
     ],
 )  # fmt: skip
 def test_an_end_has_its_reason_and_its_sentence(
-    status: ExitStatus | None, evidence: Evidence, reason: str, detail: str
+    status: ExitStatus | None, evidence: EndEvidence, reason: str, detail: str
 ) -> None:
     assert tuple(classify_ending(status, evidence)) == (reason, detail)
     assert reason in END_REASONS

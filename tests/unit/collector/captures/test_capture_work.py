@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from rankscope.collector.captures.capture import Capture
-from rankscope.collector.captures.capture_work import CaptureWork, Surroundings
+from rankscope.collector.captures.capture_work import CaptureSurroundings, CaptureWork
 from rankscope.collector.captures.orders import AskedRank, Orders, Pace, Terms
 from rankscope.collector.captures.store import CaptureStore
 from rankscope.measure.messages import CaptureOrder, CapturePart, CaptureState, Message
@@ -20,7 +20,7 @@ class Work:
         asked = tuple(AskedRank(rank, "node", f"boot-{rank}") for rank in (0, 1))
         orders = Orders.begin(Terms(id="c", steps=1, bytes_max=100), asked, Pace(1, 1e8, 1_000_000_000), 0.0)
         store = CaptureStore(folder, kept_s=100.0, bytes_max=100)
-        around = Surroundings(store, lambda *one: self.sent.append(one), lambda: 5.0, lambda _capture: None)
+        around = CaptureSurroundings(store, lambda *one: self.sent.append(one), lambda: 5.0, lambda _capture: None)
         capture = Capture(id="c", run="r", run_id="r@1", state="ordered", asked_wall_s=5.0, changed_wall_s=5.0)
         self.work = CaptureWork(capture, orders, around)
         self.work.go_on(0.0, {}, may_analyze=False)

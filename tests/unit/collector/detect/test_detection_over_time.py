@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers
-from rankscope.collector.runs.events import AskClock, AskSamples, CloseFinding, OpenFinding
+from rankscope.collector.runs.events import AskClock, AskSamples, CloseFinding, FindingOpened
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.steps.step_series import MS, view_of
@@ -183,7 +183,7 @@ def test_closed_finding_does_not_reopen_from_kept_steps() -> None:
     story = Story(4).join().train(40).train(80, data={2: 50.0})
     for _ in range(70):  # as many healthy steps as had opened it, at most 64
         story.train(1)
-    assert findings_told(story) == [OpenFinding, CloseFinding]
+    assert findings_told(story) == [FindingOpened, CloseFinding]
     assert [found.since_step for found in story.snapshot().findings] == [40]
 
 
@@ -202,7 +202,7 @@ def test_finding_keeps_a_begin_that_left_the_step_table() -> None:
         story.train(100, data={2: 50.0})
     story.train(60, data={2: 55.0})
     assert [found.since_step for found in story.snapshot().open_findings] == [40]
-    assert findings_told(story) == [OpenFinding]
+    assert findings_told(story) == [FindingOpened]
 
 
 def test_rank_that_is_slow_again_is_named_as_soon_as_at_first() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rankscope.collector.detect.machine_growth import (
     NodeCounts,
-    Stretch,
+    SampledStretch,
     find_machines,
     find_stretch,
     find_stretch_before,
@@ -16,8 +16,8 @@ SAMPLES = [one.sample for one in COUNTS]
 
 
 def test_samples_before_the_step_do_not_count() -> None:
-    assert find_stretch(COUNTS, 0) == Stretch(SAMPLES[0], SAMPLES[2], 20)
-    assert find_stretch(COUNTS, 1) == Stretch(SAMPLES[1], SAMPLES[2], 10)
+    assert find_stretch(COUNTS, 0) == SampledStretch(SAMPLES[0], SAMPLES[2], 20)
+    assert find_stretch(COUNTS, 1) == SampledStretch(SAMPLES[1], SAMPLES[2], 10)
 
 
 def test_one_sample_or_one_step_is_no_stretch() -> None:
@@ -36,7 +36,7 @@ def test_machine_is_what_its_lowest_rank_has_read() -> None:
 
 
 def test_samples_after_the_step_are_not_before_it() -> None:
-    assert find_stretch_before(COUNTS, 19) == Stretch(SAMPLES[0], SAMPLES[1], 10)
+    assert find_stretch_before(COUNTS, 19) == SampledStretch(SAMPLES[0], SAMPLES[1], 10)
     assert find_stretch_before(COUNTS, 9) is None
     assert find_stretch_before(COUNTS[1:], 9) is None
 
@@ -51,5 +51,5 @@ def test_samples_of_a_machine_are_looked_for_once_a_step() -> None:
 
     machines = find_machines({0: "a"}, {0: Watched(COUNTS)})
     assert machines.find_stretch("a", 1) is machines.find_stretch("a", 1)
-    assert machines.find_stretch("a", 0) == Stretch(SAMPLES[0], SAMPLES[2], 20)
+    assert machines.find_stretch("a", 0) == SampledStretch(SAMPLES[0], SAMPLES[2], 20)
     assert len(reads) == 2

@@ -11,7 +11,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import begin
 from rankscope.collector.incidents.journal import RETRY_S, Journal
-from rankscope.collector.incidents.ledger import RunFindings
+from rankscope.collector.incidents.ledger import ComparedRun
 from rankscope.collector.incidents.store import IncidentStore, read_store
 from tests.unit.collector.detect.findings import RUN, slow
 
@@ -26,7 +26,7 @@ class Collector:
 
     def tick(self, now_s: float, *findings: Finding) -> None:
         """A look at the one run."""
-        self.journal.tick([RunFindings(RUN, findings, is_over=False, is_judged=True)], now_s)
+        self.journal.tick([ComparedRun(RUN, findings, is_over=False, is_judged=True)], now_s)
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from rankscope.collector.incidents.ledger import (
     RUN_IS_GONE,
     RUN_IS_OVER,
     STARTED_AGAIN,
+    ComparedRun,
     Ledger,
-    RunFindings,
 )
-from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
+from rankscope.collector.runs.events import CloseFinding, FindingOpened, UpdateFinding
 from tests.unit.collector.detect.findings import RUN, slow
 from tests.unit.collector.runs.run_stories import Story
 
@@ -27,7 +27,7 @@ def ledger() -> Ledger:
 
 def look(ledger: Ledger, now_s: float, *findings: Finding, over: bool = False, is_judged: bool = True) -> None:
     """A tick at which the one run holds these findings open."""
-    ledger.reconcile([RunFindings(RUN, findings, is_over=over, is_judged=is_judged)], now_s)
+    ledger.reconcile([ComparedRun(RUN, findings, is_over=over, is_judged=is_judged)], now_s)
 
 
 def whats(incident: Incident) -> list[str]:
@@ -68,7 +68,7 @@ def test_next_run_does_not_reopen_incidents_of_a_former_run(ledger: Ledger) -> N
     """The same rank is slow in both runs of the name, with seconds between them: two incidents, one for each run."""
     former, latest = "bert@20261125T103005Z", "bert@20261125T103105Z"
     ledger.open(former, slow(), 0.0)
-    ledger.reconcile([RunFindings(former, [slow()], is_over=True, is_judged=True)], 10.0)
+    ledger.reconcile([ComparedRun(former, [slow()], is_over=True, is_judged=True)], 10.0)
     ledger.open(latest, slow(), 20.0)
     told = [(one.run, one.run_id, one.state, one.resolved_reason) for one in ledger.incidents]
     assert told == [("bert", former, "resolved", "the run is over"), ("bert", latest, "open", "")]
@@ -254,7 +254,7 @@ def tell(ledger: Ledger, story: Story) -> None:
     """Tell it everything that a run's state has said, in order."""
     for effect in story.effects:
         match effect:
-            case OpenFinding(run, finding):
+            case FindingOpened(run, finding):
                 ledger.open(run, finding, 1.0)
             case UpdateFinding(run, finding):
                 ledger.update(run, finding, 1.0)
@@ -381,7 +381,7 @@ def failure(rank: int = 1, cause: str = "crashed") -> Finding:
 
 def look_at_end(ledger: Ledger, now_s: float, ended_as: Finding | None) -> None:
     """A tick at which the run is over in this way, or, with None, goes on."""
-    ledger.reconcile([RunFindings(RUN, (), is_over=ended_as is not None, is_judged=True, failure=ended_as)], now_s)
+    ledger.reconcile([ComparedRun(RUN, (), is_over=ended_as is not None, is_judged=True, failure=ended_as)], now_s)
 
 
 def test_failed_run_has_an_incident_while_it_is_known(ledger: Ledger) -> None:
@@ -436,10 +436,10 @@ def test_incident_keeps_the_last_sentence_of_its_finding(ledger: Ledger) -> None
 def test_new_run_resolves_the_failure_of_the_previous_run(ledger: Ledger) -> None:
     """The former run is still shown as failed, and its incident stays resolved."""
     failure = slow(2, kind=RUN_FAILURE)
-    ledger.reconcile([RunFindings("bert@20261125T103005Z", (), is_over=True, is_judged=True, failure=failure)], 10.0)
-    former = RunFindings("bert@20261125T103005Z", (), is_over=True, is_judged=True, failure=failure, is_superseded=True)
+    ledger.reconcile([ComparedRun("bert@20261125T103005Z", (), is_over=True, is_judged=True, failure=failure)], 10.0)
+    former = ComparedRun("bert@20261125T103005Z", (), is_over=True, is_judged=True, failure=failure, is_superseded=True)
     for now_s in (20.0, 30.0):
-        ledger.reconcile([former, RunFindings("bert@20261125T113005Z", (), is_over=False, is_judged=True)], now_s)
+        ledger.reconcile([former, ComparedRun("bert@20261125T113005Z", (), is_over=False, is_judged=True)], now_s)
     (incident,) = ledger.incidents
     assert (incident.state, incident.resolved_reason) == ("resolved", "a new run of this name has begun")
     assert incident.resolved_wall_s == 20.0

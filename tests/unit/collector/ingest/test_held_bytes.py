@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.collector.ingest.held_bytes import HeldBytes, HeldMemory
+from rankscope.collector.ingest.held_bytes import ConnectionBytes, HeapGrowth
 
 SIZE_BYTES = 40_000
 ROUNDING_BYTES = 2_000
@@ -31,7 +31,7 @@ def send(ends: tuple[socket.socket, socket.socket], size_bytes: int) -> None:
 
 
 def test_bytes_of_an_incomplete_message_are_held(ends: tuple[socket.socket, socket.socket]) -> None:
-    held = HeldBytes()
+    held = ConnectionBytes()
     held.measure(ends[1].fileno())
     send(ends, SIZE_BYTES)
     assert held.measure(ends[1].fileno()) == 0  # it has only just come
@@ -39,7 +39,7 @@ def test_bytes_of_an_incomplete_message_are_held(ends: tuple[socket.socket, sock
 
 
 def test_connection_whose_messages_are_read_holds_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
-    held = HeldBytes()
+    held = ConnectionBytes()
     for _ in range(4):  # each time a quarter of what comes is read: the rest is a backlog
         send(ends, SIZE_BYTES)
         held.note_message(SIZE_BYTES // 4)
@@ -47,30 +47,30 @@ def test_connection_whose_messages_are_read_holds_nothing(ends: tuple[socket.soc
 
 
 def test_held_bytes_stay_held_in_every_measurement(ends: tuple[socket.socket, socket.socket]) -> None:
-    held = HeldBytes()
+    held = ConnectionBytes()
     send(ends, SIZE_BYTES)
     measured = [held.measure(ends[1].fileno()) for _ in range(1000)]  # a hundred seconds
     assert SIZE_BYTES - ROUNDING_BYTES < measured[-1] <= SIZE_BYTES
 
 
 def test_held_frames_cost_what_they_are_and_empty_parts_32_times_that() -> None:
-    frames, parts = HeldMemory(), HeldMemory()
+    frames, parts = HeapGrowth(), HeapGrowth()
     assert [frames.update(held, 1_000 + held) for held in (0, 100, 250)] == [0, 100, 250]
     assert [parts.update(held, 1_000 + 64 * held) for held in (0, 100, 250)] == [0, 3_200, 8_000]
 
 
 def test_what_grows_without_held_bytes_is_not_their_cost() -> None:
-    memory = HeldMemory()
+    memory = HeapGrowth()
     assert [memory.update(held, heap) for held, heap in ((0, 0), (10, 10), (10, 9_000), (20, 9_010))] == [0, 10, 10, 20]
 
 
 def test_cost_goes_with_the_bytes() -> None:
-    memory = HeldMemory()
+    memory = HeapGrowth()
     assert [memory.update(held, 64 * held) for held in (0, 100, 25, 0, 100)] == [0, 3_200, 800, 0, 3_200]
 
 
 def test_heartbeats_do_not_add_up(ends: tuple[socket.socket, socket.socket]) -> None:
-    held = HeldBytes()
+    held = ConnectionBytes()
     measured = []
     for _ in range(1000):
         send(ends, 44)  # a heartbeat in a box of CURVE
@@ -79,7 +79,7 @@ def test_heartbeats_do_not_add_up(ends: tuple[socket.socket, socket.socket]) -> 
 
 
 def test_backlog_that_was_read_is_no_longer_held(ends: tuple[socket.socket, socket.socket]) -> None:
-    held = HeldBytes()
+    held = ConnectionBytes()
     send(ends, SIZE_BYTES)
     held.measure(ends[1].fileno())
     held.note_message(SIZE_BYTES)

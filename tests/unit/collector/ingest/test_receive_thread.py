@@ -11,7 +11,7 @@ from rankscope.collector.ingest.admission import Admission
 from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, EventBatch, Exchange
 from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Received
-from rankscope.collector.ingest.refusal_log import Refusal
+from rankscope.collector.ingest.refusal_log import LoggedRefusal
 from rankscope.collector.runs.events import DuplicateSeen, GoodbyeAdmitted, RankJoined, ReportAdmitted
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import RankIdentity
@@ -37,7 +37,7 @@ class FakeReceiver:
     def __init__(self) -> None:
         self.waiting: list[Received] = []
         self.sent: list[tuple[bytes, Message]] = []
-        self.refusals: list[Refusal] = []
+        self.refusals: list[LoggedRefusal] = []
 
     def watch(self, file: int) -> None:
         assert file >= 0
@@ -54,7 +54,7 @@ class FakeReceiver:
         found, self.waiting = self.waiting[:count], self.waiting[count:]
         return found
 
-    def drain_refusals(self) -> list[Refusal]:
+    def drain_refusals(self) -> list[LoggedRefusal]:
         refusals, self.refusals = self.refusals, []
         return refusals
 
@@ -289,7 +289,7 @@ def test_messages_that_arrive_during_the_wait_are_no_stall(world: World) -> None
 def test_finding_the_run_of_a_refused_frame_counts_nothing(world: World) -> None:
     world.receive(hello(0))
     world.receiver.refusals.append(
-        Refusal("bad_magic", "10.1.2.3:4242", "k" * 40, name_of(0))
+        LoggedRefusal("bad_magic", "10.1.2.3:4242", "k" * 40, name_of(0))
     )  # another key than rank 0's
     world.receive()
     assert world.admission.refused == {}

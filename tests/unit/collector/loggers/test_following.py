@@ -9,20 +9,20 @@ from rankscope.collector.loggers.following import Follower
 from rankscope.collector.loggers.rows import NODES_MAX, build_row, find_step, name_node
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.collector.top.snapshot_fetch import Gpu, RankLine, RunView
+from rankscope.collector.top.snapshot_fetch import FetchedRank, FetchedRun, Gpu
 from rankscope.measure.errors import UnavailableError
 
 MS = 1_000_000
 RANKS = (
-    RankLine(
+    FetchedRank(
         rank=0, node="a", last_step=7, step_ns_median=80.0 * MS, own_ns_median=20.0 * MS, slowdown_ratio=1.0,
         gpu=Gpu(utilization_ratio=0.5, power_watts=300.0, temperature_celsius=60.0),
     ),
-    RankLine(
+    FetchedRank(
         rank=1, node="a", last_step=8, step_ns_median=80.0 * MS, own_ns_median=60.0 * MS, slowdown_ratio=1.5,
         wait_caused_ns_median=40.0 * MS, gpu=Gpu(utilization_ratio=0.25, power_watts=200.0, temperature_celsius=70.0),
     ),
-    RankLine(rank=2, node="b", up=False, step_ns_median=80.0 * MS),
+    FetchedRank(rank=2, node="b", up=False, step_ns_median=80.0 * MS),
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_rank_has_what_is_known_of_it_and_no_zero_instead() -> None:
 
 
 def test_of_many_ranks_and_nodes_the_slowest_are_written() -> None:
-    many = [RankLine(rank=n, node=f"n{n}", slowdown_ratio=1 + n / 1000, step_ns_median=1.0) for n in range(300)]
+    many = [FetchedRank(rank=n, node=f"n{n}", slowdown_ratio=1 + n / 1000, step_ns_median=1.0) for n in range(300)]
     row = build_row(many, 2)
     assert {name.split("/")[2] for name in row if "/rank/" in name} == {"298", "299"}
     nodes = {name.split("/")[2] for name in row if "/node/" in name}
@@ -75,16 +75,18 @@ class Kept:
     def close(self) -> None: ...
 
 
-def view_of(*, is_over: bool = False) -> RunView:
+def view_of(*, is_over: bool = False) -> FetchedRun:
     end = RunEnd(reason="finished") if is_over else None
-    return RunView(wall_s=5.0, run=RunSnapshot(run="a", world_size=3, restart_count=0, ranks=(), end=end), ranks=RANKS)
+    return FetchedRun(
+        wall_s=5.0, run=RunSnapshot(run="a", world_size=3, restart_count=0, ranks=(), end=end), ranks=RANKS
+    )
 
 
-def follow(states: list[RunView | None], sink: Kept, said: list[str]) -> Follower:
+def follow(states: list[FetchedRun | None], sink: Kept, said: list[str]) -> Follower:
     """Follow a run through these states; None is a collector that is away."""
     left = iter(states)
 
-    def fetch() -> RunView:
+    def fetch() -> FetchedRun:
         state = next(left)
         if state is None:
             raise UnavailableError("no collector answers.")

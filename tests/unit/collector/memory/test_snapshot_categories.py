@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.memory.plain_pickle import load_plain
-from rankscope.collector.memory.snapshot_categories import Origin, categorize_by_origin, find_origin
+from rankscope.collector.memory.snapshot_categories import StackOrigin, categorize_by_origin, find_origin
 from rankscope.collector.memory.snapshot_events import FRAMES_MAX, ORIGIN_FRAMES_MAX, Frame, check_snapshot
 from rankscope.collector.memory.snapshot_report import build_report
 from rankscope.collector.reports.snapshot_text import NO_CATEGORIES, render_snapshot
@@ -131,18 +131,18 @@ def test_frees_with_the_stacks_of_their_allocations_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("stack", "origin"),
     [
-        ([("<string>", "forward"), SCRIPT], Origin.PYTHON),
-        ([*NATIVE, *OPTIMIZER], Origin.OPTIMIZER),
-        ([(FUNCTION, "apply"), SCRIPT], Origin.UNKNOWN),
-        ([("/home/a/ops.py", "forward"), (FUNCTION, "apply"), SCRIPT], Origin.PYTHON),
-        ([("/home/a/ops.py", "backward"), (FUNCTION, "apply")], Origin.BACKWARD),
-        ([("/home/a/ops.py", "forward"), ("/home/a/ops.py", "backward"), (FUNCTION, "apply")], Origin.BACKWARD),
-        ([*FORWARD[:2], (f"{TORCH}/utils/checkpoint.py", "unpack_hook")], Origin.BACKWARD),
-        ([(f"{TORCH}/optim/adam.py", "step")], Origin.OPTIMIZER),
-        ([("/home/a/torch_optim/adam.py", "step")], Origin.PYTHON),
+        ([("<string>", "forward"), SCRIPT], StackOrigin.PYTHON),
+        ([*NATIVE, *OPTIMIZER], StackOrigin.OPTIMIZER),
+        ([(FUNCTION, "apply"), SCRIPT], StackOrigin.UNKNOWN),
+        ([("/home/a/ops.py", "forward"), (FUNCTION, "apply"), SCRIPT], StackOrigin.PYTHON),
+        ([("/home/a/ops.py", "backward"), (FUNCTION, "apply")], StackOrigin.BACKWARD),
+        ([("/home/a/ops.py", "forward"), ("/home/a/ops.py", "backward"), (FUNCTION, "apply")], StackOrigin.BACKWARD),
+        ([*FORWARD[:2], (f"{TORCH}/utils/checkpoint.py", "unpack_hook")], StackOrigin.BACKWARD),
+        ([(f"{TORCH}/optim/adam.py", "step")], StackOrigin.OPTIMIZER),
+        ([("/home/a/torch_optim/adam.py", "step")], StackOrigin.PYTHON),
     ],
 )
-def test_stack_shows_what_allocates(stack: list[tuple[str, str]], origin: Origin) -> None:
+def test_stack_shows_what_allocates(stack: list[tuple[str, str]], origin: StackOrigin) -> None:
     assert find_origin([Frame(file, 1, name) for file, name in stack]) is origin
 
 
@@ -158,7 +158,7 @@ def test_outer_frames_beyond_those_that_are_kept_count() -> None:
     deep = [("/home/a/model.py", "forward")] * 2 * FRAMES_MAX
     function = [("/home/a/ops.py", "backward"), (FUNCTION, "apply")]
     checked = check_snapshot(snapshot(traces=[[alloc(ONE, deep), alloc(TWO, [*deep, *function])]]))
-    assert checked.origins == [Origin.UNKNOWN, Origin.PYTHON, Origin.BACKWARD]
+    assert checked.origins == [StackOrigin.UNKNOWN, StackOrigin.PYTHON, StackOrigin.BACKWARD]
     assert checked.stacks[1] == checked.stacks[2]
 
 

@@ -18,7 +18,7 @@ from rankscope.collector.notifications.channel import (
     PAUSE_S_MAX,
     RETRIED,
     TRIES_MAX,
-    Delivery,
+    TryResult,
 )
 from rankscope.collector.notifications.event import IncidentEvent
 from tests.driven_clock import WALL_S
@@ -73,7 +73,7 @@ def test_events_of_one_incident_keep_their_distance() -> None:
 
 def test_event_that_is_tried_again_is_counted_as_waiting() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "away")]
+    world.receiver.answers = [TryResult(RETRIED, "away")]
     assert world.show(opened()).channel.counts.waiting == 1
     assert world.wait(1.0).channel.counts.waiting == 0
 
@@ -112,7 +112,7 @@ def test_wall_clock_that_was_set_back_delays_nothing() -> None:
 
 def test_failed_try_is_repeated_with_growing_pauses_and_the_same_id() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "away")] * 3
+    world.receiver.answers = [TryResult(RETRIED, "away")] * 3
     world.show(opened()).wait(0.9)
     assert len(world.receiver.events) == 1
     world.wait(0.2)  # 1 s after the first try
@@ -125,7 +125,7 @@ def test_failed_try_is_repeated_with_growing_pauses_and_the_same_id() -> None:
 
 def test_event_is_given_up_after_so_many_tries() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "away")] * 100
+    world.receiver.answers = [TryResult(RETRIED, "away")] * 100
     world.show(opened())
     for _ in range(3_510):  # the pauses are 1 + 2 + ... + 256 = 511 s, and 10 of 300 s
         world.wait(1.0)
@@ -139,7 +139,7 @@ def test_event_is_given_up_after_so_many_tries() -> None:
 
 def test_receiver_can_ask_for_a_longer_pause_up_to_a_limit() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "busy", retry_after_s=1e9)]
+    world.receiver.answers = [TryResult(RETRIED, "busy", retry_after_s=1e9)]
     world.show(opened(1), opened(2, run="gpt")).wait(PAUSE_S_MAX - 1.0)
     assert len(world.receiver.events) == 1  # all events wait, not only this one
     world.wait(1.0)
@@ -148,7 +148,7 @@ def test_receiver_can_ask_for_a_longer_pause_up_to_a_limit() -> None:
 
 def test_refused_event_is_not_tried_again_and_does_not_hold_others() -> None:
     world = World()
-    world.receiver.answers = [Delivery(FAILED, "answers 400")]
+    world.receiver.answers = [TryResult(FAILED, "answers 400")]
     world.show(opened(1), opened(2, run="gpt")).wait(3_600)
     assert [event.incident.id for event in world.receiver.events] == [1, 2]
     assert world.channel.counts.outcomes == {DELIVERED: 1, RETRIED: 0, FAILED: 1, DROPPED: 0}
@@ -156,14 +156,14 @@ def test_refused_event_is_not_tried_again_and_does_not_hold_others() -> None:
 
 def test_event_that_fails_again_and_again_does_not_hold_others() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "answers 500")]
+    world.receiver.answers = [TryResult(RETRIED, "answers 500")]
     world.show(opened(1)).wait(0.5).show(opened(1), opened(2, run="gpt"))
     assert [event.incident.id for event in world.receiver.events] == [1, 2]
 
 
 def test_incident_over_before_receiver_is_back_is_one_event() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "away")]
+    world.receiver.answers = [TryResult(RETRIED, "away")]
     world.show(opened()).show(resolved(opened())).wait(3_600)
     assert world.receiver.kinds == ["opened", "resolved"]
     assert world.channel.counts.outcomes[DELIVERED] == 1
@@ -176,7 +176,7 @@ def test_part_of_another_incident_that_was_never_told_is_no_event() -> None:
 
 def test_incident_forgotten_before_it_is_delivered_is_counted() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "away")]
+    world.receiver.answers = [TryResult(RETRIED, "away")]
     world.show(opened()).show()
     assert world.channel.counts.outcomes[DROPPED] == 1
     assert world.channel.counts.waiting == 0
@@ -185,7 +185,7 @@ def test_incident_forgotten_before_it_is_delivered_is_counted() -> None:
 class Broken(Receiver):
     """A receiver with a bug."""
 
-    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> Delivery:
+    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> TryResult:
         raise RuntimeError("a bug", event, cancelled)
 
 
@@ -202,7 +202,7 @@ def test_raising_receiver_is_contained_counted_and_logged(caplog: pytest.LogCapt
 def test_problem_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "away")] * 3
+    world.receiver.answers = [TryResult(RETRIED, "away")] * 3
     world.show(opened()).wait(1.0).wait(2.0).wait(4.0)
     assert caplog.text.count("webhook: away; trying again") == 1
     assert caplog.text.count("webhook: events are delivered again") == 1
@@ -226,7 +226,7 @@ def test_next_collector_does_not_deliver_again_and_goes_on(path: Path) -> None:
 
 def test_what_was_not_delivered_is_delivered_by_the_next_collector(path: Path) -> None:
     first = World(path)
-    first.receiver.answers = [Delivery(RETRIED, "away")]
+    first.receiver.answers = [TryResult(RETRIED, "away")]
     first.show(opened())
     second = World(path, now_s=2_100.0).show(opened())
     assert [event.id for event in second.receiver.events] == [event.id for event in first.receiver.events]
@@ -286,10 +286,10 @@ class Gate:
 
     def prepare(self) -> None: ...
 
-    def __call__(self, _event: IncidentEvent, cancelled: threading.Event) -> Delivery:
+    def __call__(self, _event: IncidentEvent, cancelled: threading.Event) -> TryResult:
         self.entered.set()
         self._wait(self, cancelled)
-        return Delivery(FAILED if cancelled.is_set() else DELIVERED, "cancelled" if cancelled.is_set() else "")
+        return TryResult(FAILED if cancelled.is_set() else DELIVERED, "cancelled" if cancelled.is_set() else "")
 
 
 def test_end_delivers_what_was_not_tried_even_within_the_interval() -> None:
@@ -303,7 +303,7 @@ def test_end_delivers_what_was_not_tried_even_within_the_interval() -> None:
 
 def test_end_does_not_wait_for_a_receiver_that_is_away() -> None:
     world = World()
-    world.receiver.answers = [Delivery(RETRIED, "away")]
+    world.receiver.answers = [TryResult(RETRIED, "away")]
     world.show(opened())
     world.channel.begin_stop()
     world.channel.start()

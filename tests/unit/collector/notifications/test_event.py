@@ -8,7 +8,7 @@ from rankscope.collector.config import NOTIFIED_SEVERITIES, CollectorConfig
 from rankscope.collector.detect.finding import SEVERITIES
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.store import IncidentStore
-from rankscope.collector.notifications.event import Nodes, NodeStanding, build_event, find_id
+from rankscope.collector.notifications.event import IncidentNodes, NodeStanding, build_event, find_id
 from rankscope.collector.notifications.node_finder import NO_RANKS, NO_STORE, NOT_STORED, NodeFinder
 from rankscope.collector.notifications.notifier import read_receivers
 from rankscope.collector.runs.run import RunState
@@ -26,14 +26,16 @@ def no_run(_: str) -> RunState | None:
 
 def test_event_says_what_to_do_and_how_the_node_stands() -> None:
     incident = opened(suggestion="Look at its data loader.")
-    event = build_event(incident, "opened", 1, 5.0, Nodes((STANDING,)))
+    event = build_event(incident, "opened", 1, 5.0, IncidentNodes((STANDING,)))
     assert event.text == "incident 1 of run bert is opened (warning): Rank 2 is slow."
     assert event.action == "Look at its data loader. node-12 has held up 9 of its last 12 runs."
     assert (event.incident, event.nodes, event.why_nodes_unknown) == (incident, (STANDING,), "")
 
 
 def test_resolved_event_says_why() -> None:
-    event = build_event(resolved(opened()), "resolved", 2, 5.0, Nodes((NodeStanding(node="node-12"),), NO_STORE))
+    event = build_event(
+        resolved(opened()), "resolved", 2, 5.0, IncidentNodes((NodeStanding(node="node-12"),), NO_STORE)
+    )
     assert event.text == "incident 1 of run bert is resolved (warning: passed): Rank 2 is slow."
     assert (event.action, event.why_nodes_unknown) == ("", NO_STORE)
 
@@ -56,16 +58,16 @@ def test_settings_know_the_severities_of_findings() -> None:
 def test_nodes_of_ranks_are_those_of_their_run_now() -> None:
     story = Story(4).join(*range(4))
     finder = NodeFinder(None, lambda _: story.run, FaultLog(DrivenClock()))
-    assert finder.find(opened()) == Nodes((NodeStanding(node="node-a"),), NO_STORE)
+    assert finder.find(opened()) == IncidentNodes((NodeStanding(node="node-a"),), NO_STORE)
 
 
 def test_ranks_of_a_run_that_is_gone_have_no_nodes() -> None:
-    assert NodeFinder(None, no_run, FaultLog(DrivenClock())).find(opened()) == Nodes((), NO_RANKS)
+    assert NodeFinder(None, no_run, FaultLog(DrivenClock())).find(opened()) == IncidentNodes((), NO_RANKS)
 
 
 def test_incident_of_the_whole_run_is_about_no_node() -> None:
     finder = NodeFinder(None, no_run, FaultLog(DrivenClock()))
-    assert finder.find(opened(ranks=())) == Nodes(())
+    assert finder.find(opened(ranks=())) == IncidentNodes(())
 
 
 def test_store_that_cannot_be_read_is_a_reason(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_store_that_cannot_be_read_is_a_reason(tmp_path: Path) -> None:
 def test_node_that_the_store_has_no_run_of_has_no_counts(tmp_path: Path) -> None:
     IncidentStore(tmp_path / "runs.db").close()
     finder = NodeFinder(tmp_path / "runs.db", no_run, FaultLog(DrivenClock()))
-    assert finder.find(opened(nodes=("node-12",))) == Nodes((NodeStanding(node="node-12"),), NOT_STORED)
+    assert finder.find(opened(nodes=("node-12",))) == IncidentNodes((NodeStanding(node="node-12"),), NOT_STORED)
 
 
 # -- the settings -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.store import IncidentStore
-from rankscope.collector.notifications.channel import RETRIED, Delivery
+from rankscope.collector.notifications.channel import RETRIED, TryResult
 from rankscope.collector.notifications.notifier import Notifier, find_file, make_notifier
 from tests.driven_clock import WALL_S, DrivenClock
 from tests.unit.collector.detect.findings import RUN, slow
@@ -58,7 +58,7 @@ def test_files_beside_the_store_of_another_collector_are_not_touched(tmp_path: P
     [(True, "the next collector of this store delivers them"), (False, "they are lost")],
 )
 def test_end_says_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture, has_store: bool, text: str) -> None:
-    receiver = Receiver(answers=[Delivery(RETRIED, "away")])
+    receiver = Receiver(answers=[TryResult(RETRIED, "away")])
     Collector(tmp_path / "runs.db" if has_store else None, {"webhook": receiver}).run()
     assert f"webhook: 1 events are not delivered; {text}" in caplog.text
 

@@ -17,7 +17,7 @@ from rankscope.collector.notifications.event import (
     OPENED,
     RESOLVED,
     IncidentEvent,
-    Nodes,
+    IncidentNodes,
     NodeStanding,
     build_event,
 )
@@ -40,7 +40,7 @@ def event_of(event: str = OPENED, **known: object) -> IncidentEvent:
     }  # fmt: skip
     incident = Incident(**{**fields, **known})  # type: ignore[arg-type]
     standing = NodeStanding(node="node-1", runs=12, runs_held_up=9, ratio_low=0.5)
-    return build_event(incident, event, 1, 123.5, Nodes((standing,)))
+    return build_event(incident, event, 1, 123.5, IncidentNodes((standing,)))
 
 
 @pytest.mark.parametrize("receiving", [receiving_grpc, receiving_http])

@@ -8,9 +8,9 @@ import msgspec
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident, begin, resolve
-from rankscope.collector.notifications.channel import DELIVERED, Channel, Delivery, Surroundings
-from rankscope.collector.notifications.event import IncidentEvent, Nodes, build_event
-from rankscope.collector.notifications.notified import Rules
+from rankscope.collector.notifications.channel import DELIVERED, Channel, Surroundings, TryResult
+from rankscope.collector.notifications.event import IncidentEvent, IncidentNodes, build_event
+from rankscope.collector.notifications.notified import NotifyRules
 from tests.driven_clock import WALL_S, DrivenClock
 from tests.unit.collector.detect.findings import slow
 
@@ -30,23 +30,23 @@ def resolved(incident: Incident, at_s: float = WALL_S + 3_000.0) -> Incident:
 
 def an_event(kind: str = "opened", number: int = 1) -> IncidentEvent:
     """An event about an incident without nodes."""
-    return build_event(opened(), kind, number, 1_000.0, Nodes(()))
+    return build_event(opened(), kind, number, 1_000.0, IncidentNodes(()))
 
 
 @dataclass
 class Receiver:
     """Keeps the events that it gets, and answers as it is told, in the end with DELIVERED."""
 
-    answers: list[Delivery] = field(default_factory=list)
+    answers: list[TryResult] = field(default_factory=list)
     events: list[IncidentEvent] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Nothing has to be prepared."""
 
-    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> Delivery:
+    def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> TryResult:
         assert not cancelled.is_set()
         self.events.append(event)
-        return self.answers.pop(0) if self.answers else Delivery(DELIVERED)
+        return self.answers.pop(0) if self.answers else TryResult(DELIVERED)
 
     @property
     def kinds(self) -> list[str]:
@@ -64,7 +64,11 @@ class World:
         self.receiver = Receiver()
         self.faults = FaultLog(self.clock)
         around = Surroundings(
-            lambda: self.incidents, lambda _: Nodes(()), self.clock, self.faults, Rules(severity_min, INTERVAL_S)
+            lambda: self.incidents,
+            lambda _: IncidentNodes(()),
+            self.clock,
+            self.faults,
+            NotifyRules(severity_min, INTERVAL_S),
         )
         self.channel = Channel("webhook", self.receiver, around, path)
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rankscope.collector.publish.http_connections import Connection, Connections, HttpLimits
+from rankscope.collector.publish.http_connections import HttpConnection, HttpConnections, HttpLimits
 from rankscope.measure.units import s_to_ns
 
 LIMITS = HttpLimits(request_s=5.0, answer_s=10.0, unread_s=1.0, asking_max=2, answers_max=2, answer_bytes_max=100)
@@ -18,10 +18,10 @@ class Clients:
     def __init__(self, ends: ExitStack) -> None:
         self.now_s = 0.0
         self.counted: list[str] = []
-        self.connections = Connections(LIMITS, self.counted.append, lambda: s_to_ns(self.now_s))
+        self.connections = HttpConnections(LIMITS, self.counted.append, lambda: s_to_ns(self.now_s))
         self._ends = ends
 
-    def connect(self, address: str = "10.0.0.1") -> Connection:
+    def connect(self, address: str = "10.0.0.1") -> HttpConnection:
         """One more connection from an address."""
         near, far = socket.socketpair()
         self._ends.enter_context(near)
@@ -29,7 +29,7 @@ class Clients:
         self.connections.accept(near, address)
         return self.connections.find(near)
 
-    def answer(self, address: str = "10.0.0.1", size_bytes: int = 1) -> Connection:
+    def answer(self, address: str = "10.0.0.1", size_bytes: int = 1) -> HttpConnection:
         """One more connection whose answer is being written."""
         connection = self.connect(address)
         assert self.connections.begin_answer(connection)

@@ -16,13 +16,13 @@ from rankscope.collector.traces.report import (
     CrossRank,
     DeviceStep,
     FileError,
-    Finding,
     KernelRow,
     OperatorRow,
     RangeRow,
     RankReport,
     Signs,
     StepReport,
+    TraceFinding,
     TraceReport,
 )
 
@@ -76,7 +76,7 @@ def shown(one: Section) -> list[list[str]]:
     return [[cell.text for cell in row] for row in one.rows]
 
 
-SLOW = Finding(kind="straggler", rank=7, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 7 is slow.")
+SLOW = TraceFinding(kind="straggler", rank=7, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 7 is slow.")
 
 
 def test_parts_of_a_rank_sum_to_a_hundred_per_cent() -> None:

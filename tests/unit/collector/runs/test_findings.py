@@ -10,7 +10,7 @@ import pytest
 from rankscope.collector.detect.detectors import detect
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.view import Candidate, RunView, SingleLosses
-from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
+from rankscope.collector.runs.events import CloseFinding, FindingOpened, RunEffect, UpdateFinding
 from rankscope.collector.runs.findings import RunFindings, _Open
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import NS_PER_S
@@ -72,7 +72,7 @@ def test_finding_keeps_its_number_and_updates_on_change() -> None:
     told, verdicts = started()
     told.answer = [Candidate(slow(2))]
     (opened,) = look(verdicts, told, view_until(3))
-    assert isinstance(opened, OpenFinding)
+    assert isinstance(opened, FindingOpened)
     assert opened.finding.number == 1
     assert look(verdicts, told, view_until(4)) == []
     told.answer = [Candidate(slow(ranks=(2, 3)))]
@@ -303,5 +303,5 @@ def test_straggler_that_comes_again_keeps_its_cause_where_none_is_known_now() ->
     told.answer, told.passed = [], True
     look(verdicts, told, view_until(68))
     told.answer, told.passed = [Candidate(unknown)], False
-    (opened,) = (one for one in look(verdicts, told, view_until(74)) if isinstance(one, OpenFinding))
+    (opened,) = (one for one in look(verdicts, told, view_until(74)) if isinstance(one, FindingOpened))
     assert (opened.finding.cause, opened.finding.why, opened.finding.since_step) == ("data_loading", "late data", 60)

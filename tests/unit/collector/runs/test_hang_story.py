@@ -7,8 +7,8 @@ from rankscope.collector.runs.events import (
     ClockSampled,
     CloseFinding,
     EndSeen,
+    FindingOpened,
     InspectorSeen,
-    OpenFinding,
     RasSeen,
     ReportAdmitted,
     UnresponsiveSeen,
@@ -117,8 +117,8 @@ def test_one_hang_is_one_finding_from_its_begin_to_its_end(story: HangStory) -> 
         story.hang(2, LIMIT_S + second)
     story.move(8)
     story.move(9)
-    told = [effect for effect in story.effects if isinstance(effect, OpenFinding | UpdateFinding | CloseFinding)]
-    assert [type(effect) for effect in told] == [OpenFinding, CloseFinding]
+    told = [effect for effect in story.effects if isinstance(effect, FindingOpened | UpdateFinding | CloseFinding)]
+    assert [type(effect) for effect in told] == [FindingOpened, CloseFinding]
     assert story.hangs() == []
     assert [one.cause for one in story.snapshot().findings] == ["missing_rank"]
 
@@ -211,7 +211,7 @@ def test_an_elastic_restart_closes_the_hang(story: HangStory) -> None:
 
 def test_a_job_that_is_not_stalled_costs_detection_nothing(story: HangStory) -> None:
     assert story.hangs() == []
-    assert [effect for effect in story.effects if isinstance(effect, OpenFinding)] == []
+    assert [effect for effect in story.effects if isinstance(effect, FindingOpened)] == []
 
 
 # -- NCCL's RAS service -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board
 from rankscope.collector.top.drawing import draw
 from rankscope.collector.top.screen_lines import render
-from rankscope.collector.top.snapshot_fetch import RunView
+from rankscope.collector.top.snapshot_fetch import FetchedRun
 from tests.unit.collector.runs.run_stories import Story
 
 FAULT = "loader_delay of 50 ms in the data phase, steps 40 to 400"
@@ -77,5 +77,5 @@ def test_faults_are_in_the_order_of_their_ranks() -> None:
 
 
 def draw_screen(run: RunSnapshot) -> str:
-    lines, _ = draw(Board(), RunView(wall_s=0.0, runs=(run.run,), run=run, ranks=()), 240, 24)
+    lines, _ = draw(Board(), FetchedRun(wall_s=0.0, runs=(run.run,), run=run, ranks=()), 240, 24)
     return "\n".join(render(lines, PLAIN))

@@ -2,7 +2,7 @@
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.memory.out_of_memory import QUIET_NS
-from rankscope.collector.runs.events import CloseFinding, OpenFinding
+from rankscope.collector.runs.events import CloseFinding, FindingOpened
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_ending import SHORTLY_NS
 from rankscope.measure.out_of_memory import NOTICES_MAX, HeldMemory, OutOfMemory
@@ -34,8 +34,8 @@ def test_caught_error_is_a_finding_of_a_run_that_goes_on() -> None:
     story.train(5).tick(ns_to_s(QUIET_NS))
     (closed,) = found_in(story)
     assert (closed.sentence, closed.until_step) == (finding.sentence, 24)
-    kinds = [(type(one), one.finding.kind) for one in story.effects if isinstance(one, OpenFinding | CloseFinding)]
-    assert kinds == [(OpenFinding, "out_of_memory"), (CloseFinding, "out_of_memory")]
+    kinds = [(type(one), one.finding.kind) for one in story.effects if isinstance(one, FindingOpened | CloseFinding)]
+    assert kinds == [(FindingOpened, "out_of_memory"), (CloseFinding, "out_of_memory")]
 
 
 def test_end_of_the_run_says_that_memory_ran_out_before() -> None:

@@ -8,7 +8,7 @@ from rankscope.collector.runs.rank_orders import ORDERS, sort_ranks
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.top.board import ORDERS as KEYS
 from rankscope.collector.top.board import Board
-from rankscope.collector.top.snapshot_fetch import RankLine
+from rankscope.collector.top.snapshot_fetch import FetchedRank
 from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from tests.unit.collector.runs.run_snapshots import rank_of
@@ -64,7 +64,7 @@ def test_top_has_a_key_for_each_order() -> None:
 def test_top_sorts_as_the_api_does(key: str, is_reversed: bool) -> None:
     run = RunSnapshot(run="bert", world_size=5, restart_count=0, ranks=tuple(RANKS))
     listed = list_ranks(run, "rank", 0, 9).ranks
-    lines = [msgspec.convert(msgspec.to_builtins(one), RankLine) for one in listed]
+    lines = [msgspec.convert(msgspec.to_builtins(one), FetchedRank) for one in listed]
     asked = list_ranks(run, NAMES[key], 0, 9, is_reversed=is_reversed).ranks
     shown = Board(order=key, is_reversed=is_reversed).arrange(lines)
     assert [one.rank for one in shown] == [one.rank for one in asked]

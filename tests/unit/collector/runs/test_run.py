@@ -11,7 +11,7 @@ from rankscope.collector.runs.events import (
     CollectorAway,
     DuplicateSeen,
     EndSeen,
-    OpenFinding,
+    FindingOpened,
     ProcessGone,
     RankJoined,
     RefuseProcess,
@@ -66,7 +66,7 @@ def test_recovered_rank_closes_its_finding() -> None:
     assert snapshot.open_findings == ()
     assert [finding.rank for finding in snapshot.findings] == [2]
     kinds = [type(effect) for effect in story.effects if not isinstance(effect, AskClock | AskSamples)]
-    assert kinds == [OpenFinding, CloseFinding]
+    assert kinds == [FindingOpened, CloseFinding]
 
 
 def test_cost_of_a_step_is_added_once() -> None:

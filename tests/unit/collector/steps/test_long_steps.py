@@ -11,8 +11,8 @@ from rankscope.collector.steps.long_steps import (
     RECENT_MAX,
     SIDE_STEPS,
     UNKNOWN,
-    LongStep,
     LongSteps,
+    RareLongStep,
 )
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import StepSeries
@@ -41,7 +41,7 @@ class Job:
         )  # fmt: skip
 
 
-def seen_in(job: Job) -> tuple[LongStep, ...]:
+def seen_in(job: Job) -> tuple[RareLongStep, ...]:
     long_steps = LongSteps()
     long_steps.add(job.series(first_step=0))
     long_steps.validate()
@@ -58,7 +58,7 @@ def test_rank_that_others_wait_for_in_backward_is_the_owner() -> None:
     job.cpu[LONG, 1] = 7.0
     (found,) = seen_in(job)
     # 20 steps of 20 ms came before; 200 of 220 ms are in forward.
-    assert found == LongStep(LONG, 1, "forward", 200.0, 200.0, 400.0, 20.0, cpu_ns=7.0)
+    assert found == RareLongStep(LONG, 1, "forward", 200.0, 200.0, 400.0, 20.0, cpu_ns=7.0)
 
 
 def test_rank_that_others_wait_for_in_the_next_step_is_the_owner_once() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 
 import numpy as np
 
-from rankscope.collector.steps.peer_groups import Comparison, Peers, find_peer_groups, middle_of_ranks
+from rankscope.collector.steps.peer_groups import PeerComparison, Peers, find_peer_groups, middle_of_ranks
 
 
 def find_peers(rank: int, signatures: Mapping[int, Hashable], ranks: tuple[int, ...]) -> Peers:
@@ -26,7 +26,7 @@ def test_few_ranks_that_are_alike_join_the_many() -> None:
     # Ranks 4 and 5 have one small collective more than the others: "work" is what is left without it.
     signatures = dict.fromkeys(range(4), "work") | dict.fromkeys((4, 5), "work and a flag")
     found = find_peer_groups(tuple(range(6)), signatures, coarsen=lambda signature: str(signature).split()[0])
-    assert found.comparisons == (Comparison((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5), do_same_work=True),)
+    assert found.comparisons == (PeerComparison((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5), do_same_work=True),)
     assert found.works == ((0, 1, 2, 3, 4, 5),)
 
 
@@ -47,14 +47,14 @@ def test_many_ranks_of_one_signature_stay_by_themselves() -> None:
 def test_ranks_on_one_model_of_gpu_are_peers() -> None:
     models = {0: "new", 1: "old", 2: "new", 3: "old", 4: "new"}
     found = find_peer_groups(tuple(range(5)), {}, models)
-    assert found.of(3) == Comparison((1, 3), (1, 3), do_same_work=True)
-    assert found.of(0) == Comparison((0, 2, 4), (0, 2, 4), do_same_work=True)
+    assert found.of(3) == PeerComparison((1, 3), (1, 3), do_same_work=True)
+    assert found.of(0) == PeerComparison((0, 2, 4), (0, 2, 4), do_same_work=True)
     assert (found.works, found.models) == (((0, 1, 2, 3, 4),), models)
 
 
 def test_rank_alone_on_its_model_has_no_peers() -> None:
     found = find_peer_groups((0, 1, 2), {}, {0: "new", 1: "new", 2: "old"})
-    assert found.of(2) == Comparison((2,), (0, 1, 2), do_same_work=False)
+    assert found.of(2) == PeerComparison((2,), (0, 1, 2), do_same_work=False)
     assert found.ranks_without_peers == (2,)
 
 

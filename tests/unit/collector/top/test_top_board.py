@@ -4,23 +4,25 @@ import pytest
 
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
-from rankscope.collector.top.snapshot_fetch import RankLine, RunView
+from rankscope.collector.top.snapshot_fetch import FetchedRank, FetchedRun
 
 RANKS = (
-    RankLine(rank=0, node="gpu-a", slowdown_ratio=1.0, step_ns_median=90.0, phases_ns_median={"data": 5.0}),
-    RankLine(rank=1, node="gpu-a", slowdown_ratio=1.4, step_ns_median=70.0, ratios={"idle": 0.5}),
-    RankLine(rank=2, node="gpu-b", slowdown_ratio=None, step_ns_median=None),
-    RankLine(rank=3, node="gpu-b", slowdown_ratio=1.4, step_ns_median=80.0, ended="killed", wait_caused_ns_median=3.0),
+    FetchedRank(rank=0, node="gpu-a", slowdown_ratio=1.0, step_ns_median=90.0, phases_ns_median={"data": 5.0}),
+    FetchedRank(rank=1, node="gpu-a", slowdown_ratio=1.4, step_ns_median=70.0, ratios={"idle": 0.5}),
+    FetchedRank(rank=2, node="gpu-b", slowdown_ratio=None, step_ns_median=None),
+    FetchedRank(
+        rank=3, node="gpu-b", slowdown_ratio=1.4, step_ns_median=80.0, ended="killed", wait_caused_ns_median=3.0
+    ),
 )
 
 
-def view(run: str = "a", runs: tuple[str, ...] = ("a", "b", "c"), ranks: tuple[RankLine, ...] = RANKS) -> RunView:
-    return RunView(
+def view(run: str = "a", runs: tuple[str, ...] = ("a", "b", "c"), ranks: tuple[FetchedRank, ...] = RANKS) -> FetchedRun:
+    return FetchedRun(
         wall_s=0.0, runs=runs, run=RunSnapshot(run=run, world_size=4, restart_count=0, ranks=()), ranks=ranks
     )
 
 
-def after(keys: list[str], board: Board | None = None, latest: RunView | None = None) -> Board:
+def after(keys: list[str], board: Board | None = None, latest: FetchedRun | None = None) -> Board:
     board = board or Board()
     for key in keys:
         board = press(board, key, latest or view())
@@ -83,7 +85,7 @@ def test_n_and_p_cycle_through_the_runs() -> None:
     assert after(["n"]).run == "b"
     assert after(["p"]).run == "c"
     assert after(["n"], latest=view(run="gone")).run == "b"
-    assert after(["n"], latest=RunView(wall_s=0.0)).run == ""
+    assert after(["n"], latest=FetchedRun(wall_s=0.0)).run == ""
 
 
 def test_switching_the_run_unfreezes() -> None:

@@ -15,26 +15,26 @@ from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import draw
 from rankscope.collector.top.loop import print_once
 from rankscope.collector.top.screen_lines import render, width_of
-from rankscope.collector.top.snapshot_fetch import Gpu, RankLine, RunView, StepTrend
+from rankscope.collector.top.snapshot_fetch import FetchedRank, FetchedRun, Gpu, StepTrend
 from rankscope.measure.units import NS_PER_MS
 
 SENTENCE = "Rank 2 (gpu-b) is 2.00 times as slow as its 3 peer ranks since step 60: " + "and so on " * 40
 PHASES_NS = {"data": 10.0 * NS_PER_MS, "forward": 40.0 * NS_PER_MS, "backward": 50.0 * NS_PER_MS}
 
 
-def lines_of(board: Board, view: RunView, width: int = 80, height: int = 24) -> list[str]:
+def lines_of(board: Board, view: FetchedRun, width: int = 80, height: int = 24) -> list[str]:
     lines, _ = draw(board, view, width, height)
     return render(lines, PLAIN)
 
 
-def line(rank: int, ratio: float | None = 1.0, node: str = "gpu-a", **more: object) -> RankLine:
+def line(rank: int, ratio: float | None = 1.0, node: str = "gpu-a", **more: object) -> FetchedRank:
     times = {"step_ns_median": 100.0 * NS_PER_MS, "own_ns_median": 90.0 * NS_PER_MS}
-    return RankLine(rank=rank, node=node, slowdown_ratio=ratio, **{**times, **more})  # type: ignore[arg-type]
+    return FetchedRank(rank=rank, node=node, slowdown_ratio=ratio, **{**times, **more})  # type: ignore[arg-type]
 
 
-def view(ranks: tuple[RankLine, ...], findings: tuple[Finding, ...] = (), **more: object) -> RunView:
+def view(ranks: tuple[FetchedRank, ...], findings: tuple[Finding, ...] = (), **more: object) -> FetchedRun:
     run = RunSnapshot(run="llama", world_size=4, restart_count=0, ranks=(), open_findings=findings, **more)  # type: ignore[arg-type]
-    return RunView(wall_s=0.0, runs=("llama",), run=run, ranks=ranks)
+    return FetchedRun(wall_s=0.0, runs=("llama",), run=run, ranks=ranks)
 
 
 def test_device_bars_that_are_absent_have_a_reason() -> None:
@@ -134,9 +134,9 @@ def test_ranks_without_peers_are_told() -> None:
 
 
 def test_collector_without_runs_differs_from_a_lost_one() -> None:
-    empty = RunView(wall_s=0.0)
+    empty = FetchedRun(wall_s=0.0)
     assert "no run has reported" in lines_of(Board(), empty)[0]
-    gone = RunView(wall_s=0.0, problem="no collector answers at http://x")
+    gone = FetchedRun(wall_s=0.0, problem="no collector answers at http://x")
     assert "no collector answers" in lines_of(Board(), gone)[0]
 
 
@@ -149,7 +149,7 @@ def test_names_cannot_control_the_terminal_or_colors() -> None:
 
 
 def test_unknown_is_a_dash_not_zero() -> None:
-    lines = lines_of(Board(), view((RankLine(rank=7, node="n"),)))
+    lines = lines_of(Board(), view((FetchedRank(rank=7, node="n"),)))
     (row,) = [text for text in lines if text.split()[:2] == ["7", "n"]]
     assert row.split() == ["7", "n", "-", "-", "-", "up"]
 

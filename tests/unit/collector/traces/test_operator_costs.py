@@ -10,14 +10,14 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from rankscope.collector.traces.operator_costs import Cost, count_cost
+from rankscope.collector.traces.operator_costs import OperatorCost, count_cost
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, NO_VALUES, NOT_UNDERSTOOD, VALUE_OPERATORS
 from rankscope.measure.kineto_columns import read_trace
 
 Shapes = list[list[int]]
 
 
-def cost(name: str, shapes: Shapes, *, dtype: str = "float", values: list[str] | None = None) -> Cost:
+def cost(name: str, shapes: Shapes, *, dtype: str = "float", values: list[str] | None = None) -> OperatorCost:
     types = [dtype if shape else "Scalar" for shape in shapes]
     recorded = (json.dumps(types).encode(), json.dumps(shapes).encode())
     return count_cost(f"aten::{name}", recorded, json.dumps(values).encode() if values is not None else None)
@@ -43,7 +43,7 @@ def cost(name: str, shapes: Shapes, *, dtype: str = "float", values: list[str] |
     ],
 )  # fmt: skip
 def test_work_follows_from_the_shapes(name: str, shapes: Shapes, flops: int | None, elements: int) -> None:
-    assert cost(name, shapes) == Cost(flops, 4 * elements, "float")
+    assert cost(name, shapes) == OperatorCost(flops, 4 * elements, "float")
 
 
 def test_bytes_are_those_of_the_type() -> None:
@@ -93,7 +93,7 @@ def test_backward_counts_only_the_gradients_that_are_computed() -> None:
         ),
     ],
 )
-def test_what_cannot_be_counted_says_why(found: Cost, reason: str) -> None:
+def test_what_cannot_be_counted_says_why(found: OperatorCost, reason: str) -> None:
     assert (found.bytes, found.reason) == (None, reason)
 
 

@@ -14,7 +14,7 @@ from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.pipeline import find_chains, pair_messages
 from rankscope.collector.traces.report import CrossRank, PipelineReport, TraceReport
 from rankscope.collector.traces.timeline import merge
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import TracedMessage
 from tests.pipelines import BACKWARD_US, FORWARD_US, MOVE_US, SCHEDULES, Job, Truth, write_traces
 
 US = 1_000
@@ -196,8 +196,8 @@ def test_messages_of_other_steps_are_not_paired(tmp_path: Path) -> None:
     assert named(report) == []
 
 
-def message(op: str, peer: int | None, start_ns: int, tag: int | None = 0, step: int = 0) -> Message:
-    return Message(op, peer, tag, 8, step, start_ns, 10, start_ns)
+def message(op: str, peer: int | None, start_ns: int, tag: int | None = 0, step: int = 0) -> TracedMessage:
+    return TracedMessage(op, peer, tag, 8, step, start_ns, 10, start_ns)
 
 
 def test_messages_are_paired_by_order_within_tag_and_step() -> None:
@@ -216,7 +216,7 @@ def test_messages_to_ranks_that_are_not_here_are_no_error() -> None:
     assert pair_messages({0: [message("send", 1, 0)]}).unpaired == 0
 
 
-def chains(by_rank: Mapping[int, Sequence[Message]]) -> object:
+def chains(by_rank: Mapping[int, Sequence[TracedMessage]]) -> object:
     return find_chains(by_rank, pair_messages(by_rank).pairs)
 
 

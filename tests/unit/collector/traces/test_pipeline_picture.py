@@ -14,23 +14,23 @@ from rankscope.collector.traces.pipeline import Chain
 from rankscope.collector.traces.pipeline_picture import LANES_MAX, StageStep, divide_step, draw_pipeline
 from rankscope.collector.traces.report import PipelinePicture, PipelineReport
 from rankscope.measure.intervals import EMPTY, Intervals
-from rankscope.measure.traced_messages import Message
+from rankscope.measure.traced_messages import TracedMessage
 from tests.pipelines import BACKWARD_US, FORWARD_US, MOVE_US, Job, write_traces
 from tests.unit.collector.reports.test_trace_page import report_of
 
 CHAIN = Chain((0, 1, 2), is_ring=False)
 
 
-def send(peer: int, start_ns: int) -> Message:
-    return Message("send", peer, None, 8, 0, start_ns, 1, start_ns)
+def send(peer: int, start_ns: int) -> TracedMessage:
+    return TracedMessage("send", peer, None, 8, 0, start_ns, 1, start_ns)
 
 
-def recv(peer: int, end_ns: int) -> Message:
-    return Message("recv", peer, None, 8, 0, end_ns - 1, 1, end_ns - 1)
+def recv(peer: int, end_ns: int) -> TracedMessage:
+    return TracedMessage("recv", peer, None, 8, 0, end_ns - 1, 1, end_ns - 1)
 
 
 def divide(
-    rank: int, *messages: Message, bubble: Intervals = EMPTY, backward: Intervals = EMPTY
+    rank: int, *messages: TracedMessage, bubble: Intervals = EMPTY, backward: Intervals = EMPTY
 ) -> list[tuple[str, int, int]]:
     """Kind, start and length of each piece of a step of 100 ns."""
     step = StageStep(1_000, 1_100, messages, bubble, backward)

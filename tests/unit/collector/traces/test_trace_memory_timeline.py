@@ -12,7 +12,7 @@ from rankscope.collector.traces.memory import summarize_memory
 from rankscope.collector.traces.memory_timeline import CURVE_POINTS, read_marks
 from rankscope.collector.traces.report import MemoryReport, MemoryTimeline
 from rankscope.measure.capture_limits import MEMORY_KEY
-from rankscope.measure.memory_timeline import Category
+from rankscope.measure.memory_timeline import MemoryCategory
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, allocation, event, read_events, to_json
 
@@ -78,14 +78,14 @@ def test_capture_with_memory_tells_parameters_and_gradients() -> None:
 def test_marks_are_by_the_base_of_the_traces_clock() -> None:
     base = {"baseTimeNanoseconds": 30_000}
     assert read_marks({MEMORY_KEY: MARKS, **base}, 0)[0].time_ns == 500
-    assert read_marks({MEMORY_KEY: MARKS}, None)[0].storages[Category.PARAMETERS] == [(0x9900, 70)]
+    assert read_marks({MEMORY_KEY: MARKS}, None)[0].storages[MemoryCategory.PARAMETERS] == [(0x9900, 70)]
 
 
 def test_list_that_is_left_out_of_a_mark_is_as_before() -> None:
     marks = [*MARKS["marks"], {"time_ns": 40_000, "gradients": [[A, 9, 0]]}]  # type: ignore[misc]
     later = read_marks({MEMORY_KEY: {"marks": marks}}, 0)[1].storages
-    assert later[Category.PARAMETERS] == [(0x9000, 500)]
-    assert later[Category.GRADIENTS] == [(A, 9)]
+    assert later[MemoryCategory.PARAMETERS] == [(0x9000, 500)]
+    assert later[MemoryCategory.GRADIENTS] == [(A, 9)]
 
 
 @pytest.mark.parametrize("told", [3, {"marks": 3}, {"marks": [{}]}, {"marks": [{"time_ns": 1, "gradients": [[1]]}]}])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.agent.captures.cpu_use import CpuUse, Readings
+from rankscope.agent.captures.cpu_use import CpuUseNotes, Readings
 from rankscope.agent.guard import Guard
 from rankscope.collector.commands.main import main
 from rankscope.collector.reports.sorted_tables import build_operator_groups, build_sorted_sections, choose_sort_key
@@ -263,7 +263,7 @@ class _Session:
 
 def test_use_of_processors_in_a_capture_is_in_the_device_summary(tmp_path: Path) -> None:
     readings = iter([Readings(0, 0, 100, 1_000), Readings(200, 300, 400, 2_000)])
-    use, session = CpuUse(Guard(error_budget=3), lambda: next(readings)), _Session()
+    use, session = CpuUseNotes(Guard(error_budget=3), lambda: next(readings)), _Session()
     use.session = session
     use.begin()
     use.end()

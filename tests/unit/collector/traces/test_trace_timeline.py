@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.traces.clock_offsets import find_offset_bounds, place_clocks
-from rankscope.collector.traces.cross_rank import Matched
+from rankscope.collector.traces.cross_rank import CollectiveOfRanks
 from rankscope.collector.traces.timeline import MergeReport, merge
 from rankscope.collector.traces.timeline_arrows import find_flow_points
 from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
@@ -295,13 +295,15 @@ def test_clock_of_another_host_may_be_wrong_by_a_whole_collective(tmp_path: Path
 def test_clocks_that_drift_apart_have_the_widest_bound() -> None:
     # Rank 1 seems to enter 50 after rank 0 left, and later to leave 30 before rank 0 entered.
     apart = [(reduced(0, 10), reduced(60, 10)), (reduced(1000, 10), reduced(960, 10))]
-    matched = [Matched("0", place, "all_reduce", 4, dict(enumerate(pair)), 2) for place, pair in enumerate(apart)]
+    matched = [
+        CollectiveOfRanks("0", place, "all_reduce", 4, dict(enumerate(pair)), 2) for place, pair in enumerate(apart)
+    ]
     # 50 to 70 by the first, -50 to -30 by the second: no offset lies in both.
     assert find_offset_bounds(matched, {0: 0, 1: 0}, {0: "a", 1: "b"}) == {"a": 0, "b": 70}
 
 
 def test_all_to_all_bounds_no_clock() -> None:
-    matched = [Matched("0", 0, "all_to_all", 4, {0: reduced(0, 10), 1: reduced(0, 10)}, 2)]
+    matched = [CollectiveOfRanks("0", 0, "all_to_all", 4, {0: reduced(0, 10), 1: reduced(0, 10)}, 2)]
     assert find_offset_bounds(matched, {0: 0, 1: 0}, {0: "a", 1: "b"}) == {"a": 0}
 
 

@@ -11,7 +11,7 @@ from rankscope.collector.detect.run_rules.signals import (
     read_signals,
 )
 from rankscope.collector.detect.view import RunView, Samples, TimeCount
-from rankscope.collector.runs.events import AskClock, AskSamples, CloseFinding, OpenFinding
+from rankscope.collector.runs.events import AskClock, AskSamples, CloseFinding, FindingOpened
 from tests.unit.collector.detect.run_views import (
     BUSY,
     GROUP,
@@ -417,7 +417,7 @@ def test_finding_about_the_run_opens_and_closes() -> None:
         train(story, data_ms=1)
     assert story.snapshot().open_findings == ()
     assert [type(effect) for effect in story.effects if not isinstance(effect, AskClock | AskSamples)] == [
-        OpenFinding,
+        FindingOpened,
         CloseFinding,
     ]
 

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.detect.stragglers.doubt import LOST_MIN, START_STEPS, describe_doubt
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
+from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStepsSeen, RareLongStep
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.measure.records import CompiledFrame
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
@@ -20,7 +20,7 @@ def view(own_ms: Floats | None = None, step_ms: Floats | None = None, *long_step
     own_ms = np.full((STEPS, 2), STEP_MS - 1.0) if own_ms is None else own_ms
     step_ms = np.full((STEPS, 2), STEP_MS) if step_ms is None else step_ms
     found = view_of(series_of(own_ms.tolist(), step_ms=step_ms.tolist()))
-    seen = tuple(LongStep(step, owner, "", MS * ms, 0.0, 0.0, MS * STEP_MS) for step, owner, ms in long_steps)
+    seen = tuple(RareLongStep(step, owner, "", MS * ms, 0.0, 0.0, MS * STEP_MS) for step, owner, ms in long_steps)
     total_ns = MS * float(np.nanmax(step_ms, axis=1).sum()) + sum(one.excess_ns for one in seen)
     return replace(found, long_steps=LongStepsSeen(seen, total_ns))
 

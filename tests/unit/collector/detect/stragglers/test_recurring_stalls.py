@@ -15,7 +15,7 @@ from rankscope.collector.detect.stragglers.recurring_stalls import (
     find_stall_cause,
 )
 from rankscope.collector.detect.view import Samples, SingleLosses, TimeCount
-from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStep, LongStepsSeen
+from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStepsSeen, RareLongStep
 from rankscope.measure.records import CompiledFrame, SavedLine
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
@@ -32,7 +32,7 @@ def seen_of(
         if step in owners:
             owned_ms = (ms or {}).get(step, STALL_MS)
             steps.append(
-                LongStep(
+                RareLongStep(
                     step, owners[step], part if owners[step] != UNKNOWN else "", owned_ms * MS,
                     0.0 if owners[step] == UNKNOWN else owned_ms * MS, before_ms * MS, USUAL_MS * MS,
                     None if cpu_ms is None else cpu_ms * MS,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.captures.capture import Capture, RankCapture
-from rankscope.collector.captures.incident_views import CaptureLinks, RunView, StatusView
+from rankscope.collector.captures.incident_views import CaptureLinks, IncidentRunView, StatusView
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import begin
 from rankscope.collector.publish.api.heat_map import unpack
@@ -109,7 +109,7 @@ def test_findings_of_a_run_have_the_captures_about_them(target: str) -> None:
     shown = found["run"] if target == "/status" else found
     for findings in (shown["findings"], shown["open_findings"]):
         assert [(one["number"], one["captures"]) for one in findings] == [(4, ["c1"])]
-    kind = StatusView if target == "/status" else RunView
+    kind = StatusView if target == "/status" else IncidentRunView
     assert msgspec.json.encode(msgspec.convert(found, kind)) == msgspec.json.encode(found)
 
 

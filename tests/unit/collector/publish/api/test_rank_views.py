@@ -7,7 +7,7 @@ from rankscope.collector.publish.api.rank_views import RankAnswer, list_ranks, s
 from rankscope.collector.runs.blocked_lines import BlockingCalls
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.top.snapshot_fetch import Gpu, RankLine
+from rankscope.collector.top.snapshot_fetch import FetchedRank, Gpu
 from rankscope.measure.records import DeviceSample, Synchronization, WindowBreakdown, WindowSynchronizations
 from tests.unit.collector.runs.run_snapshots import rank_of
 from tests.unit.collector.runs.run_stories import MS, Story
@@ -155,5 +155,5 @@ def test_listed_rank_has_its_first_gpu_as_top_reads_it() -> None:
               "temperature_celsius": 61.0, "sm_clock_hertz": 1_700_000_000}  # fmt: skip
     devices = (DeviceSample(host_ns=1, uuid="GPU-0", **sample), DeviceSample(host_ns=1, uuid="GPU-1"))  # type: ignore[arg-type]
     run = run_of(rank_of(0, devices=devices), rank_of(1))
-    read = msgspec.json.decode(msgspec.json.encode(list_ranks(run, "rank", 0, 2).ranks), type=tuple[RankLine, ...])
+    read = msgspec.json.decode(msgspec.json.encode(list_ranks(run, "rank", 0, 2).ranks), type=tuple[FetchedRank, ...])
     assert [rank.gpu for rank in read] == [Gpu(**sample), None]  # type: ignore[arg-type]
