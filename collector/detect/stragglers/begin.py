@@ -39,7 +39,9 @@ def date_begin(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> Sl
     for finding in findings:
         since_step = finding.since_step
         if finding.kind == RUN_SLOWDOWN and since_step is not None and before_step < since_step <= slow.since_step:
-            return slow._replace(since_step=since_step)
+            earliest, latest = finding.since_range or (since_step, since_step)
+            between = max(earliest, before_step + 1), min(max(latest, since_step), slow.since_step)
+            return slow._replace(since_step=since_step, since_range=between)
     if slow.since_step - slow.before_step <= 1:
         return slow
     step = _find_rise(slow, view, slow.before_step)

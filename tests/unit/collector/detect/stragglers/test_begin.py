@@ -47,6 +47,20 @@ def test_begin_in_a_gap_is_that_of_the_slower_run(since_step: int | None, expect
     assert date_begin(slow_rank(look), look, [run]).since_step == expected
 
 
+@pytest.mark.parametrize(
+    ("of_run", "expected"), [((50, 70), (50, 70)), ((30, 57), (40, 57)), ((50, 99), (50, 80)), ((None, None), (57, 57))]
+)
+def test_begin_that_is_the_runs_lies_where_the_runs_may(
+    of_run: tuple[int | None, int | None], expected: tuple[int, int]
+) -> None:
+    look, (earliest, latest) = view(120), of_run
+    run = Finding(
+        kind="run_slowdown", since_step=57, since_step_min=earliest, since_step_max=latest, cause="unattributed"
+    )
+    slow = date_begin(slow_rank(look), look, [run])
+    assert (slow.since_step, range_of(slow, look)) == (57, expected)
+
+
 def test_begin_that_is_known_stays() -> None:
     look = view(60, gap=(0, 0))
     slow = slow_rank(look)
