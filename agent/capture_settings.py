@@ -188,7 +188,7 @@ class RecordOptions(NamedTuple):
         mostly at its end. `window_ns`: what a full window has cost the training thread for each of its events, which
         tells how fast the machine is.
 
-        >>> RecordOptions().expect_pause_ns(10_000), CaptureOptions(shapes=True).expect_pause_ns(10_000)
+        >>> RecordOptions().expect_pause_ns(10_000), RecordOptions(shapes=True).expect_pause_ns(10_000)
         (42000000, 109000000)
         >>> RecordOptions().expect_pause_ns(10_000, window_ns=5_000)
         84000000

@@ -60,7 +60,7 @@ def columns_of(heads: str) -> tuple[TableColumn, ...]:
     """Return columns from their heads: a unit is the last word, `<` marks a column of text.
 
     >>> columns_of("<kernel, total ms")
-    (Column(head='kernel', unit='', align='left'), Column(head='total', unit='ms', align='right'))
+    (TableColumn(head='kernel', unit='', align='left'), TableColumn(head='total', unit='ms', align='right'))
     """
     columns = []
     for head in heads.split(", "):

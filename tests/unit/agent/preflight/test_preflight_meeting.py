@@ -85,9 +85,9 @@ def test_rank_0_leaves_last() -> None:
 
 WAITING = """
 import sys, threading
-from rankscope.agent.preflight.ending import Watch, block_sigterm
+from rankscope.agent.preflight.ending import DeadlineWatch, block_sigterm
 block_sigterm()
-watch = Watch(lambda text: print(text, flush=True), float(sys.argv[1]), 3)
+watch = DeadlineWatch(lambda text: print(text, flush=True), float(sys.argv[1]), 3)
 watch.stage = "memory"
 watch.start()
 print("ready", flush=True)
