@@ -97,8 +97,9 @@ def test_broken_file_is_named_with_reason_and_byte(
     assert main(["analyze", str(tmp_path / name)]) == 2
     stdout, stderr = capsys.readouterr()
     assert stdout == ""
-    assert stderr.startswith(f"rankscope: {tmp_path / name}: ")
-    assert reason in stderr
+    last = stderr.splitlines()[-1]  # on a slow machine there is progress before it
+    assert last.startswith(f"rankscope: {tmp_path / name}: ")
+    assert reason in last
     assert "at byte" in stderr
 
 

@@ -153,8 +153,10 @@ def test_the_command_prints_json_with_the_evidence(seen: Seen) -> None:
     assert (incident["id"], incident["changes"][0]["what"]) == (1, "opened")
 
 
-def test_a_run_without_incidents_has_none(seen: Seen) -> None:
-    assert (seen.while_open["other"].exit_code, seen.while_open["other"].stdout) == (0, "no incident\n")
+def test_a_run_that_nobody_knows_is_an_error_and_has_no_incidents(seen: Seen) -> None:
+    other = seen.while_open["other"]
+    assert (other.exit_code, other.stdout) == (1, "")
+    assert "no run 'nobody' is known to" in other.stderr
 
 
 def test_the_store_can_be_read_beside_the_collector_and_without_one(seen: Seen) -> None:

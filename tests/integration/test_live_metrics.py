@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.collector.publish.metrics.catalog import CATALOG
 from rankscope.collector.publish.metrics.measures import DEVICE, PORT
+from tests.integration.receivers import receiving
 from tests.integration.serving import (
     Served,
     end_child,
@@ -143,8 +144,13 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
     """Two ranks, one of them slow, looked at by a Prometheus and by this test."""
     folder, seen = tmp_path_factory.mktemp("live"), Live()
     command = forked_ranks(2, "-m", "rankscope.agent", "paced.py", "--stop", str(folder / "stop"), "--slow-rank", "1")
+    secret = folder / "secret"
+    secret.write_text("0123456789abcdef")
+    secret.chmod(0o600)
+    store = ("--store", str(folder / "store.db"))
     with (
-        serving("--store", str(folder / "store.db"), "--notify-command", find_program("true")) as served,
+        receiving() as receiver,
+        serving(*store, "--notify-webhook-url", receiver.url, "--notify-webhook-secret-file", str(secret)) as served,
         started(command, {**SETTINGS, "RANKSCOPE_COLLECTOR": served.endpoint}) as job,
         prometheus(served, folder) as watching,
     ):
