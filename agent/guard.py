@@ -54,7 +54,6 @@ class Guard:
     A hook checks `is_off(part)`, runs, and passes an exception to `record(part, error)`; it never raises. What a signal
     handler of the script has raised amid code of ours is not counted but held, until `pop_held` gives it back: ours
     goes on, and the script gets its own once that is done.
-
     """
 
     def __init__(self, error_budget: int) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PAGE_VARIABLE: Final = "RANKSCOPE_WORKER_PAGE"
 """Process id of the rank, and its file descriptor of the memory, `4711:12`."""
 ERRORS_MAX: Final = 3
+MEMORY_NAME: Final = "rankscope-workers"
 PAGE_BYTES: Final = 4096
 ORDER: Final = struct.Struct("<QQQ")
 """The number of the order, its interval in ns, and when it ends by the monotonic clock. The number is written last."""
@@ -185,7 +186,7 @@ class WorkerPage:
 
 def _open_memory() -> int:
     """Return the descriptor of new memory, which only a process that is told of it can open; -1 where there is none."""
-    with contextlib.suppress(OSError), open_nameless("rankscope-workers") as file:
+    with contextlib.suppress(OSError), open_nameless(MEMORY_NAME) as file:
         file.truncate(WHOLE_BYTES)
         return os.dup(file.fileno())
     return -1
@@ -195,12 +196,15 @@ def join_rank(environment: Mapping[str, str], arguments: Sequence[str]) -> Worke
     """Return the memory of the rank that has started this process as a worker, installed; None in any other process.
 
     `arguments` are those of the interpreter (`sys.orig_argv`), by which a child of multiprocessing is known. Raises
-    OSError and ValueError where the memory cannot be opened: then the worker is not sampled.
+    OSError and ValueError where the memory cannot be opened: then the worker is not sampled. The descriptor of a rank
+    whose agent has ended meanwhile may be another file's by now: only memory of that name is written to.
     """
     pid, _, number = environment.get(PAGE_VARIABLE, "").partition(":")
     if not number or int(pid) == os.getpid() or not any("multiprocessing" in one for one in arguments):
         return None
     with open(f"/proc/{int(pid)}/fd/{int(number)}", "r+b") as file:
+        if not os.readlink(f"/proc/self/fd/{file.fileno()}").startswith(f"/memfd:{MEMORY_NAME}"):
+            return None
         page = WorkerPage(Sampling(environment, Guard(ERRORS_MAX), is_wanted=True), file, int(pid))
     page.install()
     return page

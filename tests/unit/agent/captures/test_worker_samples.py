@@ -23,10 +23,13 @@ from rankscope.agent.captures.worker_page import (
     LENGTH,
     NUMBER,
     PAGE_BYTES,
+    PAGE_VARIABLE,
     PLACE_BYTES,
     PLACES,
+    WHOLE_BYTES,
     WorkerOrder,
     WorkerPage,
+    join_rank,
 )
 from rankscope.agent.captures.worker_samples import WorkerSamples, find_stage, find_worker
 from rankscope.agent.guard import Guard
@@ -113,6 +116,19 @@ def test_workers_say_where_they_were_and_leave_no_file(
         assert (describe_frame(stack.frames[-1]), stack.stage) == (f"test_worker_samples.py:{line} (read)", FETCH)
         assert one.fetches > 2
     assert list(tmp_path.glob("*rankscope*")) == []
+
+
+@pytest.mark.parametrize("arguments", [["python", "-c", "from multiprocessing.spawn import spawn_main"], ["python"]])
+def test_another_file_of_a_rank_is_no_memory_of_its_workers(tmp_path: Path, arguments: list[str]) -> None:
+    path = tmp_path / "of_the_script"
+    path.write_bytes(bytes([1]) * WHOLE_BYTES)
+    with path.open("r+b") as file:
+        child = os.fork()
+        if not child:  # its parent stands for a rank whose agent has ended, and that has opened a file of its own
+            environment = {PAGE_VARIABLE: f"{os.getppid()}:{file.fileno()}"}
+            os._exit(join_rank(environment, arguments) is not None)
+        assert os.waitpid(child, 0)[1] == 0
+    assert path.read_bytes() == bytes([1]) * WHOLE_BYTES
 
 
 class SlowOnOneWorker(Slow):
