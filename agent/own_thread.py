@@ -4,6 +4,9 @@ import contextlib
 import threading
 from typing import Any
 
+END_S = 1.0
+"""Time to end, without anything left to do."""
+
 
 class OwnThread(threading.Thread):
     """A thread of the agent that holds up nobody, and ends without a traceback also if threads were patched meanwhile:
@@ -28,10 +31,10 @@ class OwnThread(threading.Thread):
 
     def wait_for_end(self, seconds: float) -> None:
         """Wait for its end, at most so long. Python's own join() takes a thread for ended after a signal handler has
-        raised amid it (3.11).
+        raised amid it (3.11): so it is called once the thread has nothing left to do but to end.
         """
-        if self.ident is not None:
-            self._over.wait(seconds)
+        if self.ident is not None and self._over.wait(seconds):
+            super().join(END_S)
 
     def _delete(self) -> None:
         with contextlib.suppress(KeyError):

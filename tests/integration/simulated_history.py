@@ -32,6 +32,7 @@ from rankscope.measure.records import (
     InterfaceSample,
     Losses,
     NodeSample,
+    SavedLine,
     Totals,
 )
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
@@ -164,8 +165,9 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}, device_tails_skipped={"traced": 0}),
         host=HostSample(
             host_ns=now_ns, cpu_ns=now_ns * 9 // 10, resident_bytes=2 * GIB, gc_pause_ns=now_ns // 1000,
-            run_queue_wait_ns=now_ns // 500, throttled_ratio=0.25,
+            run_queue_wait_ns=now_ns // 500, throttled_ratio=0.25, block_io_wait_ns=now_ns // 300, major_faults=seconds,
         ),
+        saves=(SavedLine(call="torch.save", count=seconds // 10, duration_ns=now_ns // 50, bytes=seconds * GIB),),
         devices=tuple(_add_to_device(device, number, now_ns) for device in rank.devices),
         allocator=AllocatorSample(
             host_ns=now_ns, allocated_bytes=40 * GIB, reserved_bytes=60 * GIB, active_bytes=41 * GIB,

@@ -193,7 +193,7 @@ def test_the_end_is_a_summary_with_a_verdict(pair: list[Watched]) -> None:
         assert said[1].startswith(f"run {job.run}: 2 ranks, {steps[0]} steps, median step ")
         assert said[1].endswith(" reports, 0 lost")
         assert re.fullmatch(r"ended: finished at [\d-]+ [\d:]+ UTC; finished: ranks 0, 1", said[2])
-        assert re.match(r"speed: [\d.,]+ steps/s, [\d.]+% of the time waiting for data", said[3])
+        assert re.match(r"speed: [\d.,]+ steps/s, [\d.]+ % of the time waiting for data", said[3])
         assert said[4].startswith("goodput: ")
         assert said[-1].startswith("verdict: ")
 
