@@ -185,9 +185,10 @@ def ask_for_ratios(watching: Prometheus) -> dict[str, Any]:
     )
 
     def look() -> str | None:
-        counts = watching.ask(f"min(count_over_time({window}[5m]))")
-        if not counts or float(counts[0]["value"][1]) < SCRAPES:
-            return None
+        for counter in (window, exposed):  # one that has begun within the range has a rate of another time
+            counts = watching.ask(f"min(count_over_time({counter}[5m]))")
+            if not counts or float(counts[0]["value"][1]) < SCRAPES:
+                return None
         return str(watching.ask(f"max(timestamp({window}))")[0]["value"][1])
 
     at = wait_for(look, watching.log.read_text)
