@@ -36,6 +36,8 @@ GROUPS = "groups"
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
+SAMPLER_S_MAX = 1.0
+"""Longest wait for the sampler of lines to end: it sleeps for some ms, and may wait for a CPU."""
 RARE_REPORTS_TIMES = 4
 RARE_REPORTS_S_MAX = 4.0
 """Longest interval of rarer reports. Each report writes a heartbeat: after 10 s without one the sidecar considers the
@@ -176,6 +178,7 @@ class AgentThread:
         of captures that it has ordered.
         """
         self._thread.wait_for_end(self._config.drain_s + 2 * IDLE_WAIT_S)
+        self._training.windows.sampling.wait(SAMPLER_S_MAX)
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
 

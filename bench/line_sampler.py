@@ -107,6 +107,7 @@ def run(blocks: int, *, with_stacks: bool) -> list[tuple[Block, Block]]:
         found = {is_sampled: measure(training, sampler, is_sampled=is_sampled) for is_sampled in order}
         pairs.append((found[False], found[True]))
     thread.close()
+    thread.wait(1.0)
     return pairs
 
 

@@ -61,3 +61,8 @@ class Sampling:
         self._is_closed = True
         if self._sampler is not None:
             self._sampler.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait after `close` until nothing is sampled, at most so long."""
+        if self._sampler is not None:
+            self._sampler.wait(seconds)

@@ -111,6 +111,12 @@ class ThreadSampler:
         self._is_closed = True
         self._new.put(None)
 
+    def wait(self, seconds: float) -> None:
+        """Wait after `close` for the end of the thread, at most so long. A thread that is there when Python ends is ended
+        amid its frames: where torch evaluates these (torch.compile), the process is aborted.
+        """
+        self._thread.wait_for_end(seconds)
+
     # -- its own thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -158,7 +158,8 @@ def test_real_thread_finds_the_line_at_which_this_one_waits() -> None:
     assert sampled.wait(DEADLINE_S)
     found = sampler.end()
     thread.close()
-    thread._thread.wait_for_end(DEADLINE_S)
+    thread.wait(DEADLINE_S)
+    assert not thread._thread.is_alive()
     assert found is not None
     assert not found.is_wanted
     assert len(found.places) > 0
