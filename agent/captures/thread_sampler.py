@@ -112,7 +112,7 @@ class ThreadSampler:
         self._new.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait after `close` for the end of the thread, at most so long. A thread that is there when Python ends is ended
+        """Wait after `close` for the end of the thread, at most so long. One that is there when Python ends is ended
         amid its frames: where torch evaluates these (torch.compile), the process is aborted.
         """
         self._thread.wait_for_end(seconds)
