@@ -7,6 +7,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -39,6 +40,10 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from tests.unit.agent.captures.made_frames import SCRIPT, frame_in
 
 TORCH_FOLDER = Path(torch.__file__).parent
+
+
+ORDERS_MAX = 20
+"""On a busy machine an order may be over before a worker has imported what it needs for its first one."""
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -94,13 +99,12 @@ def test_workers_say_where_they_were_and_leave_no_file(
     samples: WorkerSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one of an earlier test does not know of this page
     batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context=context))
     for _ in range(4):  # of both workers
         next(batches)
     found: tuple[SampledWorker, ...] = ()
-    for _ in range(
-        20
-    ):  # on a busy machine an order is over before a worker has imported what it needs for its first one
+    for _ in range(ORDERS_MAX):
         end_ns = time.monotonic_ns() + NS_PER_S + EARLY_NS
         samples.order(10 * NS_PER_MS, end_ns)
         while time.monotonic_ns() < end_ns:
