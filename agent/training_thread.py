@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.worker_page import WorkerPage
 from rankscope.agent.config import NO, AgentConfig
 from rankscope.agent.guard import Guard
@@ -107,7 +106,7 @@ class TrainingThread:
         self.workers = self._make_worker_page()
         """How workers of data loaders learn of orders; None where nothing is sampled."""
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
-        is_user = ScriptFiles(environment).is_user
+        is_user = self.windows.sampling.files.is_user
         self.saves = Saves(guard, self.hooks.buffer, self.timer.user, is_user, self.read_event_ns)
         guard.on_off = self._on_part_off
 

@@ -104,7 +104,7 @@ def _last_activity(view: RankView, rows: Ints) -> Ints:
 
 
 class _Address(NamedTuple):
-    """To or from whom, with which tag; see Message."""
+    """To or from whom, with which tag; see TracedMessage."""
 
     peer: int | None = None
     tag: int | None = None

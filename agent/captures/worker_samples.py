@@ -16,7 +16,7 @@ from rankscope.agent.captures.kernel_waits import KernelWaits
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stack_samples import WALK_MAX, StackKey, StackSamples
 from rankscope.agent.captures.thread_sampler import ThreadSampler
-from rankscope.agent.captures.worker_page import WorkerOrder, WorkerPage
+from rankscope.agent.captures.worker_page import ERRORS_MAX, WorkerOrder, WorkerPage
 from rankscope.agent.guard import Guard
 from rankscope.measure.line_samples import (
     COLLATE,
@@ -30,7 +30,6 @@ from rankscope.measure.line_samples import (
 )
 from rankscope.measure.messages import SampleOrder
 
-ERRORS_MAX: Final = 3
 _SIGNS: Final = (
     ("multiprocessing/queues.py", "get", IDLE),
     ("multiprocessing/queues.py", "put", HAND_OVER),

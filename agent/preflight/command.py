@@ -141,7 +141,9 @@ def _open_store(dist: Any) -> Any:
 
 
 def build_report(results: Any, took_s: float, mistakes: Sequence[str], past: str = "") -> PreflightReport:
-    """Return what is concluded from the results of all ranks; `mistakes` become its first notes. `past`: see Report."""
+    """Return what is concluded from the results of all ranks; `mistakes` become its first notes. `past` is as in
+    PreflightReport.
+    """
     ranks, found = results.ranks, results.judgement
     checks = {check.name: check for check in results.checks}
     reasons = collect_reasons(found.slow, checks, ranks)

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from rankscope.collector.config import CollectorConfig, find_beside_store, find_store
 from rankscope.collector.fault_log import FaultLog
@@ -98,4 +97,4 @@ def find_file(store: Path, channel: str) -> Path:
     >>> find_file(Path("/var/runs.db"), "webhook").name
     'runs.db-notified-webhook.json'
     """
-    return store.with_name(f"{store.name}-notified-{quote(channel, safe='')}.json")
+    return store.with_name(f"{store.name}-notified-{channel}.json")

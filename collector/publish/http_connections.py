@@ -53,7 +53,7 @@ class HttpLimits(NamedTuple):
 
 
 class HttpConnection:
-    """State of one client's connection that the limits need. Changed only by Connections."""
+    """State of one client's connection that the limits need. Changed only by HttpConnections."""
 
     __slots__ = (
         "address",

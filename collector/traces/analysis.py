@@ -218,7 +218,7 @@ def _analyze_file(
     file: TraceFile, job: _Job, workers: int = 1, on_part: Callable[[float], None] | None = None
 ) -> RankAnalysis | FileFailure:
     """Return the analysis of one file, decoded by `workers` processes; `on_part` is told how much is done. Runs on a
-    worker; a bad file is a Failure.
+    worker; a bad file is a FileFailure.
     """
     try:
         return attempt(

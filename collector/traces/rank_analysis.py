@@ -1,7 +1,7 @@
 """Reduce one trace to its rank's report, and to what the comparison of ranks needs."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -105,8 +105,9 @@ def reduce_trace(
     if kinds > COLLECTIVE_KINDS_MAX:
         raise TraceError(f"it has {kinds:,} kinds of collectives; at most {COLLECTIVE_KINDS_MAX:,} are summed up")
     devices = windows.summarize_devices(view, origin.devices)
+    always = _list_tables(view, origin, collectives, asked)
     makers = {
-        **_list_tables(view, origin, collectives, asked),
+        **always,
         **list_asked(view, asked, _name_device(view, devices), devices),
     }
     if divides_steps:
@@ -114,7 +115,9 @@ def reduce_trace(
     if asked.critical_path:
         makers["path"] = lambda: record_path(view, collectives, origin.base_ns)
     made = make_tables(makers, on_part)
-    report = add_asked(_build_report(view, path, origin, devices, made), view, asked, made)
+    report = add_asked(
+        _build_report(view, path, origin, devices, {name: made[name] for name in always}), view, asked, made
+    )
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
@@ -189,11 +192,12 @@ def _find_bounds(view: RankView) -> tuple[int, int]:
 
 
 def _build_report(
-    view: RankView, path: str, origin: Origin, devices: list[DeviceReport], made: Mapping[str, Any]
+    view: RankView, path: str, origin: Origin, devices: list[DeviceReport], made: dict[str, Any]
 ) -> RankReport:
-    """Return the report with the tables of `_list_tables`, made."""
-    timeline, step_timelines = made["timelines"]
-    counters, counter_warnings = made["counters"]
+    """Return the report with the tables of `_list_tables`, `made`: all that is left in it has a field of its name."""
+    timeline, step_timelines = made.pop("timelines")
+    counters, counter_warnings = made.pop("counters")
+    breakdown = made.pop("breakdown")
     return RankReport(
         rank=origin.rank,
         file=path,
@@ -205,25 +209,13 @@ def _build_report(
         kernel_count=int(view.work.is_kernel.sum()),
         event_count=view.trace.event_count,
         devices=devices,
-        steps=made["steps"],
-        event_types=made["event_types"],
-        model=made["model"],
-        collectives=made["collectives"],
-        operators=made["operators"],
-        kernels=made["kernels"],
-        copies=made["copies"],
-        user_ranges=made["user_ranges"],
-        synchronizations=made["synchronizations"],
-        memory=made["memory"],
-        signs=made["signs"],
-        idle_time=made["idle_time"],
-        launch_queue=made["launch_queue"],
         timeline=timeline,
         step_timelines=step_timelines,
         hardware_counters=counters,
         warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
         cpu_use=_read_cpu_use(view),
-        **made["breakdown"],
+        **breakdown,
+        **made,
     )
 
 

@@ -169,9 +169,10 @@ def find_pipeline_before(view: RunView, since_step: int, known: Collection[Findi
     if view.series.handover_ns is None:
         return None
     told_ns = [one.evidence[STEP_BEFORE] for one in known if STEP_BEFORE in one.evidence]
-    before_ns = view.longest_ns[(view.series.steps < since_step) & ~np.isnan(view.longest_ns)]
-    found_ns = [float(np.median(before_ns))] if len(before_ns) >= view.steps_min else []
-    return min(told_ns or found_ns, default=None)
+    if told_ns:
+        return min(told_ns)
+    earlier = (view.series.steps < since_step) & ~np.isnan(view.longest_ns)
+    return find_step_before(view, since_step, None) if np.count_nonzero(earlier) >= view.steps_min else None
 
 
 def price(lost_ns: Floats, view: RunView, from_step: int, *, is_over_level: bool = False) -> Cost:

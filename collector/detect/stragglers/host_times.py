@@ -142,12 +142,23 @@ def may_be_in_steps(slow: SlowRank, excess_ns: float) -> bool:
     return excess_ns <= slow.own_ns
 
 
-def _compare_core_waits(slow: SlowRank, samples: Samples) -> PerStep | None:
-    """Return the waits for a CPU core; None also where they cannot be waits in its steps."""
-    waits = compare_times(slow, samples.core_waits, samples.host_clock)
-    if waits is None:
-        return None
-    return waits if may_be_in_steps(slow, (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)) else None
+def compare_waits(slow: SlowRank, counts: Mapping[int, Sequence[TimeCount]], samples: Samples) -> PerStep | None:
+    """Return the counted waits of training threads; None also where they cannot be waits in the rank's steps."""
+    waits = compare_times(slow, counts, samples.host_clock)
+    return waits if waits is not None and may_be_in_steps(slow, find_wait_excess(slow, waits)) else None
+
+
+def find_wait_excess(slow: SlowRank, waits: PerStep) -> float:
+    """Return how much longer the rank waits in a slow step than its peers, in ns."""
+    return (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)
+
+
+def describe_wait(slow: SlowRank, waits: PerStep, what: str) -> str:
+    """Return how much longer its training thread waits for something, as a clause."""
+    return (
+        f"its training thread waiting {format_duration(find_wait_excess(slow, waits))} more per step for {what} "
+        f"({format_duration(waits.mine_ns)}, its peers' {format_duration(waits.peers_ns)})"
+    )
 
 
 def share_of_slow_steps(slow: SlowRank) -> float:
@@ -166,7 +177,7 @@ def find_longer_work(
         return None
     if longer_ns >= explained_ns_min:
         return "its training thread computing longer"
-    waits = _compare_core_waits(slow, samples)
+    waits = compare_waits(slow, samples.core_waits, samples)
     if waits is None or (held_ns := longer_ns + _waits_with_work(waits, evidence)) < explained_ns_min:
         return None
     return (
@@ -188,21 +199,18 @@ def find_core_wait(slow: SlowRank, explained_ns_min: float, evidence: dict[str, 
     step or more beyond what comes with longer work, and add the numbers to `evidence`; None where it does not, or it is
     not known.
     """
-    waits = _compare_core_waits(slow, samples)
+    waits = compare_waits(slow, samples.core_waits, samples)
     if waits is None:
         return None
     evidence[CORE_WAIT], evidence[PEERS_CORE_WAIT] = waits.mine_ns, waits.peers_ns
-    evidence[CORE_WAIT_EXCESS] = excess_ns = (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)
+    evidence[CORE_WAIT_EXCESS] = excess_ns = find_wait_excess(slow, waits)
     if excess_ns - _waits_with_work(waits, evidence) < explained_ns_min:
         return None
     host = samples.hosts.get(slow.rank)
     throttled = None if host is None else host.throttled_ratio
     if throttled is not None:
         evidence[THROTTLED] = throttled
-    return (
-        f"its training thread waiting {format_duration(excess_ns)} more per step for a CPU core "
-        f"({format_duration(waits.mine_ns)}, its peers' {format_duration(waits.peers_ns)}){describe_limit(throttled)}"
-    )
+    return f"{describe_wait(slow, waits, 'a CPU core')}{describe_limit(throttled)}"
 
 
 def describe_limit(throttled: float | None, whose: str = "its") -> str:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.stragglers.host_times import compare_times, may_be_in_steps, share_of_slow_steps
+from rankscope.collector.detect.stragglers.host_times import compare_waits, describe_wait, find_wait_excess
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import Samples
 from rankscope.measure.records import SavedLine
@@ -104,16 +104,8 @@ def find_block_io(slow: SlowRank, explained_ns_min: float, evidence: dict[str, f
     """Describe that its training thread waits longer for block I/O than its peers', by `explained_ns_min` of a slow
     step or more, and add the numbers to `evidence`; None where it does not, or the kernel does not count it.
     """
-    waits = compare_times(slow, samples.block_io, samples.host_clock)
+    waits = compare_waits(slow, samples.block_io, samples)
     if waits is None:
         return None
-    excess_ns = (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)
-    if not may_be_in_steps(slow, excess_ns):
-        return None
-    evidence[BLOCK_IO], evidence[BLOCK_IO_EXCESS] = waits.mine_ns, excess_ns
-    if excess_ns < explained_ns_min:
-        return None
-    return (
-        f"its training thread waiting {format_duration(excess_ns)} more per step for block I/O "
-        f"({format_duration(waits.mine_ns)}, its peers' {format_duration(waits.peers_ns)})"
-    )
+    evidence[BLOCK_IO], evidence[BLOCK_IO_EXCESS] = waits.mine_ns, find_wait_excess(slow, waits)
+    return None if evidence[BLOCK_IO_EXCESS] < explained_ns_min else describe_wait(slow, waits, "block I/O")
