@@ -217,6 +217,15 @@ class RunView:
         step_ns = np.fmax.reduce(self.series.step_ns, axis=1, initial=-np.inf)
         return np.where(np.isinf(step_ns), np.nan, step_ns)
 
+    @cached_property
+    def mean_ns(self) -> Floats:
+        """Return the mean over the ranks of each step that all have reported, shape (n,) in ns; else NaN. Its sum is
+        the time that the steps took: the longest of two steps may have the same wait, of a rank that is held up between
+        them.
+        """
+        means_ns: Floats = self.series.step_ns.mean(axis=1)
+        return means_ns
+
     def excess_of(self, rank: int) -> Floats:
         """Return the excess of one rank, shape (n,)."""
         return self.excess[:, self.series.column_of(rank)]

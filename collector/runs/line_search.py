@@ -25,14 +25,16 @@ RUN_KINDS: Final = frozenset({"data_bound", "host_bound"})
 """Kinds about the whole run whose cause is on the host: one rank is asked."""
 NOT_OF_THE_HOST: Final = ("gpu_", "more_work")
 """Begins of causes that no line of the host explains."""
-INTERVAL_NS: Final = 20 * NS_PER_MS
-LASTS_NS: Final = 4 * NS_PER_S
+INTERVAL_NS: Final = 50 * NS_PER_MS
+"""A sample takes the training thread some 450 us, most of it by the interpreter's lock: 1 % of the time
+(bench/results/stack_samples.md).
+"""
+LASTS_NS: Final = 6 * NS_PER_S
 LONG_STEPS: Final = 3
 """Steps that are sampled where that takes longer than LASTS_NS."""
 INTERVALS_MAX: Final = 1000
 """Samples of one order: of long steps they are rarer."""
 STEPS_MAX: Final = 512
-RARE_INTERVAL_NS: Final = 40 * NS_PER_MS
 RARE_LASTS_NS: Final = 600 * NS_PER_S
 RARE_STEPS: Final = 3
 """Slow steps that are waited for, where they are rare."""
@@ -214,7 +216,7 @@ def _make_order(order_id: str, finding: Finding, attempt: Attempt, rank: int) ->
         return SampleOrder(
             id=order_id,
             mode=LONG,
-            interval_ns=RARE_INTERVAL_NS,
+            interval_ns=INTERVAL_NS,
             lasts_ns=RARE_LASTS_NS,
             steps_max=RARE_STEPS,
             longer_than_ns=round(max(RARE_RATIO * step_ns, step_ns + find_excess_ns(finding) / 2)),

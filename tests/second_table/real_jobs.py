@@ -32,6 +32,9 @@ LOOK_S: Final = 3.0
 NOBODY: Final = frozenset[int]()
 INFORMS: Final = frozenset({"uneven_work", "data_bound", "cpu_pressure", "run_slowdown", "imbalance", "periodic_work"})
 
+OWN_WORK: Final = SAYS[of.ASLEEP] | {"periodic_work"}
+"""What a rank does by itself after its optimizer at regular distances is work of its own, whatever it is."""
+
 
 class Case(NamedTuple):
     """A kind of job: `amount` is its period or length of turns (0: at random), `who` the ranks to be named, `causes`
@@ -51,8 +54,8 @@ CASES: Final = (
     Case("2 ranks read slowly in turns of 25 steps", 2, "turns", 25, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
     Case("3 ranks in turns of 25 steps", 3, "turns", 25, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
     Case("2 ranks at random", 2, "turns", 0, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
-    Case("rank 1 of 2 stalls each 4th step", 2, "stall", 4, 500, frozenset({1}), SAYS[of.ASLEEP]),
-    Case("rank 1 of 2 stalls each 10th step", 2, "stall", 10, 900, frozenset({1}), SAYS[of.ASLEEP]),
+    Case("rank 1 of 2 stalls each 4th step", 2, "stall", 4, 500, frozenset({1}), OWN_WORK),
+    Case("rank 1 of 2 stalls each 10th step", 2, "stall", 10, 900, frozenset({1}), OWN_WORK),
     Case("every rank's garbage collector, each 30 steps", 3, "gc", 30, 900, NOBODY, SAYS[of.GC]),
     Case("rank 0 saves slowly each 60 steps", 3, "save", 60, 1200, frozenset({0}), SAYS[of.SAVE]),
     Case("loader of 12 of 16 ms, one process", 1, "loader", 0, 1500, NOBODY, frozenset({"data_bound"})),

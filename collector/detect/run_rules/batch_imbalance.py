@@ -21,8 +21,7 @@ import numpy as np
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, Abstain, Finding
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.run_rules.turns_finding import TURNS, describe_turns, find_turns_share
-from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
-from rankscope.collector.detect.statistics.change_points import find_last_change
+from rankscope.collector.detect.statistics.begin_range import find_rise
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, share_of_time
 from rankscope.collector.detect.stragglers.persistent import Thresholds
@@ -122,7 +121,7 @@ class BatchImbalance:
         core_wait_ns = find_core_wait(view, int(view.series.steps[turns.rows[0]]))
         candidate = describe_turns(view, turns, UNEVEN_WORK, core_wait_ns, known)
         cause = candidate.finding.cause
-        if any(finding.kind == RUN_SLOWDOWN and finding.cause == cause for finding in explained):
+        if known is None and any(one.kind == RUN_SLOWDOWN and one.cause == cause for one in explained):
             return []
         needed = UNATTRIBUTED_STEPS_MIN if cause == UNATTRIBUTED and known is None else STEPS_MIN
         return [candidate] if np.count_nonzero(view.is_known[turns.rows[0] :]) >= needed else []
@@ -277,15 +276,7 @@ def _find_begin(view: RunView, cost_ratio_min: float) -> tuple[int, int | None, 
     """
     rows = _find_known(view)
     ratios = np.clip(np.max(view.excess_ns[rows], axis=1), 0.0, None) / np.maximum(view.longest_ns[rows], 1.0)
-    begin, steps = find_last_change(ratios, STEPS_MIN), view.series.steps[rows]
-    while begin and float(np.median(ratios[(earlier := find_last_change(ratios[:begin], STEPS_MIN)) : begin])) >= (
-        cost_ratio_min
-    ):
-        begin = earlier
-    if not begin:
-        return int(steps[0]), None, int(steps[0])
-    earliest, latest = to_since_range(steps, *find_begin_range(ratios, begin, len(ratios)))
-    return int(steps[begin]), earliest, latest
+    return find_rise(view.series.steps[rows], ratios, cost_ratio_min, STEPS_MIN)
 
 
 def find_core_wait(view: RunView, from_step: int) -> float | None:

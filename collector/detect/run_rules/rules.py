@@ -42,7 +42,9 @@ from rankscope.collector.detect.run_rules.thresholds import (
     QUEUE_RATIO_MIN,
     percent,
 )
+from rankscope.collector.detect.statistics.begin_range import find_rise
 from rankscope.collector.detect.stragglers.host_times import describe_limit
+from rankscope.collector.detect.stragglers.intermittent import CLASS_RATIO, find_half_of_time
 from rankscope.collector.detect.suggestions import SYNCHRONIZES, UNSEEN, suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.units import format_duration
@@ -55,6 +57,8 @@ EXPLAINS: Final = 0.5
 LONG_RATIO: Final = 0.25
 """Time beyond the median, over it, from which a step is taken for one with a pause."""
 PAUSES_MIN, PAUSES_SURE = 3, 8
+FIRST_STEPS: Final = 3
+"""The first steps of a run, whose first batches wait for the loader's start, are nobody's."""
 GAPS_MAX: Final = 5.0
 """Usual gaps between long steps after which there were no pauses."""
 INTERVALS_RATIO_MIN: Final = 0.5
@@ -275,13 +279,17 @@ def _price_pauses(finding: Finding, view: RunView, ratio: float, known: Finding 
     the median step, the part that makes it `ratio` of the time.
     """
     steps, longest_ns = view.series.steps, view.longest_ns
-    is_reported = ~np.isnan(longest_ns)
+    is_reported = ~np.isnan(view.mean_ns)  # by all ranks: the one that pauses reports its step last
+    if not is_reported.any():
+        return Candidate(finding)
     median_ns = float(np.median(longest_ns[is_reported]))
     beyond_ns = np.maximum(longest_ns - median_ns, 0.0)
-    beyond_sum_ns = max(1.0, float(beyond_ns[is_reported].sum()))
-    lost_ns = beyond_ns * min(1.0, ratio * float(longest_ns[is_reported].sum()) / beyond_sum_ns)
+    took_ns = float(view.mean_ns[is_reported].sum())
+    lost_ns = beyond_ns * min(1.0, ratio * took_ns / max(1.0, float(beyond_ns[is_reported].sum())))
+    lost_ns[~is_reported] = np.nan
     found = msgspec.structs.replace(finding, run_slowdown_ratio=1.0 / (1.0 - ratio))
-    long_steps = steps[is_reported & (beyond_ns > LONG_RATIO * median_ns)]
+    long_ns = CLASS_RATIO * find_half_of_time(beyond_ns[is_reported].tolist())
+    long_steps = steps[is_reported & (beyond_ns > max(long_ns, LONG_RATIO * median_ns))]
     if known is not None or len(long_steps) < PAUSES_MIN:
         return Candidate(found, lost_ns)
     gaps = np.diff(long_steps)
@@ -294,6 +302,22 @@ def _price_pauses(finding: Finding, view: RunView, ratio: float, known: Finding 
     earliest = max(int(steps[0]), since - few * int(gaps[first:].max()))
     found = msgspec.structs.replace(found, since_step=since, since_step_min=earliest, since_step_max=since)
     return Candidate(found, lost_ns)
+
+
+def _date_loading(finding: Finding, view: RunView, _ratio: float, known: Finding | None) -> Candidate:
+    """Return a finding about loading data with its begin, by the share of it in each step, in the mean of the ranks."""
+    data_ns, step_ns = view.series.phases_ns.get("data"), view.series.step_ns
+    if known is not None or data_ns is None:
+        return Candidate(finding)
+    rows = np.flatnonzero(view.series.steps >= FIRST_STEPS)
+    shares = (data_ns[rows] / np.maximum(step_ns[rows], 1.0)).mean(axis=1)
+    is_known = ~np.isnan(shares)
+    if np.count_nonzero(is_known) < 2 * view.steps_min:
+        return Candidate(finding)
+    since, earliest, latest = find_rise(
+        view.series.steps[rows][is_known], shares[is_known], DATA_RATIO_MIN, view.steps_min
+    )
+    return Candidate(msgspec.structs.replace(finding, since_step=since, since_step_min=earliest, since_step_max=latest))
 
 
 class Rule(NamedTuple):
@@ -312,7 +336,7 @@ class Rule(NamedTuple):
 ANY_CAUSE: Final = None
 GARBAGE: Final = "garbage_collection"
 RULES: Final[Mapping[str, Rule]] = {
-    "data_bound": Rule(judge_data, frozenset({"data_loading"})),
+    "data_bound": Rule(judge_data, frozenset({"data_loading"}), price=_date_loading),
     "host_bound": Rule(
         judge_host,
         # Of a slower run the share of the data is known later than the idle time of its GPUs.

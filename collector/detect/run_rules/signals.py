@@ -58,7 +58,7 @@ class RunSignals(NamedTuple):
     1; more than half of the ranks do not exceed it. `queueing` is the wait of the training thread for a CPU core,
     `throttled` the share of its periods in which a CPU limit stops a rank, and `machine` the name of the machine where
     the run has one only. `has_gpus`: whether any rank has one.
-    `pausing` are the pauses of Python's garbage collector in all ranks together over the step, so it may be more than
+    `pausing` are the pauses of Python's garbage collector in all ranks together over the time, so it may be more than
     1, and `beyond` the share of the steps' time that is beyond steps of the median.
     `synchronizing` is the part of `idle` around calls in which the host waits for its GPU, at most, and
     `synchronizes_in` the calls with most of it, as text that ends a sentence, empty if there are none.
@@ -127,8 +127,8 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         throttled=_of_most((_find_throttled(view, rank) for rank in sampled), len(sampled)),
         machine=_find_only_machine(view),
         has_gpus=_has_gpus(view, sampled),
-        pausing=_find_pausing(view, sampled, steps),
-        beyond=_find_beyond(view.longest_ns),
+        pausing=_find_pausing(view, sampled),
+        beyond=_find_beyond(view),
         **_read_synchronizations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 
@@ -203,22 +203,30 @@ def _host_shares(
     return [share_of_time(counts.get(rank, ()), clock.get(rank, ()), steps) for rank in ranks]
 
 
-def _find_pausing(view: RunView, sampled: Sequence[int], steps: int) -> float | None:
-    """Return the pauses of the garbage collector of all ranks over the mean step, if all pause as long as the median
-    rank, so that those of one rank do not count; None where too few are known.
+def _find_pausing(view: RunView, sampled: Sequence[int]) -> float | None:
+    """Return the pauses of the garbage collector of all ranks over the time, if all pause as long as the median rank,
+    so that those of one rank do not count; None where too few are known.
     """
-    known = [time_per_step(view.samples.gc_pauses.get(rank, ()), steps) for rank in sampled]
-    pauses_ns = _known(known, len(sampled))
-    longest_ns = view.longest_ns[~np.isnan(view.longest_ns)]
-    if not pauses_ns or not len(longest_ns):
+    latest = view.series.steps[view.series.earlier_count :]
+    if not len(latest):
         return None
-    return median_low(pauses_ns) * len(view.series.ranks) / max(1.0, float(np.mean(longest_ns)))
+    known = [time_per_step(view.samples.gc_pauses.get(rank, ()), int(latest[0])) for rank in sampled]
+    pauses_ns, step_ns = _known(known, len(sampled)), _find_latest(view)
+    if not pauses_ns or not len(step_ns):
+        return None
+    return median_low(pauses_ns) * len(view.series.ranks) / max(1.0, float(np.mean(step_ns)))
 
 
-def _find_beyond(longest_ns: Floats) -> float:
-    """Return the share of the time that steps take beyond their median, of the steps that are kept."""
-    known = longest_ns[~np.isnan(longest_ns)]
-    return max(0.0, 1.0 - float(np.median(known)) / max(1.0, float(np.mean(known)))) if len(known) else 0.0
+def _find_beyond(view: RunView) -> float:
+    """Return the share of the time that steps take beyond their median, of the latest ones."""
+    step_ns = _find_latest(view)
+    return max(0.0, 1.0 - float(np.median(step_ns)) / max(1.0, float(np.mean(step_ns)))) if len(step_ns) else 0.0
+
+
+def _find_latest(view: RunView) -> Floats:
+    """Return what the latest steps took in ns, without those of before of which long ones are kept for longer."""
+    step_ns = view.mean_ns[view.series.earlier_count :]
+    return step_ns[~np.isnan(step_ns)]
 
 
 def _find_throttled(view: RunView, rank: int) -> float | None:

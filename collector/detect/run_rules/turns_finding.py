@@ -1,6 +1,5 @@
 """Build the finding about ranks that are slow in turns (`stragglers/turns.py`): what that costs the run, and why."""
 
-import math
 from typing import Final
 
 import numpy as np
@@ -22,11 +21,11 @@ def describe_turns(
     view: RunView, turns: Turns, kind: str, core_wait_ns: float | None, known: Finding | None
 ) -> Candidate:
     """Build the finding, of this kind; an open one keeps its begin."""
-    since_step = int(view.series.steps[turns.rows[0]])
+    begin: tuple[int, int | None, int | None] = turns.since_step, *(turns.since_range or (None, turns.since_step))
     if known is not None and known.since_step is not None:
-        since_step = min(since_step, known.since_step)
-    lost_ns = _find_lost(view, turns)
-    cost = price(lost_ns, view, since_step)
+        begin = known.since_step, known.since_step_min, known.since_step_max
+    since_step, earliest, latest = begin
+    cost = price(turns.lost_ns, view, since_step)
     share, mean_ns = find_turns_share(view, turns), float(np.mean(turns.excess_ns))
     cause, because = _find_cause(view, turns, core_wait_ns)
     count = 1 + int(np.count_nonzero(np.diff(turns.owners)))
@@ -35,6 +34,8 @@ def describe_turns(
     finding = Finding(
         kind=kind,
         since_step=since_step,
+        since_step_min=earliest,
+        since_step_max=latest,
         cause=cause,
         what=f"{name_ranks(turns.ranks)} slowest in turns, no single rank to blame",
         why=because,
@@ -47,7 +48,7 @@ def describe_turns(
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={TURNS: float(count), "gap_ns": mean_ns, "gap_step_ratio": share},
     )
-    return Candidate(finding, lost_ns)
+    return Candidate(finding, turns.lost_ns)
 
 
 def find_turns_share(view: RunView, turns: Turns) -> float:
@@ -55,13 +56,6 @@ def find_turns_share(view: RunView, turns: Turns) -> float:
     since = slice(int(turns.rows[0]), None)
     step_ns = view.longest_ns[since]
     return min(1.0, float(turns.excess_ns.sum()) / max(1.0, float(step_ns[~np.isnan(step_ns)].sum())))
-
-
-def _find_lost(view: RunView, turns: Turns) -> np.ndarray:
-    """Return what each step lost, shape (n,) in ns; NaN where the ranks' own times are not known."""
-    lost_ns = np.where(view.is_known, 0.0, math.nan)
-    lost_ns[turns.rows] = np.minimum(turns.excess_ns, view.longest_ns[turns.rows])
-    return lost_ns
 
 
 def _find_cause(view: RunView, turns: Turns, core_wait_ns: float | None) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from rankscope.collector.detect.statistics.change_points import (
     OUTLIER_QUANTILE,
     SIDE_MIN,
     Ramp,
+    find_last_change,
     find_levels,
     squares_left,
 )
@@ -70,6 +71,24 @@ def find_begin_range(series: Floats, begin: int, until: int) -> tuple[int, int]:
 def to_since_range(steps: Ints, first: int, last: int) -> SinceRange:
     """Return a range of indices of known steps as steps: it may have begun in unknown ones before the first."""
     return (int(steps[first - 1]) + 1 if first else int(steps[0])), int(steps[last])
+
+
+def find_rise(steps: Ints, ratios: Floats, least: float, steps_min: int) -> tuple[int, int | None, int]:
+    """Return since which step the median of a series is `least` or more, with the earliest and the latest step that it
+    may be; no earliest where it is in all that is known.
+
+    `steps`, `ratios`: shape (n,), n >= 1, no NaN. `steps_min`: the fewest values of a level.
+
+    >>> find_rise(np.arange(40), np.repeat([0.0, 0.5], 20), 0.2, 8)
+    (20, 20, 20)
+    """
+    begin = find_last_change(ratios, steps_min)
+    while begin and float(np.median(ratios[(earlier := find_last_change(ratios[:begin], steps_min)) : begin])) >= least:
+        begin = earlier
+    if not begin:
+        return int(steps[0]), None, int(steps[0])
+    earliest, latest = to_since_range(steps, *find_begin_range(ratios, begin, len(ratios)))
+    return int(steps[begin]), earliest, latest
 
 
 def _find_level_before(series: Floats, begin: int) -> int:

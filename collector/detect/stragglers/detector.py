@@ -58,16 +58,21 @@ from rankscope.collector.detect.stragglers.sentence import (
     write_who,
 )
 from rankscope.collector.detect.stragglers.slow_sets import SlowSet, join_alike, join_nodes
-from rankscope.collector.detect.stragglers.turns import find_in_turns
+from rankscope.collector.detect.stragglers.turns import find_in_turns, is_turn
 from rankscope.collector.detect.stragglers.witness import is_contradicted, read_witness
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats
+from rankscope.measure.units import NS_PER_S
 
 EXPLAINED_RATIO_MAX: Final = 1.25
 """Ratio of a rank's excess to its transfers' up to which the transfers explain it: both are medians of noisy steps."""
 DESCRIBED_MAX: Final = 64
 """Slow ranks and nodes described in one detection pass, the slowest first."""
+LASTED_S: Final = 3.0
+"""How long a steady slowness lasts before its rank is named, unless the run is over: less is nothing to act on, and
+where ranks take turns another one's may have begun.
+"""
 CAUSES_READ_MAX: Final = 8
 """Ranks of a slow node whose causes are looked for."""
 GAP: Final = "gap_steps"
@@ -106,11 +111,14 @@ class Stragglers:
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         loaded = {rank for one in explained if one.kind == MORE_WORK for rank in one.ranks}
         slow_ranks = [slow for slow in slow_ranks if slow.rank not in loaded]
+        slow_ranks = [slow for slow in slow_ranks if slow.rank in known or _has_lasted(slow, view)]
         intermittently = tuple(slow for slow in intermittently if slow.rank not in loaded)
         if slow_ranks or intermittently:
             turns = find_in_turns(view, self._thresholds)
-            in_turns = {rank: patience for rank, patience in turns.items() if rank not in known}
-            slow_ranks = [slow for slow in slow_ranks if slow.steps_judged > in_turns.get(slow.rank, 0)]
+            in_turns = {rank: one for rank, one in turns.items() if rank not in known}
+            slow_ranks = [
+                slow for slow in slow_ranks if slow.rank not in in_turns or not is_turn(slow, in_turns[slow.rank], view)
+            ]
             intermittently = tuple(slow for slow in intermittently if slow.rank not in in_turns)
         joined = [
             *join_nodes([slow for slow in slow_ranks if not is_contradicted(slow, view.series)], view.nodes),
@@ -163,6 +171,12 @@ class Stragglers:
             return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
         steps = steps_to_close(finding)
         return all(has_recovered(view.excess_of(rank), self._thresholds, steps) for rank in ranks)
+
+
+def _has_lasted(slow: SlowRank, view: RunView) -> bool:
+    """Return whether a steady slowness is old enough to be told."""
+    lasted_ns = float(np.nansum(view.longest_ns[view.series.steps >= slow.since_step]))
+    return view.is_last or lasted_ns >= LASTED_S * NS_PER_S
 
 
 def _is_replaced(finding: Finding, explained: Sequence[Finding]) -> bool:

@@ -13,6 +13,7 @@ fast as the peers', and yet all others wait. Every rank stalls sometimes, so the
     now           it has had a slow step within STALE_GAPS usual gaps
 """
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
@@ -23,7 +24,7 @@ from rankscope.collector.detect.finding import SinceRange
 from rankscope.collector.detect.statistics.begin_range import CONFIDENCE, LIKELIHOOD_RATIO, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR
 from rankscope.collector.detect.statistics.excess import find_excess_ns
-from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
+from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA, find_neighbor_deviations
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX
@@ -67,6 +68,10 @@ cases, e^-4, and longer than 7 in one of 1100."""
 STALE_GAPS: Final = 8
 """After this many it is not found either, although its slow steps are still known. Gaps at random are twice as long
 as their median in one of four cases, and eight times in one of 250."""
+CLASS_RATIO: Final = 0.25
+"""Slow steps of a rank are those of at least this part of its large ones, which hold half of the time. Noise of other
+ranks is a tenth of a stall that costs 1 %.
+"""
 PERIODIC_RATIO: Final = 0.8
 """Share of the gaps that must be equal for the pattern to be called every k-th step."""
 
@@ -119,14 +124,16 @@ def find_deviations(excess: Floats) -> Floats:
     """Return the usual deviation of each column, shape (n, ranks) to (ranks,).
 
     Beside one or two others a stall of one rank shows in the excess of all. So that of three ranks and fewer is read
-    from the third of the values that is closest together, which a stall in every other step leaves as it is.
+    from the third of the values that is closest together, which a stall in every other step leaves as it is, or from
+    the differences of neighbors, which levels of many steps leave as they are, each for a while: the smaller of both.
     """
     count, ranks = excess.shape
     if ranks > MEDIAN_HOLDS_MIN:
         return np.asarray(MAD_TO_SIGMA * np.median(np.abs(excess - np.median(excess, axis=0)), axis=0))
     ordered, third = np.sort(excess, axis=0), -(-count // 3)
     shortest = np.min(ordered[third - 1 :] - ordered[: count - third + 1], axis=0)
-    return np.asarray(THIRD_TO_SIGMA * (1 + FEW_VALUES / count) * shortest)
+    closest = THIRD_TO_SIGMA * (1 + FEW_VALUES / count) * shortest
+    return np.asarray(np.minimum(closest, find_neighbor_deviations(excess)) if count > 1 else closest)
 
 
 def has_passed(view: RunView, ranks: Sequence[int], thresholds: Thresholds, known_gap: float) -> bool:
@@ -158,9 +165,9 @@ def _judge(
     view: RunView, column: int, periods: SlowPeriods, sums: "PeriodSums", thresholds: Thresholds
 ) -> SlowRank | None:
     steps = view.series.steps[periods.rows]
-    slow = np.flatnonzero(periods.slow[:, column])
-    began, earliest, latest = find_begin(periods.slow[:, column])
-    slow = slow[slow >= began]
+    is_slow = _leave_out_small(view, column, periods)
+    began, earliest, latest = find_begin(is_slow)
+    slow = np.flatnonzero(is_slow[began:]) + began
     by_count, by_sum = _chance_of_count(periods, column), sums.chance_of(column)
     is_by_chance = by_count > CHANCE_MAX and by_sum > CHANCE_OF_SUM_MAX / len(periods.counts)
     is_by_chance &= not _has_long_periods(periods, column)
@@ -186,6 +193,28 @@ def _judge(
         pattern="intermittent",
         slow_steps=steps[slow],
         since_range=_narrow_range(steps[slow], to_since_range(steps, earliest, latest)) if began > 0 else None,
+    )
+
+
+def _leave_out_small(view: RunView, column: int, periods: SlowPeriods) -> Flags:
+    """Return which known steps are slow ones of a rank, shape (n,), without those that are small beside most."""
+    is_slow: Flags = periods.slow[:, column].copy()
+    rows = periods.rows[is_slow]
+    excess_ns = find_excess_ns(view.excess[rows, column], view.series.own_ns[rows, column])
+    is_slow[is_slow] = excess_ns >= CLASS_RATIO * find_half_of_time(excess_ns.tolist())
+    return is_slow
+
+
+def find_half_of_time(taken_ns: Sequence[float]) -> float:
+    """Return the time that a stall takes of which longer ones, and those as long, hold half of the time of all.
+
+    >>> find_half_of_time([1.0, 1.0, 1.0, 1.0, 9.0, 10.0])
+    9.0
+    """
+    ordered = sorted(taken_ns, reverse=True)
+    half_ns = sum(ordered) / 2
+    return next(
+        (one for one, so_far in zip(ordered, itertools.accumulate(ordered), strict=True) if so_far >= half_ns), 0.0
     )
 
 
@@ -296,7 +325,7 @@ def _cost(slow: SlowRank) -> float:
 
 
 def find_begin(slow: Flags) -> tuple[int, int, int]:
-    """Return the index of the slow step at which the rate of slow steps most likely changed, and the first and the last
+    """Return the index of the slow step at which the rate of slow steps most likely rose, and the first and the last
     index at which it may have. It is the first slow step unless a later one is clearly more likely.
     """
     count = len(slow)
@@ -304,6 +333,8 @@ def find_begin(slow: Flags) -> tuple[int, int, int]:
     places = np.arange(count)
     before = np.searchsorted(at, places)
     likelihood = _log_likelihood(before, places) + _log_likelihood(len(at) - before, count - places)
+    has_risen = (len(at) - before) * places >= before * (count - places)  # the rate of slow steps, there
+    likelihood[~has_risen] = -math.inf
     best = int(at[np.argmax(likelihood[at])])
     # A begin is one more parameter: half of log(count) in the Bayesian information criterion, twice for safety.
     began = best if likelihood[best] - likelihood[at[0]] > math.log(count) else int(at[0])

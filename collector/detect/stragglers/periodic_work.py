@@ -43,14 +43,19 @@ EXPLAINED_MIN: Final = 0.7
 PARTS_MAX: Final = 4
 """A period may be this part of a distance: where every 10th and every 25th step are longer, only every other of the
 25th is no 10th."""
+WORK_SHARE_MAX: Final = 0.05
+"""Share of the time from which work of its own is a warning."""
+DOES: Final = {HOST_CPU: "computing", UNSEEN_WAIT: "off the CPU"}
+"""What the training thread does meanwhile, by the cause."""
 EXPLAINED_KEPT_MIN: Final = 0.5
-"""The same share of an open finding: a second kind of work has no period that is seen until it has come three times."""
+"""Both shares of an open finding: a second kind of work has no period that is seen until it has come three times."""
 
 
 class OwnWork(NamedTuple):
     """Work of one rank: its first step, its `periods` in steps, ascending, by how much a step with it is longer in the
-    median, the line or call in which the host waits for its GPU in it, empty where windows have not shown it, and the
-    clause that says what it saves, empty where it is no save.
+    median, the line or call in which the host waits for its GPU in it, empty where windows have not shown it, the
+    clause that says what it saves, empty where it is no save, and what its training thread does, empty where that is
+    not known.
     """
 
     since_step: int
@@ -58,6 +63,7 @@ class OwnWork(NamedTuple):
     longer_ns: float
     call: str
     saving: str = ""
+    doing: str = ""
 
 
 def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | None) -> OwnWork | None:
@@ -71,13 +77,13 @@ def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | 
         for name in ("other", CHECKPOINT)
     )
     longer_ns = longer_ns + saves_ns
+    is_open = known is not None and known.kind == PERIODIC_WORK
     is_longer = longer_ns >= EXPLAINS * max(1.0, slow.own_ns - slow.peers_own_ns)
     is_longer &= view.series.steps >= slow.since_step
     steps = view.series.steps[is_longer]
-    if np.mean(np.isin(slow.slow_steps, steps)) < REGULAR_MIN:
+    if np.mean(np.isin(slow.slow_steps, steps)) < (EXPLAINED_KEPT_MIN if is_open else REGULAR_MIN):
         return None
-    is_open = known is not None and known.kind == PERIODIC_WORK
-    periods = find_periods(steps, int(view.series.steps[-1]), EXPLAINED_KEPT_MIN if is_open else EXPLAINED_MIN)
+    periods = find_periods(steps, view.series.steps, EXPLAINED_KEPT_MIN if is_open else EXPLAINED_MIN)
     if not periods:
         return None
     call = cause.because.partition(OF_IT)[2].partition(SHOWN_BEFORE)[0] if cause.name == SYNC else ""
@@ -85,7 +91,8 @@ def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | 
     if float(np.median(saves_ns[is_longer])) >= EXPLAINS * float(np.median(longer_ns[is_longer])):
         found = describe_saving(slow.rank, slow.peers.ranks, view.samples.saves)
         saving = "saving a checkpoint" if found is None else found.because
-    return OwnWork(min(periods.values()), tuple(periods), float(np.median(longer_ns[is_longer])), call, saving)
+    each_ns = float(np.median(longer_ns[is_longer]))
+    return OwnWork(min(periods.values()), tuple(periods), each_ns, call, saving, DOES.get(cause.name, ""))
 
 
 def _find_longer(series: StepSeries, slow: SlowRank, phase: str) -> Floats:
@@ -97,17 +104,17 @@ def _find_longer(series: StepSeries, slow: SlowRank, phase: str) -> Floats:
     return np.asarray(np.nan_to_num(values[rows, series.column_of(slow.rank)] - peers, nan=0.0))
 
 
-def find_periods(steps: Ints, last_step: int, explained_min: float = EXPLAINED_MIN) -> dict[int, int]:
+def find_periods(steps: Ints, kept: Ints, explained_min: float = EXPLAINED_MIN) -> dict[int, int]:
     """Return the periods that explain at least this share of the steps, ascending, with the first step of each; none
-    where they do not.
+    where they do not. `kept` are all steps that are known, of which older ones may be left out.
 
-    >>> find_periods(np.array([10, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 100]), 104)
+    >>> find_periods(np.array([10, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 100]), np.arange(105))
     {10: 10, 25: 25}
     """
     remaining = steps
     periods: dict[int, int] = {}
     for _ in range(PERIODS_MAX):
-        found = _find_most_common(steps, remaining, last_step)
+        found = _find_most_common(steps, remaining, kept)
         if found is None:
             break
         period, offset = found
@@ -117,7 +124,7 @@ def find_periods(steps: Ints, last_step: int, explained_min: float = EXPLAINED_M
     return dict(sorted(periods.items())) if is_explained else {}
 
 
-def _find_most_common(steps: Ints, remaining: Ints, last_step: int) -> tuple[int, int] | None:
+def _find_most_common(steps: Ints, remaining: Ints, kept: Ints) -> tuple[int, int] | None:
     """Return the period, with its offset, that explains the most of the remaining steps; of equal ones the shortest."""
     distances = np.concatenate([np.diff(remaining), remaining[2:] - remaining[:-2]])
     parts = np.concatenate([distances[distances % part == 0] // part for part in range(1, PARTS_MAX + 1)])
@@ -126,7 +133,7 @@ def _find_most_common(steps: Ints, remaining: Ints, last_step: int) -> tuple[int
         offsets, counts = np.unique(remaining % period, return_counts=True)
         offset, count = int(offsets[counts.argmax()]), int(counts.max())
         members = steps[steps % period == offset]
-        expected = (last_step - int(members[0])) // period + 1
+        expected = np.count_nonzero((kept >= members[0]) & (kept % period == offset))
         if count > most and len(members) >= max(OCCURRENCES_MIN, REGULAR_MIN * expected):
             best, most = (period, offset), count
     return best
@@ -146,7 +153,7 @@ def describe_own_work(
         finding,
         kind=PERIODIC_WORK,
         cause=PERIODIC_WORK,
-        severity="info",
+        severity=judge_severity(1 - 1 / max(1.0, cost.run_slowdown_ratio)),
         suggestion=suggest(PERIODIC_WORK, PERIODIC_WORK),
         what=f"work of its own {_name_periods(work)}",
         why=_write_why(slow, work),
@@ -154,6 +161,11 @@ def describe_own_work(
         cost_of="",
         evidence={**finding.evidence, "period_steps": float(work.periods[0]), "longer_ns": work.longer_ns},
     )
+
+
+def judge_severity(share: float) -> str:
+    """Return the severity of work of its own that takes this share of the time."""
+    return "info" if share < WORK_SHARE_MAX else "warning"
 
 
 def _name_periods(work: OwnWork) -> str:
@@ -166,4 +178,6 @@ def _write_why(slow: SlowRank, work: OwnWork) -> str:
     peers = f"{whose} {slow.peers.size} {what}{'' if slow.peers.size == 1 else 's'}"
     where = work.saving or "between optimizer and next batch"
     text = f"{where}, {format_duration(work.longer_ns)} longer than on {peers}"
-    return f"{text}; its host waiting for the GPU at {work.call}" if work.call else text
+    if work.call:
+        return f"{text}; its host waiting for the GPU at {work.call}"
+    return f"{text}; its training thread {work.doing}" if work.doing else text

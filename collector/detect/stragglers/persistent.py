@@ -43,6 +43,7 @@ from rankscope.collector.detect.statistics.change_points import (
 from rankscope.collector.detect.statistics.noise import (
     MAD_TO_SIGMA,
     Noise,
+    find_neighbor_deviations,
     measure_noise,
     measure_noises,
     median_errors,
@@ -185,7 +186,7 @@ def _exceeds_noise(excess: Floats, thresholds: Thresholds) -> Flags:
     """Return of each column whether any period up to now exceeds the noise; True where a value is missing."""
     found: Flags = np.asarray(np.isnan(excess).any(axis=0))
     known = np.nan_to_num(excess, nan=0.0)
-    deviations = MAD_TO_SIGMA / math.sqrt(2) * np.median(np.abs(np.diff(known, axis=0)), axis=0)
+    deviations = find_neighbor_deviations(known)
     length = min(thresholds.steps_min, len(known))
     while True:
         level = np.median(known[-length:], axis=0)

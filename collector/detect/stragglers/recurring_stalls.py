@@ -24,7 +24,15 @@ import numpy as np
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange
 from rankscope.collector.detect.stragglers.cost import Cost
-from rankscope.collector.detect.stragglers.intermittent import COST_RATIO_MIN, QUIET_GAPS, find_period, probability_of
+from rankscope.collector.detect.stragglers.intermittent import (
+    CLASS_RATIO,
+    COST_RATIO_MIN,
+    QUIET_GAPS,
+    find_half_of_time,
+    find_period,
+    probability_of,
+)
+from rankscope.collector.detect.stragglers.periodic_work import judge_severity
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, describe_compilation, measure_compilation
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT
 from rankscope.collector.detect.stragglers.storage import STORAGE, describe_saving, speeds_of
@@ -34,8 +42,6 @@ from rankscope.collector.steps.long_steps import EVERYBODY, LongStepsSeen, RareL
 from rankscope.measure.records import CHECKPOINT
 from rankscope.measure.units import format_duration, ns_to_s
 
-CLASS_RATIO: Final = 0.25
-"""Noise of other ranks is a tenth of a stall that costs 1 %."""
 CLASS_MAX: Final = 64
 OWNED_MIN: Final = 0.8
 OWNED_OF_ALL_MIN: Final = 0.5
@@ -46,8 +52,6 @@ CHANCE_MAX: Final = 1e-4
 LARGE_COUNT: Final = 6
 LARGE_RATIO: Final = 10.0
 """Stalls by the scheduler of a busy machine are a few steps long."""
-WORK_SHARE_MAX: Final = 0.05
-"""Share of the time from which work of its own is a warning."""
 STALLS: Final = "stalls"
 """Evidence key: how many stalls the finding stands on. Only of findings that this file writes."""
 OTHER: Final = "other"
@@ -106,25 +110,12 @@ def _find_of(
     """
     owned_ns = [one.owned_ns for one in steps if one.owner == rank][-CLASS_MAX:]
     usual_ns = statistics.median(owned_ns)
-    for stall_ns in (_find_half_of_time(owned_ns), usual_ns):
+    for stall_ns in (find_half_of_time(owned_ns), usual_ns):
         size_ns, is_usual = CLASS_RATIO * stall_ns, stall_ns <= usual_ns
         found = _judge(rank, steps, total_ns, ranks, size_ns=size_ns, is_known=is_known, is_usual=is_usual)
         if found is not None:
             return found
     return None
-
-
-def _find_half_of_time(owned_ns: Sequence[float]) -> float:
-    """Return the time that a stall takes of which longer ones, and those as long, hold half of the time of all.
-
-    >>> _find_half_of_time([1.0, 1.0, 1.0, 1.0, 9.0, 10.0])
-    9.0
-    """
-    ordered = sorted(owned_ns, reverse=True)
-    half_ns = sum(ordered) / 2
-    return next(
-        (one for one, so_far in zip(ordered, itertools.accumulate(ordered), strict=True) if so_far >= half_ns), 0.0
-    )
 
 
 def _judge(
@@ -247,7 +238,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         slowdown_ratio=1 + found.usual_stall_ns / max(usual_ns, 1.0),
         cause=cause.name,
         pattern="intermittent",
-        severity="info" if is_work and found.share < WORK_SHARE_MAX else "warning",
+        severity=judge_severity(found.share) if is_work else "warning",
         what=_write_what(found, is_work=is_work),
         node=view.nodes[found.rank],
         why=cause.because,

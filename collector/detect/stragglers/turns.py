@@ -11,16 +11,18 @@ one. While its turn lasts each looks as a straggler does, and is none: replacing
               PATIENCE_STEPS
     alike     a taker's turns hold at most LONGER_RATIO times as much excess as the median of the other takers'
 
-A rank whose slowness goes on for longer than the others' turns has become a straggler, and is named; so is one that
-has more of it than others, whose stalls only interrupt it.
+A rank whose slowness goes on for longer than the others' turns, which have ended, has become a straggler, and is named;
+so is one that has more of it than others, whose stalls only interrupt it.
 """
 
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.stragglers.intermittent import SlowPeriods, find_slow_periods
-from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.finding import SinceRange
+from rankscope.collector.detect.statistics.begin_range import to_since_range
+from rankscope.collector.detect.stragglers.intermittent import SlowPeriods, find_begin, find_slow_periods
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats, Ints
 
@@ -31,6 +33,10 @@ FEW_RANKS_MAX: Final = 2
 LONGER_RATIO: Final = 2.0
 PATIENCE_STEPS: Final = 64
 """Known steps for which a rank is not named while it may be its turn."""
+OWNED_MIN: Final = 0.8
+"""Share of the excess since a rank became slow that is its own, where no other has turns. Of two ranks that are slow at
+random one has two thirds of 40 steps in one of 100 cases.
+"""
 HANDED_ON_STEPS: Final = 2
 """Known steps from the last slow one of a rank to the first of the next one."""
 MEMBERS_MAX: Final = 64
@@ -40,16 +46,21 @@ RANKS_MAX: Final = 2048
 
 
 class Turns(NamedTuple):
-    """Ranks that are slow in turns and alike, ascending. `rows` of the series are the slow steps, `owners` the slowest
-    rank in each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each. For `patience` known
-    steps a slowness may be one of these turns.
+    """Ranks that are slow in turns and alike, ascending. `rows` of the series are the slow steps since the turns began,
+    `owners` the slowest rank in each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each.
+    For `patience` known steps a slowness may be one of these turns. They began at `since_step`, or another one in
+    `since_range`; None where they go on since the first step that is kept. `lost_ns`: what each step of the series lost
+    since then, also in a turn that is too short yet; NaN where own times are not known.
     """
 
     ranks: tuple[int, ...]
     patience: int
+    since_step: int
+    since_range: SinceRange | None
     rows: Ints
     owners: Ints
     excess_ns: Floats
+    lost_ns: Floats
 
 
 def find_turns(view: RunView, thresholds: Thresholds) -> tuple[Turns, ...]:
@@ -64,9 +75,19 @@ def find_turns(view: RunView, thresholds: Thresholds) -> tuple[Turns, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def find_in_turns(view: RunView, thresholds: Thresholds) -> dict[int, int]:
-    """Return the ranks whose slowness may be one of several turns, each another rank's, and for how many steps."""
-    return {rank: turns.patience for turns in find_turns(view, thresholds) for rank in turns.ranks}
+def find_in_turns(view: RunView, thresholds: Thresholds) -> dict[int, Turns]:
+    """Return the ranks whose slowness may be one of several turns, each another rank's, with these."""
+    return {rank: turns for turns in find_turns(view, thresholds) for rank in turns.ranks}
+
+
+def is_turn(slow: SlowRank, turns: Turns, view: RunView) -> bool:
+    """Return whether a slowness may be one of these turns: it has not lasted for longer, or others had turns since it
+    began.
+    """
+    since = view.series.steps[turns.rows] >= slow.since_step
+    lost_ns = turns.excess_ns[since]
+    mine_ns = lost_ns[turns.owners[since] == slow.rank]
+    return slow.steps_judged <= turns.patience or float(mine_ns.sum()) < OWNED_MIN * float(lost_ns.sum())
 
 
 def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], steps_min: int) -> Turns | None:
@@ -80,6 +101,8 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     counts = lengths >= (1 if len(members) <= FEW_RANKS_MAX else steps_min)
     if not counts.any():
         return None
+    is_slow = np.zeros(len(periods.rows), dtype=bool)
+    is_slow[rows] = True
     is_handed_on = _is_handed_on(weight, rows, worst, begins[counts], lengths[counts])
     is_in_one = np.repeat(counts, lengths)
     rows, worst, owners, lengths = rows[is_in_one], worst[is_in_one], worst[begins[counts]], lengths[counts]
@@ -99,7 +122,21 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     if not alike:
         return None
     patience = max(2 * steps_min, min(round(LONGER_RATIO * lengths.max()), PATIENCE_STEPS))
-    return Turns(tuple(members[alike].tolist()), patience, periods.rows[rows], members[worst], worst_ns)
+    began, earliest, latest = find_begin(is_slow)
+    since = rows >= began
+    lost_ns = np.where(view.is_known, 0.0, np.nan)
+    lost_ns[periods.rows[began:]] = np.minimum(weight[began:].max(axis=1), view.longest_ns[periods.rows[began:]])
+    steps = view.series.steps[periods.rows]
+    return Turns(
+        tuple(members[alike].tolist()),
+        patience,
+        int(steps[began]),
+        to_since_range(steps, earliest, latest) if began else None,
+        periods.rows[rows[since]],
+        members[worst[since]],
+        worst_ns[since],
+        lost_ns,
+    )
 
 
 def _is_handed_on(weight: Floats, rows: Ints, worst: Ints, begins: Ints, lengths: Ints) -> bool:

@@ -78,7 +78,7 @@ def series_of(run: RunSnapshot) -> dict[tuple[str, frozenset[tuple[str, str]]], 
 
 
 def test_no_counter_of_the_run_goes_backwards() -> None:
-    story = Story(4).join().train(60).train(30, forward={2: 30.0})
+    story = Story(4).join().train(60).train(60, forward={2: 30.0})
     before = series_of(story.snapshot())
     kill(story).come_back().train(5)
     after = series_of(story.snapshot())

@@ -1,6 +1,7 @@
 """The rules over a whole run, on hand-written views. Shares are of steps of 100 ms."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,14 @@ def test_data_phase_of_one_rank_is_no_finding_about_the_run() -> None:
     assert kinds_in(job_of(BUSY, BUSY, data_ms=[60, 1], gpus=0)) == []
     assert kinds_in(job_of(BUSY, BUSY, BUSY, BUSY, data_ms=[60, 60, 1, 1], gpus=0)) == []
     assert kinds_in(job_of(BUSY, BUSY, BUSY, data_ms=[60, 60, 1], gpus=0)) == ["data_bound"]
+
+
+def test_data_bound_began_where_waits_for_loaders_did() -> None:
+    data_ms = np.full((120, 2), 1.0)
+    data_ms[70:] = 40.0
+    view = view_of(series_of((20.0 + data_ms).tolist(), phases_ms={"data": data_ms.tolist()}))
+    (finding,) = [one.finding for one in RULE.find(view, ())]  # type: ignore[union-attr]
+    assert (finding.kind, finding.since_step, finding.since_range) == ("data_bound", 70, (70, 70))
 
 
 def test_one_long_wait_for_data_is_not_data_bound() -> None:
@@ -411,7 +420,7 @@ def test_finding_about_the_run_opens_and_closes() -> None:
         train(story, data_ms=20)
     (finding,) = story.snapshot().open_findings
     # 12 of 45 ms are in the loader. Without a GPU no window is needed: of the first 64 steps the last 32 are judged.
-    assert (finding.kind, finding.since_step, finding.severity) == ("data_bound", 32, "info")
+    assert (finding.kind, finding.since_step, finding.severity) == ("data_bound", 3, "info")
     assert finding.lost_rank_seconds is None
     for _ in range(4):
         train(story, data_ms=1)
@@ -453,6 +462,34 @@ def test_begin_of_pauses_is_where_long_steps_become_frequent() -> None:
     assert isinstance(lost_ns, np.ndarray)
     # 8 steps are 200 ms longer; all of it is lost, as the ranks pause for 4 x 6 ms in each step.
     assert lost_ns[[39, 40, 41, 110]].tolist() == pytest.approx([0.0, 200e6, 0.0, 200e6])
+
+
+def late_pauses(*, is_reported: bool = True) -> RunView:
+    """Return a run in which rank 0 pauses for 800 ms after each tenth optimizer step, so that the others wait in the
+    next one; the last such step of rank 0 may not be reported yet.
+    """
+    step_ms = np.full((120, 2), 100.0)
+    step_ms[8::10, 0] += 800.0
+    step_ms[9::10, 1] += 800.0
+    if not is_reported:
+        step_ms[118, 0] = np.nan
+    view = view_of(replace(series_of(step_ms.tolist()), step_ns=step_ms * 1e6))
+    return with_samples(view, Samples({}, {rank: pauses_of(40.0) for rank in (0, 1)}, {}))
+
+
+def test_pause_that_two_steps_show_is_lost_once() -> None:
+    (candidate,) = RULE.find(late_pauses(), ())  # type: ignore[misc]
+    lost_ns = candidate.lost_ns
+    assert isinstance(lost_ns, np.ndarray)
+    assert lost_ns.sum() == pytest.approx(12 * 800e6)
+    assert candidate.finding.run_slowdown_ratio == pytest.approx(180 / 100)
+
+
+def test_step_that_the_pausing_rank_has_not_reported_is_charged_later() -> None:
+    (candidate,) = RULE.find(late_pauses(is_reported=False), ())  # type: ignore[misc]
+    lost_ns = candidate.lost_ns
+    assert isinstance(lost_ns, np.ndarray)
+    assert np.flatnonzero(np.isnan(lost_ns)).tolist() == [118]
 
 
 def test_few_pauses_have_a_wider_begin_at_once() -> None:

@@ -100,3 +100,14 @@ def test_finding_keeps_its_begin() -> None:
     (found,) = find(turns_of())
     earlier = Finding(kind=found.kind, cause=found.cause, sentence="", since_step=10, evidence=found.evidence)
     assert [one.since_step for one in find(turns_of(), earlier)] == [10]
+
+
+def test_open_finding_stays_beside_a_slower_run_with_its_cause() -> None:
+    (found,) = find(turns_of())
+    slower = Finding(kind="run_slowdown", cause="data_loading", sentence="")
+    assert [one.since_step for one in find(turns_of(), slower, found)] == [60]
+
+
+def test_begin_has_a_range() -> None:
+    (found,) = find(turns_of())
+    assert (found.since_step_min, found.since_step_max) == (60, 61)

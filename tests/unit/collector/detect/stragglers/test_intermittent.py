@@ -8,6 +8,7 @@ import pytest
 from rankscope.collector.detect.stragglers.intermittent import (
     chance_of_sum,
     count_known_between,
+    find_begin,
     find_deviations,
     find_intermittent,
     find_period,
@@ -260,3 +261,21 @@ def test_usual_deviation_of_few_ranks_is_that_of_their_noise(count: int) -> None
     drawn = np.random.default_rng(count).normal(0.0, 0.02, (count, 300))
     triples = [find_deviations(drawn[:, first : first + 3]) for first in range(0, 300, 3)]
     assert np.median(triples) == pytest.approx(0.02, rel=0.1)
+
+
+def test_begin_is_no_end_of_frequent_slow_steps() -> None:
+    slow = np.ones(200, dtype=bool)
+    slow[:3] = slow[150:160] = False
+    slow[196:] = False
+    assert find_begin(slow)[0] == 3
+
+
+def test_small_slow_steps_are_not_those_of_large_stalls() -> None:
+    """Noise of 12 % now and then is no begin of stalls of 300 %, and no part of their period."""
+    own_ms = times(steps=240)
+    for step in (5, 23, 47, 61, 133, 177, 201):
+        own_ms[step, SLOW] *= 1.14
+    own_ms[100::10, SLOW] *= 4.0
+    (slow,) = found(own_ms)
+    assert (slow.since_step, slow.slow_steps.tolist()) == (100, list(range(100, 240, 10)))
+    assert find_period(slow.slow_steps) == (10, True)

@@ -1,5 +1,7 @@
 """Work of one rank by itself: rank 0 of eight logs, saves or evaluates between its steps of 100 ms."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -204,4 +206,26 @@ def test_it_has_passed_after_four_periods_without() -> None:
     ],
 )
 def test_periods(steps: list[int], last_step: int, periods: dict[int, int]) -> None:
-    assert find_periods(np.array(steps, dtype=np.int64), last_step) == periods
+    assert find_periods(np.array(steps, dtype=np.int64), np.arange(last_step + 1)) == periods
+
+
+def test_periods_hold_of_the_steps_that_are_kept() -> None:
+    """Of older steps some are left out."""
+    kept = np.array([*range(60, 101), *range(204, 456)])
+    steps = np.array([step for step in kept.tolist() if step % 4 == 0], dtype=np.int64)
+    assert find_periods(steps, kept) == {4: 60}
+
+
+def test_work_that_takes_much_of_the_time_is_a_warning() -> None:
+    severities = [findings(view(every((10, more_ms))))[0].severity for more_ms in (40.0, 100.0)]
+    assert severities == ["info", "warning"]  # 4 and 10 of 104 and 110 ms
+
+
+def test_noise_elsewhere_does_not_make_an_open_one_a_straggler() -> None:
+    longer = every((10, 400.0))
+    look = view(longer)
+    (found,) = findings(look)
+    own_ns = look.series.own_ns.copy()
+    own_ns[[3, 15, 27, 33, 57, 81], 0] += 15e6
+    noisy = replace(look, series=replace(look.series, own_ns=own_ns))
+    assert [one.kind for one in findings(noisy, found)] == [PERIODIC_WORK]

@@ -38,7 +38,7 @@ def test_unknown_caused_wait_is_no_evidence(caused: Floats | None) -> None:
 
 def test_charges_of_a_run_come_to_its_picture_and_its_finding() -> None:
     story = Story(4).join()
-    for _ in range(5):
+    for _ in range(7):
         story.train(8, forward={SLOW: 40.0})
     # The slow rank needs 60 ms where the others need 30: each of the three waits 30.
     assert [rank.wait_caused_ns_median for rank in story.snapshot().ranks] == [0.0, 0.0, 90.0 * MS, 0.0]

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.stragglers.turns import PATIENCE_STEPS, find_in_turns
+from rankscope.collector.detect.stragglers.turns import PATIENCE_STEPS, find_in_turns, find_turns
 from rankscope.collector.detect.view import RunView
 from tests.unit.collector.steps.step_series import series_of, view_of
 
@@ -81,3 +83,59 @@ def test_ranks_without_peers_of_equal_work_take_no_turns() -> None:
 def test_turns_of_a_large_run_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.collector.detect.stragglers.turns.RANKS_MAX", 1)
     assert in_turns([0, 1] * 20) == set()
+
+
+def noisy_turns(usual: int, turns: int, length: int) -> RunView:
+    """Return the view of two ranks whose usual steps differ by a tenth, and that are slow in turns after these."""
+    owners = [turn % 2 for turn in range(turns) for _ in range(length)]
+    own_ms = np.full((usual + len(owners), 2), 20.0)
+    own_ms *= np.exp(np.random.default_rng(7).normal(0, 0.1, own_ms.shape))
+    for step, owner in enumerate(owners, usual):
+        own_ms[step, owner] += 60.0
+    return view_of(series_of(own_ms.tolist()))
+
+
+@pytest.mark.parametrize("turns", [2, 4, 5, 6])
+def test_turns_are_seen_beside_usual_steps(turns: int) -> None:
+    """Levels of three kinds, each a third of the steps, are no noise."""
+    (found,) = find_turns(noisy_turns(60, turns, 25), Thresholds())
+    assert found.ranks == (0, 1)
+    assert found.since_step == 60
+    assert len(found.rows) >= 0.9 * 25 * turns
+
+
+def test_turns_begin_where_slow_steps_become_frequent() -> None:
+    owners: list[int | None] = [None] * 100
+    owners[10], owners[55] = 0, 1  # a stall each
+    view = view_with([*owners, *[0, 1] * 40])
+    (found,) = find_turns(view, Thresholds())
+    assert (found.since_step, found.since_range) == (140, (140, 141))
+    assert set(view.series.steps[found.rows].tolist()) == set(range(140, 220))
+
+
+def test_turns_of_all_kept_steps_may_be_older() -> None:
+    view = view_of(series_of([[80.0, 20.0], [20.0, 80.0]] * 40))
+    (found,) = find_turns(view, Thresholds())
+    assert (found.since_step, found.since_range) == (0, None)
+
+
+def test_two_of_three_steps_by_chance_are_no_straggler_among_turns() -> None:
+    owners = [0, 1] * 20 + [1, 1, 0] * 20
+    found = Stragglers(Thresholds()).find(view_with(owners), ())
+    assert not isinstance(found, Abstain)
+    assert found == []
+
+
+def test_rank_that_is_slow_alone_after_turns_is_a_straggler() -> None:
+    owners = [0, 1] * 20 + [1] * 100
+    found = Stragglers(Thresholds()).find(view_with(owners), ())
+    assert not isinstance(found, Abstain)
+    assert [(one.finding.ranks, one.finding.pattern) for one in found] == [((1,), "steady")]
+
+
+def test_steps_of_a_turn_that_has_just_begun_are_lost_too() -> None:
+    """Of three ranks a dozen steps make a turn; what fewer lost is not told later."""
+    view = view_with([0] * 25 + [1] * 25 + [2] * 25 + [0] * 5, ranks=3)
+    (found,) = find_turns(view, Thresholds())
+    assert found.lost_ns[40:].tolist() == pytest.approx([60e6] * 80, rel=0.05)
+    assert found.lost_ns[:40].tolist() == [0.0] * 40
