@@ -234,8 +234,8 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None, cost_ratio_min: 
     cause = "data_imbalance" if is_correlated else "unattributed"
     core_wait_ns = find_core_wait(view, int(view.series.steps[gaps.rows[0]]))
     if known is not None and known.since_step is not None:
-        cause, since_step = known.cause, known.since_step
-        earliest, latest = known.since_step_min, known.since_step_max
+        cause = known.cause if TURNS not in known.evidence else cause
+        since_step, earliest, latest = known.since_step, known.since_step_min, known.since_step_max
     else:
         since_step, earliest, latest = _find_begin(view, cost_ratio_min)
     if core_wait_ns is not None and core_wait_ns >= EXPLAINS * np.median(gaps.ns):

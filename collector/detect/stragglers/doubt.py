@@ -72,14 +72,16 @@ def describe_doubt(view: RunView) -> str:
     others_ns = float(others.ns.sum())
     of_rank = {rank: float(lost.ns[lost.owners == rank].sum()) for rank in set(lost.owners.tolist()) if rank >= 0}
     most = max(of_rank, key=lambda rank: of_rank[rank], default=None)
-    if most is not None and of_rank[most] >= LOST_MIN * total_ns:
-        mine = lost.of(lost.owners == most)
-        return (
-            f"{_percent(of_rank[most] / total_ns)} was lost in {mine.text} of rank {most}: too few to say that it "
-            "stops again and again"
-        )
     unknown = lost.of(lost.owners == UNKNOWN)
     share = (float(unknown.ns.sum()) + others_ns) / total_ns
+    if most is not None:
+        mine, may_be = lost.of(lost.owners == most), lost.of((lost.owners == most) | (lost.owners == UNKNOWN))
+        few = "too few to say that it stops again and again"
+        if of_rank[most] >= LOST_MIN * total_ns:
+            return f"{_percent(of_rank[most] / total_ns)} was lost in {mine.text} of rank {most}: {few}"
+        if share < LOST_MIN <= float(may_be.ns.sum()) / total_ns:
+            which = f"{len(mine.steps)} of them of rank {most}"
+            return f"{_percent(float(may_be.ns.sum()) / total_ns)} was lost in {may_be.text}, {which}: {few}"
     if share < LOST_MIN:
         return ""
     if others_ns > float(unknown.ns.sum()):

@@ -111,3 +111,13 @@ def test_open_finding_stays_beside_a_slower_run_with_its_cause() -> None:
 def test_begin_has_a_range() -> None:
     (found,) = find(turns_of())
     assert (found.since_step_min, found.since_step_max) == (60, 61)
+
+
+def test_ranks_that_took_turns_and_are_slow_at_random_now_are_told_so() -> None:
+    """Of four ranks and more: the cause of the turns is none of what is not in turns."""
+    random = np.random.default_rng(3)
+    own_ms = np.full((200, 4), 20.0)
+    own_ms[np.arange(200), random.integers(0, 4, 200)] += 60.0
+    turns = Finding(kind="uneven_work", cause="data_loading", sentence="", since_step=10, evidence={"turns": 4.0})
+    (found,) = find(view_of(series_of(own_ms.tolist())), turns)
+    assert (found.cause, found.since_step) == ("unattributed", 10)

@@ -122,3 +122,10 @@ def test_latest_steps_of_which_each_rank_lacks_some_name_these_ranks() -> None:
     step_ms[70:85, 1] = step_ms[85:, 2] = np.nan
     said = "steps 70-99 (12 s) are missing from ranks 1-2, some from each of them"
     assert describe_doubt(view(np.where(np.isnan(step_ms), np.nan, 300.0), step_ms)) == said
+
+
+def test_a_long_step_that_nobody_owns_yet_may_be_that_of_one_who_stopped_before() -> None:
+    """The latest one: neither what rank 1 owns nor what is unknown matters by itself."""
+    found = describe_doubt(view(None, None, (17, 1, 40.0), (50, 1, 40.0), (98, UNKNOWN, 70.0)))
+    expected = "7 % of the time was lost in 3 longer steps (steps 17-98), 2 of them of rank 1"
+    assert found == f"{expected}: too few to say that it stops again and again"
