@@ -162,7 +162,9 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Kernels, copies and memsets: `row` in the events (ascending) and what only these have. Unknown floats are NaN."""
+    """Kernels, copies and memsets: `row` in the events (ascending) and what only these have. Unknown floats are NaN.
+    `gigabytes_per_s` is the bandwidth of a copy as the profiler wrote it, from its time before that was rounded.
+    """
 
     row: Ints
     device: Ints
@@ -170,6 +172,7 @@ class DeviceWork:
     bytes: Ints
     blocks_per_sm: Floats
     occupancy_percent: Floats
+    gigabytes_per_s: Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,6 +303,7 @@ class TraceColumns:
             to_ints([a.bytes for a in of_rows]),
             to_floats([a.blocks_per_sm for a in of_rows]),
             to_floats([a.occupancy for a in of_rows]),
+            to_floats([a.gigabytes_per_s for a in of_rows]),
         )
         for row in [row for row, a in zip(places, of_rows, strict=True) if a.collective is not None]:
             self._collectives[first + row] = read_collective(arguments[row])
@@ -443,7 +444,7 @@ class TraceColumns:
 
 
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
-_DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64)
+_DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 _AUTOGRAD_TYPES = (np.int64, np.int64, np.int64)
 _MESSAGE_OPS = frozenset({"send", "recv"})
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])

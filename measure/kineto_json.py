@@ -78,6 +78,7 @@ class Arguments(msgspec.Struct, gc=False):
     bytes: Any = ABSENT
     blocks_per_sm: Any = msgspec.field(default=None, name="blocks per SM")
     occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
+    gigabytes_per_s: Any = msgspec.field(default=None, name="memory bandwidth (GB/s)")
     input_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     call_stack: msgspec.Raw = msgspec.field(default=NOTHING, name="Call stack")

@@ -100,11 +100,11 @@ def analyze(
     sheet; it takes longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded
     inputs (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable.
     `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of
-    memory flow. `nest` adds the operators with the kernels that each launched, `by_thread` by their thread,
-    `by_frames` by so many innermost frames around them. `executor` is a `concurrent.futures` executor, or
-    `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the cores of this machine. A file that
-    cannot be used is listed in `errors`. Raises UnavailableError when a path has no file, SettingError for what
-    cannot be asked for.
+    memory flow. `nest` adds the operators and the user ranges with the kernels that each launched, `by_thread` the
+    operators by their thread, `by_frames` by so many innermost frames around them. `executor` is a
+    `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the
+    cores of this machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has
+    no file, SettingError for what cannot be asked for.
     """
     asked = Asked(
         shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,

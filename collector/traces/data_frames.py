@@ -14,6 +14,7 @@ ASKED_OF_RANKS = (
     "cpu_use",
     "operator_shapes",
     "operator_groups",
+    "range_kernels",
     "roofline",
     "modules",
     "kernel_groups",
