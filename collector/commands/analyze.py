@@ -126,6 +126,7 @@ class Analyze:
                     nest=options.nest,
                     by_thread=options.by_thread,
                     by_frames=options.by_frames,
+                    launches=options.launches,
                     executor=options.executor,
                     progress=progress,
                 )
@@ -270,6 +271,11 @@ def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
         metavar="LENGTH",
         help="also the costliest sequences of kernels that repeat, of up to LENGTH kernels, 2 to "
         f"{LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with LENGTH",
+    )
+    parser.add_argument(
+        "--launches",
+        action="store_true",
+        help="also the kernels by operator, grid, block, registers and shared memory of their launches; takes longer",
     )
 
 

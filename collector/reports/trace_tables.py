@@ -16,7 +16,13 @@ from rankscope.collector.reports.asked_tables import (
 from rankscope.collector.reports.cycle_table import build_cycle_sections
 from rankscope.collector.reports.difference_tables import build_difference_sections
 from rankscope.collector.reports.flops_tables import build_flops_sections
-from rankscope.collector.reports.kernel_tables import build_counters, build_kernel_groups, build_sequences
+from rankscope.collector.reports.kernel_tables import (
+    TENSOR_CORES,
+    build_counters,
+    build_kernel_groups,
+    build_launches,
+    build_sequences,
+)
 from rankscope.collector.reports.module_table import build_modules
 from rankscope.collector.reports.sorted_tables import build_operator_groups, build_range_kernels, build_sorted_sections
 from rankscope.collector.reports.source_links import source_cell
@@ -722,7 +728,6 @@ _OPERATOR_SHAPES = _ByName(
     lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     by=("device_self_ns", "host_self_ns"),
 )  # fmt: skip
-_TENSOR_CORES = {True: "yes", False: "no", None: "not known"}
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
@@ -738,7 +743,7 @@ _KERNELS = _ByName(
     lambda one: (*one.times("total_ns"), percent(share_of(one.total("total_ns"), one.whole_ns)),
                  us(one.mean("total_ns")), us(min(one.all_of("min_ns"))), us(max(one.all_of("max_ns"))),
                  amount(one.weighted("blocks_per_sm"), decimals=2), percent(one.weighted("occupancy_ratio")),
-                 text_cell(_TENSOR_CORES[one.first.uses_tensor_cores])),
+                 text_cell(TENSOR_CORES[one.first.uses_tensor_cores])),
 )  # fmt: skip
 _COPIES = _ByName(
     Section(
@@ -909,6 +914,7 @@ def build_sections(
         *(table.build(report, top) for table in (*by_shape, _SYNCHRONIZATIONS)),
         *build_roofline_sections(report.ranks, top),
         *build_kernel_groups(report),
+        *build_launches(report, top),
         *build_sequences(report, top),
         *build_counters(report, top),
         _by_rank(report, _MEMORY, _of_memory, of_ranks),

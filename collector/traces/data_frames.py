@@ -15,6 +15,7 @@ ASKED_OF_RANKS = (
     "operator_shapes",
     "operator_groups",
     "range_kernels",
+    "kernel_launches",
     "roofline",
     "modules",
     "kernel_groups",

@@ -184,6 +184,7 @@ def _list_tables(view: RankView, origin: Origin, collectives: list[Collective], 
         "memory": lambda: summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow),
         "signs": lambda: find_signs(view, origin.devices),
         "idle_time": lambda: windows.sum_idle(view),
+        "idle_gaps": lambda: windows.sum_idle_gaps(view),
         "launch_queue": lambda: sum_queues(view),
     }
 

@@ -163,6 +163,31 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     deviation_ns: float | None = None
 
 
+class KernelLaunchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of one name that one operator launched in one way: blocks of the grid and threads of a block by
+    dimension, registers of a thread, bytes of memory that a block shares; None where the trace does not say, `operator`
+    also for a launch in none. `may_use_tensor_cores` is of the operator, `uses_tensor_cores` of the kernel, by their
+    names; blocks per SM and occupancy as in KernelRow.
+    """
+
+    name: str
+    operator: str | None
+    grid: str | None
+    block: str | None
+    registers: int | None
+    shared_memory_bytes: int | None
+    count: int
+    total_ns: int
+    mean_ns: int
+    min_ns: int
+    max_ns: int
+    pct: float
+    uses_tensor_cores: bool | None
+    may_use_tensor_cores: bool
+    blocks_per_sm: float | None
+    occupancy_ratio: float | None
+
+
 class KernelGroupRow(msgspec.Struct, frozen=True, kw_only=True):
     """All device work of one class of kernels, or of one of the user's groups, by `name_count` names; `group` is None
     for the work in no group. The times of a rank's rows sum to its device work.
@@ -319,6 +344,26 @@ class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
     host_wait_ns: int
     kernel_wait_ns: int
     other_ns: int
+
+
+class IdleGapRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The gaps of one kind (`host_wait`, `kernel_wait`, `other`) of a lane as in IdleRow: how many and how long they
+    are; between two gaps quantiles are interpolated, the deviation of one is None.
+    """
+
+    device: int | None
+    stream: int | None
+    is_device: bool
+    kind: str
+    count: int
+    total_ns: int
+    mean_ns: float
+    min_ns: int
+    p25_ns: float
+    median_ns: float
+    p75_ns: float
+    max_ns: int
+    deviation_ns: float | None
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -733,8 +778,8 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
-    `operator_shapes`, `operator_groups`, `range_kernels`, `roofline`, `modules`, `kernel_groups`, `kernel_sequences`
-    and `flops` are None where they were not asked for.
+    `operator_shapes`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`, `modules`, `kernel_groups`,
+    `kernel_sequences` and `flops` are None where they were not asked for.
     """
 
     rank: int | None
@@ -761,11 +806,13 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     signs: Signs
     warnings: list[str]
     idle_time: list[IdleRow] = []
+    idle_gaps: list[IdleGapRow] = []
     launch_queue: list[QueueRow] = []
     hardware_counters: list[CounterRow] = []
     operator_shapes: list[OperatorShapeRow] | None = None
     operator_groups: list[OperatorGroupRow] | None = None
     range_kernels: list[RangeKernelRow] | None = None
+    kernel_launches: list[KernelLaunchRow] | None = None
     step_timelines: list[StepTimeline] = []
     step_event_types: list[StepEventTypes] = []
     roofline: list[RooflineRow] | None = None

@@ -63,8 +63,8 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
                 kind=kernel_classes.COMMUNICATION
                 if work.is_communication[kernels[mine]].any()
                 else kernel_classes.find_class(name),
-                blocks_per_sm=_weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
-                occupancy_ratio=_weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
+                blocks_per_sm=weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
+                occupancy_ratio=weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
                 median_ns=float(np.median(mine_ns)),
                 deviation_ns=float(mine_ns.std(ddof=1)) if len(mine) > 1 else None,
             )
@@ -72,7 +72,7 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
 
 
-def _weigh(values: Floats, length_ns: Ints) -> float | None:
+def weigh(values: Floats, length_ns: Ints) -> float | None:
     """Return the mean of the values that are known, weighted with their time; None without any."""
     known = np.isfinite(values) & (length_ns > 0)
     weight_ns = int(length_ns[known].sum())
