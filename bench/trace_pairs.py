@@ -6,7 +6,7 @@ The trace of `--size` MB of JSON is made by `write_trace` of traces.py: the reco
     HTA           HolisticTraceAnalysis: the trace loaded, get_temporal_breakdown and get_comm_comp_overlap
     rankscope     every table of `rankscope analyze`, without options
     every option  the same with `--shapes --modules --critical-path --all-to-all --roofline --flops --sequences --nest
-                  --by-thread --by-frames 2`
+                  --by-thread --by-frames 2 --launches`
 
 Each reads in a process of its own, one at a time, in the orders A B B A: a pair is two readings next to each other, and
 a ratio is of the two of one pair, so that what slows the machine for minutes slows both. Time is wall time from the

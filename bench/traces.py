@@ -103,7 +103,7 @@ from rankscope.collector.traces.analysis import analyze
 begin = time.perf_counter()
 analyze(
     path, shapes=True, modules=True, critical_path=True, all_to_all=True, roofline=True, flops=True, sequences=8,
-    nest=True, by_thread=True, by_frames=2,
+    nest=True, by_thread=True, by_frames=2, launches=True,
 )
 """,
 }

@@ -162,7 +162,9 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Kernels, copies and memsets: `row` in the events (ascending) and what only these have. Unknown floats are NaN."""
+    """Kernels, copies and memsets: `row` in the events (ascending) and what only these have. Unknown floats are NaN.
+    `gigabytes_per_s` is the bandwidth of a copy as the profiler wrote it, from its time before that was rounded.
+    """
 
     row: Ints
     device: Ints
@@ -170,6 +172,18 @@ class DeviceWork:
     bytes: Ints
     blocks_per_sm: Floats
     occupancy_percent: Floats
+    gigabytes_per_s: Floats
+
+
+class LaunchShape(NamedTuple):
+    """How a kernel was launched: blocks and threads by dimension (`512x1x1`), registers of a thread, bytes of memory
+    that a block shares; None where the trace does not say.
+    """
+
+    grid: str | None
+    block: str | None
+    registers: int | None
+    shared_memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +219,8 @@ class KinetoTrace:
     the reader of a damaged file first, which are `mended`; `left_out` counts events with impossible times by reason;
     `addresses` has the recorded arguments of the calls that send and receive, and of operators whose arguments are
     asked for, as JSON; `stream_waits` the waits of streams for events by row, empty unless they are asked for.
-    `autograd` is None where it was not read. `counters` has the hardware counters of each range of CUPTI's range
-    profiler, by name.
+    `autograd` is None, and `launch_shapes` (of kernels) empty, where it was not read. `counters` has the hardware
+    counters of each range of CUPTI's range profiler, by name.
     """
 
     head: Mapping[str, Any]
@@ -228,6 +242,7 @@ class KinetoTrace:
     left_out: Mapping[str, int] = field(default_factory=dict)
     autograd: AutogradLinks | None = None
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    launch_shapes: Mapping[int, LaunchShape] = field(default_factory=dict)
 
     def name(self, row: int) -> str:
         """Return the name of an event."""

@@ -43,6 +43,7 @@ from rankscope.measure.kineto import (
     Events,
     Ints,
     KinetoTrace,
+    LaunchShape,
     MemoryEvents,
     StreamWait,
     find_category,
@@ -58,6 +59,7 @@ from rankscope.measure.kineto_json import (
     EventBlock,
     ExactCompleteEvent,
     InstantEvent,
+    LaunchArguments,
     TraceBlocks,
     read_text,
 )
@@ -85,14 +87,17 @@ def read_trace(
     every_wait: bool = False,
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
+    launches: bool = False,
 ) -> KinetoTrace:
     """Return the trace in these bytes, which may be cut anywhere; with `every_shape` the input shapes of all operators,
     otherwise only those that the breakdown uses; with `every_wait` the waits of streams for events; with the arguments
     of the operators and the splits of the collectives in `values_of`; with `autograd` the links of backward operators
-    to forward ones. Raises TraceError with the reason and the byte.
+    to forward ones; with `launches` how kernels were launched. Raises TraceError with the reason and the byte.
     """
     blocks = TraceBlocks(block_bytes)
-    columns = TraceColumns(every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd)
+    columns = TraceColumns(
+        every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd, launches=launches
+    )
     columns.read(blocks, chunks)
     return columns.build(blocks.head, blocks.warnings)
 
@@ -125,12 +130,16 @@ class TraceColumns:
         every_wait: bool = False,
         values_of: AbstractSet[str] = frozenset(),
         autograd: bool = False,
+        launches: bool = False,
     ) -> None:
         """Begin without events. The options are those of `read_trace`."""
         self._values_of = MESSAGE_CALLS | values_of
         self._every_shape = every_shape
         self._every_wait = every_wait
         self._reads_autograd = autograd
+        self._reads_launches = launches
+        self._launch_shapes: dict[int, LaunchShape] = {}
+        self._distinct_launches: dict[LaunchShape, LaunchShape] = {}
         self._autograd_rows = _Growing(_AUTOGRAD_TYPES)
         self._names = _Codes()
         self._threads = _Codes()
@@ -191,6 +200,8 @@ class TraceColumns:
             self._add_addresses(first, complete, addresses)
         if self._reads_autograd and block.mentions(b'"Sequence number"'):
             self._add_autograd(first, [one for one, kept in zip(block.read_autograd(), timed, strict=True) if kept])
+        if self._reads_launches and block.mentions(b'"grid"'):
+            self._add_launches(first, [one for one, kept in zip(block.read_launches(), timed, strict=True) if kept])
         ranges = self._categories.get(COUNTER_RANGE)
         if ranges is not None and (category == ranges).any():
             kept = (one for one, used in zip(block.read_counters(), timed, strict=True) if used)
@@ -281,6 +292,15 @@ class TraceColumns:
         forward_thread = to_ints([found[row].forward_thread for row in rows.tolist()])
         self._autograd_rows.append(rows + first, sequence[rows], forward_thread)
 
+    def _add_launches(self, first: int, found: list[LaunchArguments]) -> None:
+        """Append how the kernels from row `first` on were launched."""
+        for row, one in enumerate(found):
+            if one.grid is not None:
+                shape = LaunchShape(
+                    _dimensions(one.grid), _dimensions(one.block), _integer(one.registers), _integer(one.shared_memory)
+                )
+                self._launch_shapes[first + row] = self._distinct_launches.setdefault(shape, shape)
+
     def _thread_codes(self, complete: list[Any]) -> npt.NDArray[np.int32]:
         """Return the code of each event's (pid, tid). A tuple is made once per distinct pair, not per event."""
         pids = np.array(self._pids.of([event.pid for event in complete]), dtype=np.int64)
@@ -303,6 +323,7 @@ class TraceColumns:
             to_ints([a.bytes for a in of_rows]),
             to_floats([a.blocks_per_sm for a in of_rows]),
             to_floats([a.occupancy for a in of_rows]),
+            to_floats([a.gigabytes_per_s for a in of_rows]),
         )
         for row in [row for row, a in zip(places, of_rows, strict=True) if a.collective is not None]:
             self._collectives[first + row] = read_collective(arguments[row])
@@ -340,6 +361,7 @@ class TraceColumns:
         self._shapes.update({first + row: found for row, found in later._shapes.items()})
         self._addresses.update({first + row: found for row, found in later._addresses.items()})
         self._stream_waits.update({first + row: found for row, found in later._stream_waits.items()})
+        self._launch_shapes.update({first + row: found for row, found in later._launch_shapes.items()})
         self._stacks.update({first + row: found for row, found in later._stacks.items()})
         self._counters.update({first + row: found for row, found in later._counters.items()})
         self._phases.update(later._phases)
@@ -413,6 +435,7 @@ class TraceColumns:
             left_out=left_out,
             autograd=_place_autograd(self._autograd_rows.take(), place) if self._reads_autograd else None,
             counters=_place(self._counters, place),
+            launch_shapes=_place(self._launch_shapes, place),
         )
 
     def _build_memory(self, threads: list[tuple[str, str]], start_ns: Ints, warnings: list[str]) -> MemoryEvents:
@@ -443,8 +466,9 @@ class TraceColumns:
 
 
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
-_DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64)
+_DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 _AUTOGRAD_TYPES = (np.int64, np.int64, np.int64)
+DIMENSIONS_MAX = 3
 _MESSAGE_OPS = frozenset({"send", "recv"})
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
 
@@ -491,6 +515,13 @@ def _text(value: object) -> str | None:
 
 def _integer(value: object) -> int | None:
     return value if type(value) is int else None
+
+
+def _dimensions(value: object) -> str | None:
+    """Return `512x1x1` for a list of whole numbers, as many as a grid has dimensions."""
+    if not isinstance(value, list) or not 0 < len(value) <= DIMENSIONS_MAX or not all(map(is_int64, value)):
+        return None
+    return "x".join(map(str, value))
 
 
 def read_collective(a: Arguments) -> CollectiveArguments:

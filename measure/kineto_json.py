@@ -78,6 +78,7 @@ class Arguments(msgspec.Struct, gc=False):
     bytes: Any = ABSENT
     blocks_per_sm: Any = msgspec.field(default=None, name="blocks per SM")
     occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
+    gigabytes_per_s: Any = msgspec.field(default=None, name="memory bandwidth (GB/s)")
     input_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     call_stack: msgspec.Raw = msgspec.field(default=NOTHING, name="Call stack")
@@ -151,6 +152,21 @@ class AutogradEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
     args: AutogradArguments | None = None
 
 
+class LaunchArguments(msgspec.Struct, gc=False):
+    """Fields of a kernel's `args` that say how it was launched."""
+
+    grid: Any = None
+    block: Any = None
+    registers: Any = msgspec.field(default=None, name="registers per thread")
+    shared_memory: Any = msgspec.field(default=None, name="shared memory")
+
+
+class LaunchEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """CompleteEvent with these fields only, as AddressedEvent."""
+
+    args: LaunchArguments | None = None
+
+
 class CounterEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
     """CompleteEvent with these fields only: the arguments of a range of counters are the counters."""
 
@@ -199,6 +215,8 @@ _ADDRESSED_BLOCK = msgspec.json.Decoder(list[AddressedEvent | _OTHER])  # type: 
 _ADDRESSED_EVENT = msgspec.json.Decoder(AddressedEvent | _OTHER)
 _AUTOGRAD_BLOCK = msgspec.json.Decoder(list[AutogradEvent | _OTHER])  # type: ignore[valid-type]
 _AUTOGRAD_EVENT = msgspec.json.Decoder(AutogradEvent | _OTHER)
+_LAUNCH_BLOCK = msgspec.json.Decoder(list[LaunchEvent | _OTHER])  # type: ignore[valid-type]
+_LAUNCH_EVENT = msgspec.json.Decoder(LaunchEvent | _OTHER)
 _COUNTER_BLOCK = msgspec.json.Decoder(list[CounterEvent | _OTHER])  # type: ignore[valid-type]
 _COUNTER_EVENT = msgspec.json.Decoder(CounterEvent | _OTHER)
 _COUNTERS = msgspec.json.Decoder(dict[str, Any] | None)
@@ -253,6 +271,11 @@ class EventBlock:
         """Return of each complete event what ties it to autograd, if anything does. It decodes the block again."""
         found = self._read_again(_AUTOGRAD_BLOCK, _AUTOGRAD_EVENT)
         return [event.args or AutogradArguments() for event in found if type(event) is AutogradEvent]
+
+    def read_launches(self) -> list[LaunchArguments]:
+        """Return of each complete event how it was launched, if it is a kernel. It decodes the block again."""
+        found = self._read_again(_LAUNCH_BLOCK, _LAUNCH_EVENT)
+        return [event.args or LaunchArguments() for event in found if type(event) is LaunchEvent]
 
     def read_counters(self) -> list[dict[str, float]]:
         """Return of each complete event its counters by name, if it is a range of them. It decodes the block again."""

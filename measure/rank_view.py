@@ -19,7 +19,8 @@ from rankscope.measure.nesting import OUTSIDE, Nesting, nest
 
 Bools = npt.NDArray[np.bool_]
 
-STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d+)$")
+STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d{1,18})$")
+"""A number of more digits is no step's: it does not fit into 64 bits."""
 _LAUNCHES_WORK = re.compile(r"^(?:cuda|cu|hip)\w*Launch")
 """Calls that put a kernel or a graph of them on a stream."""
 LOST_LAUNCHES_SHARE_MAX = 0.05

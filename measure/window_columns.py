@@ -104,7 +104,7 @@ def _find_device_work(events: Events, lanes: tuple[int, ...]) -> DeviceWork:
     row = np.flatnonzero(np.isin(events.category, [int(kind) for kind in DEVICE_WORK]))
     unknown, not_recorded = np.full(len(row), NONE, dtype=np.int64), np.full(len(row), np.nan)
     stream = np.array(lanes, dtype=np.int64)[events.thread[row]] if len(row) else unknown
-    return DeviceWork(row, unknown, stream, unknown, not_recorded, not_recorded)
+    return DeviceWork(row, unknown, stream, unknown, not_recorded, not_recorded, not_recorded)
 
 
 def _read_collectives(metadata: Mapping[int, str], place: Ints) -> dict[int, CollectiveArguments]:

@@ -11,7 +11,7 @@ from rankscope.collector.commands.memory import write_flows_of
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.analysis import ALL_CYCLES
-from rankscope.collector.traces.files import find_traces
+from rankscope.collector.traces.files import STDIN, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns, compile_groups, read_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_DEFAULT, LENGTH_MAX
 from rankscope.collector.traces.parallel_reading import cores
@@ -23,6 +23,7 @@ from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.output_files import write_output
 
 TOP: Final = 20
+FROM_STDIN: Final = "-"
 
 
 class Analyze:
@@ -37,7 +38,9 @@ class Analyze:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces, the selection and the outputs."""
-        parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace, a folder, a glob or a URL")
+        parser.add_argument(
+            "paths", nargs="+", metavar="PATH", help="a trace, a folder, a glob, a URL, or - for standard input"
+        )
         add_json(parser, "everything")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
         parser.add_argument(
@@ -95,12 +98,13 @@ class Analyze:
         steps = parse_steps(options.steps)
         _check_outputs(options)
         try:
+            paths, against = _choose_paths(options)
             if options.list:
                 return _list_files(options.paths, options.rank_from)
             with show_progress("files") as progress:
                 report = analyze(
-                    options.paths,
-                    against=options.against,
+                    paths,
+                    against=against,
                     force=options.force,
                     steps=steps,
                     rank=options.rank,
@@ -122,6 +126,7 @@ class Analyze:
                     nest=options.nest,
                     by_thread=options.by_thread,
                     by_frames=options.by_frames,
+                    launches=options.launches,
                     executor=options.executor,
                     progress=progress,
                 )
@@ -133,6 +138,25 @@ class Analyze:
         if report.ranks and wants_text:
             print(render_text(report, options.top, sort_by=sort_by))
         return print_errors(report)
+
+
+def _choose_paths(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
+    """Return the paths of both sides, with standard input for `-`. Raises SettingError where that would be read
+    twice, UnavailableError where nothing is piped into it.
+    """
+    sides: list[list[str]] = [options.paths, options.against or []]
+    if FROM_STDIN not in [*sides[0], *sides[1]]:
+        return options.paths, options.against
+    several = any(FROM_STDIN in side and len(side) > 1 for side in sides) or all(FROM_STDIN in side for side in sides)
+    if several or options.list or options.cycle is not None or options.rank_from or options.executor:
+        raise SettingError(
+            "- is standard input, which is read once: give it as the only trace, without --list, --cycle, --rank-from "
+            "and --executor"
+        )
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        raise UnavailableError("- is standard input: pipe a trace into it, or redirect it from a file")
+    paths, against = ([STDIN if path == FROM_STDIN else path for path in side] for side in sides)
+    return paths, against or None
 
 
 def _write_outputs(report: TraceReport, options: argparse.Namespace, sort_by: str | None) -> None:
@@ -211,7 +235,9 @@ def _add_orders(parser: argparse.ArgumentParser) -> None:
         help="stages, operators, kernels, copies and ranges with total, mean, most and least, sorted by cpu_total, "
         "cpu_avg, cpu_max, cpu_min, gpu_total, gpu_avg, gpu_max, gpu_min, calls or memory; torch's names too",
     )
-    parser.add_argument("--nest", action="store_true", help="also the operators with the kernels that each launched")
+    parser.add_argument(
+        "--nest", action="store_true", help="also the operators and user ranges with the kernels that each launched"
+    )
     parser.add_argument("--by-thread", action="store_true", help="also the operators by the thread they ran on")
     parser.add_argument(
         "--by-frames",
@@ -245,6 +271,11 @@ def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
         metavar="LENGTH",
         help="also the costliest sequences of kernels that repeat, of up to LENGTH kernels, 2 to "
         f"{LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with LENGTH",
+    )
+    parser.add_argument(
+        "--launches",
+        action="store_true",
+        help="also the kernels by operator, grid, block, registers and shared memory of their launches; takes longer",
     )
 
 

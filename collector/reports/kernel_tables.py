@@ -16,6 +16,7 @@ from rankscope.collector.reports.trace_cells import (
     printable,
     share_of,
     text_cell,
+    us,
 )
 from rankscope.collector.traces.report import CounterSum, KernelGroupRow, SequenceRow, TraceReport
 
@@ -45,6 +46,39 @@ def build_kernel_groups(report: TraceReport) -> list[Section]:
         for group, rows in ordered
     ]  # fmt: skip
     return [_GROUPS.of(rows, len(rows))]
+
+
+# -- launches ----------------------------------------------------------------------------------------------------------
+
+_LAUNCHES = Section(
+    "kernel_launches", "Kernels by launch",
+    "Kernels by the operator that launched them, and by blocks of the grid, threads of a block, registers of a thread "
+    "and memory that a block shares. Eligible: whether the operator multiplies matrices; use of tensor cores is "
+    "inferred from the kernel's name.",
+    columns_of(
+        "rank, <kernel, <operator, <grid, <block, registers, shared bytes, calls, total ms, share %, mean us, min us, "
+        "max us, blocks/SM, occupancy %, <tensor cores, <eligible"
+    ),
+    "No kernels: record with ProfilerActivity.CUDA on a machine with a GPU.",
+)  # fmt: skip
+TENSOR_CORES = {True: "yes", False: "no", None: "not known"}
+
+
+def build_launches(report: TraceReport, top: int) -> list[Section]:
+    """Return the table of kernels by launch of each rank; none if it was not asked for."""
+    if all(rank.kernel_launches is None for rank in report.ranks):
+        return []
+    found = [(rank.rank, row) for rank in report.ranks for row in rank.kernel_launches or ()]
+    found.sort(key=lambda item: -item[1].total_ns)
+    rows = [
+        (text_cell(rank), text_cell(row.name), text_cell(row.operator), text_cell(row.grid), text_cell(row.block),
+         amount(row.registers), amount(row.shared_memory_bytes), amount(row.count), ms(row.total_ns),
+         percent(row.pct / 100), us(row.mean_ns), us(row.min_ns), us(row.max_ns),
+         amount(row.blocks_per_sm, decimals=2), percent(row.occupancy_ratio),
+         text_cell(TENSOR_CORES[row.uses_tensor_cores]), text_cell("yes" if row.may_use_tensor_cores else "no"))
+        for rank, row in found[:top]
+    ]  # fmt: skip
+    return [_LAUNCHES.of(rows, top, len(found))]
 
 
 # -- sequences --------------------------------------------------------------------------------------------------------

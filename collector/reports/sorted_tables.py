@@ -17,7 +17,8 @@ from rankscope.collector.reports.trace_cells import (
     text_cell,
     us,
 )
-from rankscope.collector.traces.report import OperatorGroupRow, RankReport, TraceReport
+from rankscope.collector.traces.operator_groups import KERNELS_OF_A_ROW_MAX
+from rankscope.collector.traces.report import OperatorGroupRow, RangeKernelRow, RankReport, TraceReport
 from rankscope.measure.errors import SettingError
 
 KEYS = (
@@ -169,7 +170,10 @@ def _of_copies(rank: RankReport) -> Iterable[_Amounts]:
 
 def _of_ranges(rank: RankReport) -> Iterable[_Amounts]:
     for row in rank.user_ranges:
-        yield _Amounts(row.name, row.count, row.host_total_ns, row.host_max_ns, row.host_min_ns, row.device_total_ns)
+        one = _Amounts(row.name, row.count, row.host_total_ns, row.host_max_ns, row.host_min_ns, row.device_total_ns)
+        if row.device_count == row.count:  # one range on the device for each on the host: no call is in several
+            one = one._replace(gpu_max=row.device_max_ns, gpu_min=row.device_min_ns)
+        yield one
 
 
 # -- operators in groups ----------------------------------------------------------------------------------------------
@@ -210,4 +214,52 @@ def _lines_of(rank: RankReport, row: OperatorGroupRow) -> Iterable[Cells]:
         yield (
             nothing, text_cell(f"  {one.name}"), nothing, nothing, amount(one.count), ms(one.total_ns), nothing,
             nothing, nothing, us(one.delay_ns),
+        )  # fmt: skip
+
+
+# -- kernels in user ranges -------------------------------------------------------------------------------------------
+
+_RANGE_KERNELS = Section(
+    "range_kernels", "Kernels in user ranges",
+    "What was launched in the ranges of each name, also in ranges inside of them, by autograd's thread too; beneath it "
+    f"the kernels and copies with the most, {KERNELS_OF_A_ROW_MAX} at most. The share is of all device work of the "
+    "rank, of a kernel that of its range. Own is what was launched in no range inside.",
+    columns_of("rank, <range, launched, total ms, share %, mean us, min us, max us, own ms"),
+    "No device work: the traces are of the CPU alone.",
+)  # fmt: skip
+NO_RANGE = "(in no range, or launched before the record)"
+
+
+def build_range_kernels(report: TraceReport, top: int) -> list[Section]:
+    """Return the table of the kernels in the user ranges of each rank; none if it was not asked for."""
+    if all(rank.range_kernels is None for rank in report.ranks):
+        return []
+    found: dict[tuple[int, str | None], list[RangeKernelRow]] = {}
+    for place, rank in enumerate(report.ranks):
+        for row in rank.range_kernels or ():
+            found.setdefault((place, row.range_name), []).append(row)
+    total_ns = {key: sum(row.total_ns for row in rows) for key, rows in found.items()}
+    ordered = sorted(found.items(), key=lambda item: (item[0][1] is None, -total_ns[item[0]]))
+    work_ns = [sum(row.own_ns for row in rank.range_kernels or ()) for rank in report.ranks]
+    rows = [
+        cells
+        for (place, name), of_range in ordered[:top]
+        for cells in _lines_of_range(report.ranks[place].rank, name, of_range, work_ns[place])
+    ]
+    return [_RANGE_KERNELS._replace(rows=tuple(rows), left_out=max(len(ordered) - top, 0))]
+
+
+def _lines_of_range(
+    rank: int | None, name: str | None, rows: Sequence[RangeKernelRow], work_ns: int
+) -> Iterable[Cells]:
+    whole_ns, count = sum(row.total_ns for row in rows), sum(row.count for row in rows)
+    yield (
+        text_cell(rank), text_cell(NO_RANGE if name is None else name), amount(count), ms(whole_ns),
+        percent(share_of(whole_ns, work_ns)), us(share_of(whole_ns, count)), us(min(row.min_ns for row in rows)),
+        us(max(row.max_ns for row in rows)), ms(sum(row.own_ns for row in rows)),
+    )  # fmt: skip
+    for row in rows[:KERNELS_OF_A_ROW_MAX]:
+        yield (
+            text_cell(None), text_cell(f"  {row.name}"), amount(row.count), ms(row.total_ns),
+            percent(share_of(row.total_ns, whole_ns)), us(row.mean_ns), us(row.min_ns), us(row.max_ns), ms(row.own_ns),
         )  # fmt: skip

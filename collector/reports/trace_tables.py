@@ -16,9 +16,15 @@ from rankscope.collector.reports.asked_tables import (
 from rankscope.collector.reports.cycle_table import build_cycle_sections
 from rankscope.collector.reports.difference_tables import build_difference_sections
 from rankscope.collector.reports.flops_tables import build_flops_sections
-from rankscope.collector.reports.kernel_tables import build_counters, build_kernel_groups, build_sequences
+from rankscope.collector.reports.kernel_tables import (
+    TENSOR_CORES,
+    build_counters,
+    build_kernel_groups,
+    build_launches,
+    build_sequences,
+)
 from rankscope.collector.reports.module_table import build_modules
-from rankscope.collector.reports.sorted_tables import build_operator_groups, build_sorted_sections
+from rankscope.collector.reports.sorted_tables import build_operator_groups, build_range_kernels, build_sorted_sections
 from rankscope.collector.reports.source_links import source_cell
 from rankscope.collector.reports.trace_cells import (
     MISSING,
@@ -325,6 +331,21 @@ _LAUNCH_QUEUE = Section(
         "starved %"
     ), "No device work whose launch is in the trace.",
 )  # fmt: skip
+_STEP_EVENT_TYPES = Section(
+    "step_event_types", "Overview by event type, by step",
+    "Each step by the host's clock, by kind; where kinds overlap, only the first counts.",
+    columns_of(
+        "rank, step, kernel ms, memcpy ms, memset ms, communication ms, runtime ms, data loader ms, operator ms, "
+        "other ms"
+    ), _NO_STEPS,
+)  # fmt: skip
+_BANDWIDTHS = Section(
+    "bandwidths", "Bandwidth of memory copies",
+    "Of each copy and set, as the profiler wrote it, else its bytes over its time: the least, quantiles (interpolated "
+    "between copies) and the most.",
+    columns_of("rank, <kind, copies, min GB/s, p25 GB/s, median GB/s, p75 GB/s, p90 GB/s, max GB/s"),
+    "No memory copies of known size on a device.",
+)  # fmt: skip
 _MODEL = Section(
     "model", "Model summary",
     "The stages of the training step: host time, which sums to the steps, and device time of their launches.",
@@ -420,6 +441,29 @@ def _name_period(one: QueueRow) -> str:
     if one.step is not None:
         return f"step {one.step}"
     return "all" if one.part is None else f"tenth {one.part}"
+
+
+def _of_step_event_types(rank: RankReport) -> list[Cells]:
+    return [
+        (text_cell(one.step), *map(ms, (one.kernel_ns, one.memcpy_ns, one.memset_ns, one.communication_ns,
+                                        one.runtime_ns, one.data_loader_ns, one.cpu_op_ns, one.other_ns)))
+        for one in rank.step_event_types
+    ]  # fmt: skip
+
+
+def _of_bandwidths(rank: RankReport) -> list[Cells]:
+    return [
+        (text_cell(one.name), amount(one.bandwidth_count), rate(one.bandwidth_min_bytes_per_s),
+         rate(one.bandwidth_p25_bytes_per_s), rate(one.bandwidth_median_bytes_per_s),
+         rate(one.bandwidth_p75_bytes_per_s), rate(one.bandwidth_p90_bytes_per_s), rate(one.bandwidth_max_bytes_per_s))
+        for one in rank.copies if one.bandwidth_count
+    ]  # fmt: skip
+
+
+def _bandwidths(report: TraceReport, rank_rows_max: int) -> list[Section]:
+    """Return the table of bandwidths; none where no size of a copy is known, as on a CPU."""
+    found = _by_rank(report, _BANDWIDTHS, _of_bandwidths, rank_rows_max)
+    return [found] if found.rows else []
 
 
 def _of_model(rank: RankReport) -> list[Cells]:
@@ -684,7 +728,6 @@ _OPERATOR_SHAPES = _ByName(
     lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     by=("device_self_ns", "host_self_ns"),
 )  # fmt: skip
-_TENSOR_CORES = {True: "yes", False: "no", None: "not known"}
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
@@ -700,7 +743,7 @@ _KERNELS = _ByName(
     lambda one: (*one.times("total_ns"), percent(share_of(one.total("total_ns"), one.whole_ns)),
                  us(one.mean("total_ns")), us(min(one.all_of("min_ns"))), us(max(one.all_of("max_ns"))),
                  amount(one.weighted("blocks_per_sm"), decimals=2), percent(one.weighted("occupancy_ratio")),
-                 text_cell(_TENSOR_CORES[one.first.uses_tensor_cores])),
+                 text_cell(TENSOR_CORES[one.first.uses_tensor_cores])),
 )  # fmt: skip
 _COPIES = _ByName(
     Section(
@@ -766,8 +809,9 @@ def _collective_sizes(report: TraceReport, top: int) -> Section:
 
 _MEMORY_OPERATORS = Section(
     "memory_operators", "Memory by operator",
-    "Memory that each operator allocated itself, on all ranks, and the part that outlived it.",
-    columns_of("<operator, <where, allocations, allocated MiB, kept MiB"), _NO_MEMORY,
+    "Memory that each operator allocated itself, on all ranks, and the part that outlived it; in all is with what the "
+    "operators inside it allocated.",
+    columns_of("<operator, <where, allocations, allocated MiB, kept MiB, allocated in all MiB"), _NO_MEMORY,
 )  # fmt: skip
 _WARNINGS = Section(
     "warnings", "Warnings", "Irregularities in the traces, and their effect on the numbers.",
@@ -799,14 +843,17 @@ def _memory_largest(report: TraceReport, top: int) -> Section:
 
 
 def _memory_operators(report: TraceReport, top: int) -> Section:
-    found: dict[tuple[str, str], tuple[int, int, int]] = {}
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
     for one in chain.from_iterable(rank.memory for rank in report.ranks):
         for row in one.operators:
             key = (row.operator, "CPU" if one.device is None else "device")
-            allocated, kept, count = found.get(key, (0, 0, 0))
-            found[key] = (allocated + row.allocated_bytes, kept + row.kept_bytes, count + row.count)
-    ordered = sorted(found.items(), key=lambda item: -item[1][0])
-    rows = [(*map(text_cell, key), amount(count), mib(size), mib(kept)) for key, (size, kept, count) in ordered]
+            mine = (row.allocated_bytes, row.total_allocated_bytes, row.count, row.kept_bytes)
+            found[key] = tuple(map(sum, zip(found.get(key, (0, 0, 0, 0)), mine, strict=True)))
+    ordered = sorted(found.items(), key=lambda item: (-item[1][0], -item[1][1]))
+    rows = [
+        (*map(text_cell, key), amount(count), mib(size), mib(kept), mib(total))
+        for key, (size, total, count, kept) in ordered
+    ]
     return _MEMORY_OPERATORS.of(rows, top)
 
 
@@ -856,14 +903,18 @@ def build_sections(
         _by_rank(report, _IDLE_TIME, _of_idle_time, of_ranks),
         _by_rank(report, _LAUNCH_QUEUE, _of_launch_queue, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
+        _by_rank(report, _STEP_EVENT_TYPES, _of_step_event_types, of_ranks),
         *([] if sort_by else [_by_rank(report, _MODEL, _of_model, of_ranks)]),
         *build_modules(report, top),
         *build_flops_sections(report.ranks, top, of_ranks),
         *(build_sorted_sections(report, top, sort_by) if sort_by else _build_by_name(report, top)),
+        *_bandwidths(report, of_ranks),
         *build_operator_groups(report, top),
+        *build_range_kernels(report, top),
         *(table.build(report, top) for table in (*by_shape, _SYNCHRONIZATIONS)),
         *build_roofline_sections(report.ranks, top),
         *build_kernel_groups(report),
+        *build_launches(report, top),
         *build_sequences(report, top),
         *build_counters(report, top),
         _by_rank(report, _MEMORY, _of_memory, of_ranks),

@@ -27,6 +27,7 @@ RULES_OF_ONE_RANK: Mapping[str, Callable[[RankReport], Verdict]] = {
     "blocking_sync": advice_rules_host.judge_blocking_sync,
     "redundant_copies": advice_rules_device.judge_copies,
     "memory_growth": advice_rules_device.judge_memory_growth,
+    "memory_near_capacity": advice_rules_device.judge_memory_capacity,
     "no_tensor_cores": advice_rules_device.judge_tensor_cores,
     "serial_communication": advice_rules_ranks.judge_serial_communication,
 }

@@ -104,6 +104,48 @@ def _advise_on_memory(report: RankReport, memory: MemoryReport) -> Advice:
     )
 
 
+# -- memory_near_capacity ---------------------------------------------------------------------------------------------
+
+CAPACITY_RATIO_MIN = 0.9
+"""Share of a device's memory that tensors held at once: what torch's caches, CUDA and NCCL need of it is seldom less
+than the rest."""
+
+
+def judge_memory_capacity(report: RankReport) -> Advice | Abstention | None:
+    """Judge whether tensors held nearly all memory of a device at their peak."""
+    key = "memory_near_capacity"
+    held = [(one.device, one.peak_bytes) for one in report.memory if one.device is not None]
+    if not held:
+        return Abstention(key=key, reason="no memory events of a device in the trace (profile_memory=True)")
+    capacity = {one.device: one.memory_bytes for one in report.devices}
+    known = [(peak / whole, device, peak, whole) for device, peak in held if (whole := capacity.get(device))]
+    if not known:
+        return Abstention(key=key, reason="the trace does not say how much memory the device has")
+    ratio, device, peak, whole = max(known)
+    if ratio < CAPACITY_RATIO_MIN:
+        return None
+    return Advice(
+        key=key,
+        severity="hint",
+        ranks=ranks_of(report),
+        sentence=(
+            f"{on_rank(report)}tensors held {percent(ratio)} of the memory of GPU {device} at their peak, "
+            f"{peak / 2**30:.1f} of {whole / 2**30:.1f} GiB."
+        ),
+        action=(
+            "A longer batch or a fragmented allocator ends in an error, and calls that free its cache cost time: "
+            "activation checkpointing, lower precision, a smaller batch, or a sharded model (FSDP) leave more."
+        ),
+        evidence={
+            "peak_ratio": ratio,
+            "peak_ratio_min": CAPACITY_RATIO_MIN,
+            "peak_bytes": peak,
+            "memory_bytes": whole,
+            "device": device,
+        },
+    )
+
+
 # -- no_tensor_cores --------------------------------------------------------------------------------------------------
 
 FP32_RATIO_MIN = 0.2

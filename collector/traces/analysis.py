@@ -77,6 +77,7 @@ def analyze(
     nest: bool = False,
     by_thread: bool = False,
     by_frames: int | None = None,
+    launches: bool = False,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -100,18 +101,19 @@ def analyze(
     sheet; it takes longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded
     inputs (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable.
     `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of
-    memory flow. `nest` adds the operators with the kernels that each launched, `by_thread` by their thread,
-    `by_frames` by so many innermost frames around them. `executor` is a `concurrent.futures` executor, or
-    `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the cores of this machine. A file that
-    cannot be used is listed in `errors`. Raises UnavailableError when a path has no file, SettingError for what
-    cannot be asked for.
+    memory flow. `nest` adds the operators and the user ranges with the kernels that each launched, `by_thread` the
+    operators by their thread, `by_frames` by so many innermost frames around them, `launches` the kernels by operator
+    and by how they were launched; it takes longer. `executor` is a
+    `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the
+    cores of this machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has
+    no file, SettingError for what cannot be asked for.
     """
     asked = Asked(
         shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,
         choose_groups(kernel_groups), check_length(sequences),
         choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
         check_every(memory_every), memory_flow,
-        choose_operator_groups(nests=nest, by_thread=by_thread, frames=by_frames),
+        choose_operator_groups(nests=nest, by_thread=by_thread, frames=by_frames), launches,
     )  # fmt: skip
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:
@@ -240,6 +242,7 @@ def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable
             every_wait=job.asked.critical_path,
             values_of=job.asked.values_of,
             autograd=job.asked.autograd,
+            launches=job.asked.launches,
             on_part=_scale(on_part, 0.0, PART_OF_READING),
         ),
         file.path,

@@ -36,6 +36,7 @@ class Asked(NamedTuple):
     memory_every: int = 0
     memory_flow: bool = False
     operator_groups: GroupsAsked | None = None
+    launches: bool = False
 
     @property
     def every_shape(self) -> bool:

@@ -9,17 +9,28 @@ import msgspec
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.asked import Asked
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
+from rankscope.collector.traces.kernel_launches import sum_launches
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.made_tables import Makers
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.operator_groups import sum_operator_groups
-from rankscope.collector.traces.report import DeviceReport, OperatorShapeRow, RankReport, RooflineRow
+from rankscope.collector.traces.report import (
+    DeviceReport,
+    KernelLaunchRow,
+    OperatorShapeRow,
+    RangeKernelRow,
+    RankReport,
+    RooflineRow,
+)
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX, find_roofline
+from rankscope.collector.traces.user_ranges import sum_range_kernels
 from rankscope.measure.device_peaks import PeakOverride, find_peaks
 from rankscope.measure.kineto import Category
 from rankscope.measure.rank_view import RankView
 
+RANGE_KERNELS_MAX = 10_000
+KERNEL_LAUNCHES_MAX = 10_000
 OPERATOR_SHAPES_MAX = 10_000
 """Operators by shape of one trace, those with the most time: about 3 MB of JSON. Sequences of any length have many."""
 
@@ -41,6 +52,10 @@ def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequen
         makers["roofline"] = partial(find_roofline, view, device, asked.roofline)
     if asked.operator_groups:
         makers["operator_groups"] = partial(sum_operator_groups, view, asked.operator_groups)
+        if asked.operator_groups.nests:
+            makers["range_kernels"] = partial(sum_range_kernels, view)
+    if asked.launches:
+        makers["kernel_launches"] = partial(sum_launches, view)
     if asked.sequence_length:
         makers["kernel_sequences"] = partial(sum_sequences, view, asked.sequence_length)
     if asked.flops is not None:
@@ -52,10 +67,14 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
     """Return the report with the tables of `list_asked`, made, and with warnings of what is left out or not known."""
     shapes: list[OperatorShapeRow] | None = made.get("operator_shapes")
     roofline: list[RooflineRow] | None = made.get("roofline")
+    range_kernels: list[RangeKernelRow] | None = made.get("range_kernels")
+    launches: list[KernelLaunchRow] | None = made.get("kernel_launches")
     modules, modules_left_out = made.get("modules", (None, 0))
     warnings = [
         *report.warnings,
         *_warn_of_rest(len(shapes or ()) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
+        *_warn_of_rest(len(range_kernels or ()) - RANGE_KERNELS_MAX, "kernels in user ranges", RANGE_KERNELS_MAX),
+        *_warn_of_rest(len(launches or ()) - KERNEL_LAUNCHES_MAX, "kernels by launch", KERNEL_LAUNCHES_MAX),
         *_warn_of_rest(modules_left_out, "modules", MODULES_MAX),
         *([NO_FRAMES] if asked.modules and not modules and not len(view.trace.rows(Category.PYTHON)) else []),
         *(_warn_of_roofline(report.device, roofline or [], asked.roofline) if asked.roofline is not None else []),
@@ -65,6 +84,8 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
         warnings=warnings,
         operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if shapes is not None else None,
         operator_groups=made.get("operator_groups"),
+        kernel_launches=launches[:KERNEL_LAUNCHES_MAX] if launches is not None else None,
+        range_kernels=range_kernels[:RANGE_KERNELS_MAX] if range_kernels is not None else None,
         modules=modules,
         kernel_groups=made["kernel_groups"],
         kernel_sequences=made.get("kernel_sequences"),

@@ -14,6 +14,8 @@ ASKED_OF_RANKS = (
     "cpu_use",
     "operator_shapes",
     "operator_groups",
+    "range_kernels",
+    "kernel_launches",
     "roofline",
     "modules",
     "kernel_groups",

@@ -23,6 +23,8 @@ INFLATED_BYTES_MAX = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 MEMBERS_MAX = 100_000
 """Members of a gzip file. Each costs a copy of what was read behind it; compressors in blocks put 64 KiB into one."""
+STDIN = "/dev/stdin"
+"""Path of standard input."""
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 Paths: TypeAlias = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
@@ -204,6 +206,11 @@ def _open(path: str) -> IO[bytes]:
         system, inner = _open_file_system(path)
         opened: IO[bytes] = system.open(inner, "rb")
         return opened
+    if path == STDIN:  # by its number: another user's pipe may be read, but not opened by its path
+        stream = open(0, "rb", closefd=False)  # noqa: SIM115 - the caller closes it
+        if stream.seekable():
+            stream.seek(0)
+        return stream
     return Path(path.removeprefix("file://")).open("rb")
 
 

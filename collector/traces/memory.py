@@ -1,6 +1,5 @@
 """Summarize the allocators of a trace recorded with `profile_memory`: peak, growth, and operators that allocate."""
 
-from collections import defaultdict
 from itertools import pairwise
 
 import numpy as np
@@ -68,17 +67,46 @@ def _held_at(times_ns: Ints, held: Ints, time_ns: int) -> int:
 
 
 def _sum_operators(view: RankView, memory: MemoryEvents, mine: Ints) -> list[MemoryRow]:
-    """Return for each innermost operator the bytes that it allocated, and those of them that it did not free."""
-    inside = view.host.operators.find_innermost(memory.thread[mine].astype(np.int32), memory.time_ns[mine])
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for place, size in zip(inside.tolist(), memory.bytes[mine].tolist(), strict=True):
-        name = OUTSIDE_OPERATORS if place == OUTSIDE else view.trace.name(int(view.host.operator_rows[place]))
-        row = found[name]
-        row[0] += size > 0
-        row[1] += max(size, 0)
-        row[2] += size
+    """Return for each operator the bytes that it allocated itself, those of them that it did not free, and both with
+    the operators inside it; what was allocated outside of operators has a row, too.
+    """
+    nesting, names = view.host.operators, view.events.name[view.host.operator_rows]
+    inside = nesting.find_innermost(memory.thread[mine].astype(np.int32), memory.time_ns[mine])
+    size = memory.bytes[mine]
+    values = (size > 0, np.maximum(size, 0), size)
+    known = inside != OUTSIDE
+    own, total = [], []
+    for value in values:
+        of_call = np.zeros(len(names), dtype=np.int64)
+        np.add.at(of_call, inside[known], value[known])
+        own.append(of_call)
+        total.append(nesting.sum_up(of_call))
+    touched = np.flatnonzero(np.any(total, axis=0))
+    codes, which = np.unique(names[touched], return_inverse=True)
+    sums = []
+    for of_call in (*own, *total):
+        of_name = np.zeros(len(codes), dtype=np.int64)
+        np.add.at(of_name, which, of_call[touched])
+        sums.append(of_name.tolist())
+    calls = np.bincount(names, minlength=1)
     rows = [
-        MemoryRow(operator=name, count=count, allocated_bytes=allocated, kept_bytes=kept)
-        for name, (count, allocated, kept) in found.items()
+        MemoryRow(
+            operator=view.trace.names[code], count=count, allocated_bytes=allocated, kept_bytes=kept,
+            calls=int(calls[code]), total_count=total_count, total_allocated_bytes=total_allocated,
+            total_kept_bytes=total_kept,
+        )
+        for code, count, allocated, kept, total_count, total_allocated, total_kept in zip(
+            codes.tolist(), *sums, strict=True
+        )
+    ]  # fmt: skip
+    if not known.all():
+        count, allocated, kept = (int(value[~known].sum()) for value in values)
+        rows.append(
+            MemoryRow(
+                operator=OUTSIDE_OPERATORS, count=count, allocated_bytes=allocated, kept_bytes=kept,
+                total_count=count, total_allocated_bytes=allocated, total_kept_bytes=kept,
+            )
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (-row.allocated_bytes, -row.total_allocated_bytes, row.operator))[
+        :OPERATORS_MAX
     ]
-    return sorted(rows, key=lambda row: (-row.allocated_bytes, row.operator))[:OPERATORS_MAX]

@@ -36,6 +36,7 @@ class _Wanted(TypedDict):
     every_wait: bool
     values_of: AbstractSet[str]
     autograd: bool
+    launches: bool
 
 
 def read_file(
@@ -46,17 +47,19 @@ def read_file(
     every_wait: bool = False,
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
+    launches: bool = False,
     on_part: Callable[[float], None] | None = None,
 ) -> KinetoTrace:
-    """Return the trace in a file, decoded by up to `workers` processes; `every_shape`, `every_wait`, `values_of` and
-    `autograd` are those of `read_trace`; `on_part` is told how much of the file is read. Raises TraceError and
-    UnavailableError.
+    """Return the trace in a file, decoded by up to `workers` processes; `every_shape`, `every_wait`, `values_of`,
+    `autograd` and `launches` are those of `read_trace`; `on_part` is told how much of the file is read. Raises
+    TraceError and UnavailableError.
     """
     wanted: _Wanted = {
         "every_shape": every_shape,
         "every_wait": every_wait,
         "values_of": values_of,
         "autograd": autograd,
+        "launches": launches,
     }
     if workers > 1 and _is_large(path):
         try:
@@ -82,11 +85,17 @@ def read_in_parallel(
     every_wait: bool = False,
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
+    launches: bool = False,
 ) -> KinetoTrace:
     """Return the trace in these bytes. Raises TraceError also for a wrong cut."""
     blocks = TraceBlocks(piece_bytes, mends=False)
     new_columns = partial(
-        TraceColumns, every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd
+        TraceColumns,
+        every_shape=every_shape,
+        every_wait=every_wait,
+        values_of=values_of,
+        autograd=autograd,
+        launches=launches,
     )
     whole, last = new_columns(), new_columns()
     pending: deque[Future[TraceColumns]] = deque()

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.traces.step_parts import COMMUNICATION, COMPUTE, COPY, find_last_started, find_user_ranges
+from rankscope.collector.traces.step_parts import COMMUNICATION, COMPUTE, COPY, find_last_started
+from rankscope.collector.traces.user_ranges import find_user_ranges
 from rankscope.collector.traces.windows import find_step_bounds, find_streams
 from rankscope.measure import intervals
 from rankscope.measure.blocking_calls import find_blocking_calls, find_launching_threads

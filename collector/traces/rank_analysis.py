@@ -20,6 +20,7 @@ from rankscope.collector.traces.path_record import PathRecord, record_path
 from rankscope.collector.traces.report import UNKNOWN_DEVICE, CpuUse, DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
+from rankscope.collector.traces.user_ranges import sum_user_ranges
 from rankscope.measure import intervals
 from rankscope.measure.capture_limits import CPU_KEY
 from rankscope.measure.errors import NotATraceError, TraceError
@@ -178,11 +179,12 @@ def _list_tables(view: RankView, origin: Origin, collectives: list[Collective], 
         "operators": lambda: tables.sum_operators(view),
         "kernels": lambda: tables.sum_kernels(view),
         "copies": lambda: tables.sum_copies(view),
-        "user_ranges": lambda: tables.sum_user_ranges(view),
+        "user_ranges": lambda: sum_user_ranges(view),
         "synchronizations": lambda: tables.sum_synchronizations(view),
         "memory": lambda: summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow),
         "signs": lambda: find_signs(view, origin.devices),
         "idle_time": lambda: windows.sum_idle(view),
+        "idle_gaps": lambda: windows.sum_idle_gaps(view),
         "launch_queue": lambda: sum_queues(view),
     }
 
@@ -198,6 +200,7 @@ def _build_report(
     timeline, step_timelines = made.pop("timelines")
     counters, counter_warnings = made.pop("counters")
     breakdown = made.pop("breakdown")
+    event_types: stages.EventTypes = made.pop("event_types")
     return RankReport(
         rank=origin.rank,
         file=path,
@@ -212,6 +215,8 @@ def _build_report(
         timeline=timeline,
         step_timelines=step_timelines,
         hardware_counters=counters,
+        event_types=event_types.whole,
+        step_event_types=event_types.steps,
         warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
         cpu_use=_read_cpu_use(view),
         **breakdown,

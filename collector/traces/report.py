@@ -163,6 +163,31 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     deviation_ns: float | None = None
 
 
+class KernelLaunchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of one name that one operator launched in one way: blocks of the grid and threads of a block by
+    dimension, registers of a thread, bytes of memory that a block shares; None where the trace does not say, `operator`
+    also for a launch in none. `may_use_tensor_cores` is of the operator, `uses_tensor_cores` of the kernel, by their
+    names; blocks per SM and occupancy as in KernelRow.
+    """
+
+    name: str
+    operator: str | None
+    grid: str | None
+    block: str | None
+    registers: int | None
+    shared_memory_bytes: int | None
+    count: int
+    total_ns: int
+    mean_ns: int
+    min_ns: int
+    max_ns: int
+    pct: float
+    uses_tensor_cores: bool | None
+    may_use_tensor_cores: bool
+    blocks_per_sm: float | None
+    occupancy_ratio: float | None
+
+
 class KernelGroupRow(msgspec.Struct, frozen=True, kw_only=True):
     """All device work of one class of kernels, or of one of the user's groups, by `name_count` names; `group` is None
     for the work in no group. The times of a rank's rows sum to its device work.
@@ -211,7 +236,8 @@ class CounterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     """All memory copies or sets of one kind. The rate is bytes over time. `host_total_ns` is the time of the calls that
-    made them; None where one is not in the trace.
+    made them; None where one is not in the trace. The bandwidth is that of each copy, of the `bandwidth_count` of
+    which it is known: as the profiler wrote it, else its bytes over its time; quantiles between two are interpolated.
     """
 
     name: str
@@ -222,6 +248,15 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     min_ns: int | None = None
     max_ns: int | None = None
     host_total_ns: int | None = None
+    bandwidth_count: int = 0
+    bandwidth_min_bytes_per_s: float | None = None
+    bandwidth_p25_bytes_per_s: float | None = None
+    bandwidth_median_bytes_per_s: float | None = None
+    bandwidth_p75_bytes_per_s: float | None = None
+    bandwidth_p90_bytes_per_s: float | None = None
+    bandwidth_max_bytes_per_s: float | None = None
+    bandwidth_mean_bytes_per_s: float | None = None
+    bandwidth_deviation_bytes_per_s: float | None = None
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,6 +346,26 @@ class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
     other_ns: int
 
 
+class IdleGapRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The gaps of one kind (`host_wait`, `kernel_wait`, `other`) of a lane as in IdleRow: how many and how long they
+    are; between two gaps quantiles are interpolated, the deviation of one is None.
+    """
+
+    device: int | None
+    stream: int | None
+    is_device: bool
+    kind: str
+    count: int
+    total_ns: int
+    mean_ns: float
+    min_ns: int
+    p25_ns: float
+    median_ns: float
+    p75_ns: float
+    max_ns: int
+    deviation_ns: float | None
+
+
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     """How far the host ran ahead of one device in one step by the host's clock, without steps in one tenth of the trace
     (`part`, from 1); without either over all of them. The delay of work is from the start of the call that launched it
@@ -340,8 +395,9 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator: host time, and device time of its launches, with and without the operators inside
     it; the least and the most of one call, with those inside. `allocated_bytes` is what was allocated right inside,
     None where memory was not recorded. `sources` are the places with the most of it, empty without stacks.
-    `may_use_tensor_cores` is whether it multiplies matrices, by its name; `tensor_core_ns` the part of
-    `device_self_ns` in kernels that are on tensor cores by theirs, a lower bound, None without a device.
+    `may_use_tensor_cores` is whether it multiplies matrices, by its name; `tensor_core_ns` and
+    `tensor_core_total_ns` are the parts of `device_self_ns` and `device_total_ns` in kernels that are on tensor cores
+    by theirs, lower bounds, None without a device.
     """
 
     name: str
@@ -358,6 +414,7 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     allocated_bytes: int | None = None
     may_use_tensor_cores: bool = False
     tensor_core_ns: int | None = None
+    tensor_core_total_ns: int | None = None
 
 
 class LaunchedKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -466,7 +523,8 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
 class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
     """All ranges of one name, marked by the script or by torch. `device_from` says what the device time is: `ranges`,
     the profiler's own ranges on the device, from the first work to the last; `launches`, where it has written none, the
-    sum of the work launched inside; None without a device, and where no launch is in the trace.
+    sum of the work launched inside; None without a device, and where no launch is in the trace. Number, least, most and
+    standard deviation on the device are of the profiler's own ranges; deviations are None of fewer than two.
     """
 
     name: str
@@ -476,6 +534,30 @@ class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
     device_from: str | None = None
     host_min_ns: int | None = None
     host_max_ns: int | None = None
+    host_deviation_ns: float | None = None
+    device_count: int | None = None
+    device_min_ns: int | None = None
+    device_max_ns: int | None = None
+    device_deviation_ns: float | None = None
+
+
+class RangeKernelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels or copies of one name that were launched in the user ranges of one name, also in ranges inside of them;
+    in ranges of one name inside each other they count once. `pct` is of the device time launched in these ranges;
+    `own_` what was launched in no range inside of them. `range_name` is None for what was launched in no range, or by a
+    call that is not in the trace: the `own_ns` of all rows sum to that of all device work.
+    """
+
+    range_name: str | None
+    name: str
+    count: int
+    total_ns: int
+    mean_ns: int
+    min_ns: int
+    max_ns: int
+    pct: float
+    own_count: int
+    own_ns: int
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -499,13 +581,33 @@ class EventTypeRow(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
 
 
+class StepEventTypes(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of one step by kind of event, as in EventTypeRow: the kinds sum to the step."""
+
+    step: int
+    kernel_ns: int
+    memcpy_ns: int
+    memset_ns: int
+    communication_ns: int
+    runtime_ns: int
+    data_loader_ns: int
+    cpu_op_ns: int
+    other_ns: int
+
+
 class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that one operator allocated itself, and the part that it did not free."""
+    """Memory that one operator allocated itself, and the part that it did not free; `total_` with what the
+    operators inside it allocated. `calls` are all of the operator.
+    """
 
     operator: str
     count: int
     allocated_bytes: int
     kept_bytes: int
+    calls: int = 0
+    total_count: int = 0
+    total_allocated_bytes: int = 0
+    total_kept_bytes: int = 0
 
 
 class MemoryPeakRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -676,8 +778,8 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
-    `operator_shapes`, `roofline`, `modules`, `kernel_groups`, `kernel_sequences` and `flops` are None where they were
-    not asked for.
+    `operator_shapes`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`, `modules`, `kernel_groups`,
+    `kernel_sequences` and `flops` are None where they were not asked for.
     """
 
     rank: int | None
@@ -704,11 +806,15 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     signs: Signs
     warnings: list[str]
     idle_time: list[IdleRow] = []
+    idle_gaps: list[IdleGapRow] = []
     launch_queue: list[QueueRow] = []
     hardware_counters: list[CounterRow] = []
     operator_shapes: list[OperatorShapeRow] | None = None
     operator_groups: list[OperatorGroupRow] | None = None
+    range_kernels: list[RangeKernelRow] | None = None
+    kernel_launches: list[KernelLaunchRow] | None = None
     step_timelines: list[StepTimeline] = []
+    step_event_types: list[StepEventTypes] = []
     roofline: list[RooflineRow] | None = None
     modules: list[ModuleRow] | None = None
     kernel_groups: list[KernelGroupRow] | None = None

@@ -17,11 +17,12 @@ work launched during it.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rankscope.collector.traces.module_ranges import is_module_range
-from rankscope.collector.traces.report import EventTypeRow, ModelRow
+from rankscope.collector.traces.report import EventTypeRow, ModelRow, StepEventTypes
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, Category, Ints
@@ -39,20 +40,32 @@ STAGES = ("data_loader", "forward", "backward", "optimizer", "other")
 # -- by type of event -------------------------------------------------------------------------------------------------
 
 
-def sum_event_types(view: RankView) -> list[EventTypeRow]:
+class EventTypes(NamedTuple):
+    """The time by type of event: of all steps, without steps of the trace; and of each step."""
+
+    whole: list[EventTypeRow]
+    steps: list[StepEventTypes]
+
+
+def sum_event_types(view: RankView) -> EventTypes:
     """Return the time of the steps by type of event; without steps that of the trace."""
     windows = [(step.start_ns, step.next_start_ns) for step in view.steps]
     if not windows:
         windows = [view.bounds_ns] if view.bounds_ns is not None else []
     kinds = kinds_of_time(view)
-    totals = [0] * len(KINDS)
-    for start_ns, end_ns in windows:
-        totals = [a + b for a, b in zip(totals, split_by_kind(kinds, start_ns, end_ns), strict=True)]
+    found = [split_by_kind(kinds, start_ns, end_ns) for start_ns, end_ns in windows]
+    totals = [sum(of_kind) for of_kind in zip(*found, strict=True)] or [0] * len(KINDS)
     whole = sum(totals)
-    return [
-        EventTypeRow(kind=kind, total_ns=total, ratio=total / whole if whole else None)
-        for kind, total in zip(KINDS, totals, strict=True)
-    ]
+    return EventTypes(
+        [
+            EventTypeRow(kind=kind, total_ns=total, ratio=total / whole if whole else None)
+            for kind, total in zip(KINDS, totals, strict=True)
+        ],
+        [
+            StepEventTypes(step=step.number, **{f"{kind}_ns": ns for kind, ns in zip(KINDS, of_step, strict=True)})
+            for step, of_step in zip(view.steps, found, strict=False)  # without steps there is one of the trace
+        ],
+    )
 
 
 def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.traces import tables
-from rankscope.collector.traces.module_ranges import find_module_ranges, is_module_range
+from rankscope.collector.traces.module_ranges import find_module_ranges
+from rankscope.collector.traces.user_ranges import find_threads_of_calls, find_user_ranges, nest_ranges
 from rankscope.collector.traces.windows import find_device_steps
-from rankscope.measure import communication, intervals
+from rankscope.measure import intervals
 from rankscope.measure.blocking_calls import find_launching_threads, find_synchronizations
 from rankscope.measure.capture_limits import MODULE_PREFIX
 from rankscope.measure.intervals import Intervals
@@ -341,23 +341,16 @@ def _add_shapes(view: RankView, row: int, name: Name) -> Name:
     return name._replace(size=f" {msgspec.json.encode(dims).decode()}") if isinstance(dims, list) else name
 
 
-def find_user_ranges(view: RankView) -> Ints:
-    """Return the ranges marked by the script or torch, without steps, collectives and modules."""
-    rows = view.trace.rows(Category.ANNOTATION)
-    rows = rows[~np.isin(rows, view.host.step_rows)]
-    return view.trace.rows_named(rows, lambda name: not (communication.is_backend_range(name) or is_module_range(name)))
-
-
 def _name_around(view: RankView, pieces: _Pieces, ranges: Ints, otherwise: str) -> list[Name]:
     """Return the name of the innermost of these ranges around each call, also around one by autograd's threads."""
     known = pieces.call != NONE
-    call = pieces.call[known]
-    threads = tables.find_threads_of_calls(view)[call]
-    own = np.unique(view.events.thread[ranges])
+    call, threads = pieces.call[known], find_threads_of_calls(view)
+    nesting, of_calls = nest_ranges(view, ranges, threads), threads[call]
+    own = np.unique(nesting.thread)
     if len(own) == 1 and view.events.category[ranges[0]] == Category.PYTHON:
-        threads = np.full_like(threads, own[0])  # some versions of Kineto give Python's frames other thread ids
+        of_calls = np.full_like(of_calls, own[0])  # some versions of Kineto give Python's frames other thread ids
     inside = np.full(len(pieces.row), OUTSIDE, dtype=np.int64)
-    inside[known] = view.host.nest_rows(ranges).find_innermost(threads, view.events.start_ns[call])
+    inside[known] = nesting.find_innermost(of_calls, view.events.start_ns[call])
     names, outside = _names_of(view, ranges), Name(otherwise)
     return [names[place] if place != OUTSIDE else outside for place in inside.tolist()]
 

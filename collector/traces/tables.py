@@ -1,4 +1,4 @@
-"""Sum one trace by name: kernels, copies, collectives, operators, user ranges, synchronization points."""
+"""Sum one trace by name: kernels, copies, collectives, operators, synchronization points."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,29 +7,29 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.module_ranges import is_module_range
 from rankscope.collector.traces.report import (
     CollectiveRow,
     CopyRow,
     KernelRow,
     OperatorRow,
     OperatorShapeRow,
-    RangeRow,
     SourceRow,
     SynchronizationRow,
 )
 from rankscope.collector.traces.sources import find_sources, sum_sources
-from rankscope.measure import communication, kernel_classes
-from rankscope.measure.backward_links import ENGINE
+from rankscope.measure import kernel_classes
 from rankscope.measure.blocking_calls import find_blocking_calls, find_operators_around
 from rankscope.measure.flops import FORMULAS
-from rankscope.measure.kineto import NONE, Category, Codes, Floats, Ints
+from rankscope.measure.kineto import NONE, Codes, Floats, Ints
 from rankscope.measure.nesting import OUTSIDE
-from rankscope.measure.rank_view import STEP_NAME, Bools, RankView
+from rankscope.measure.rank_view import Bools, RankView
 from rankscope.measure.tensor_cores import uses_tensor_cores
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_S
 
+GB = 10**9
+GB_PER_S_MAX = 1e6
+"""What a profiler says to be faster is none: memory on a chip is a tenth of it."""
 SHAPES_TEXT_MAX = 1_000
 """Characters of the longest description of inputs: operators on lists have hundreds of inputs."""
 
@@ -45,7 +45,7 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
     whole = int(length.sum())
     sources = _sum_sources_of_kernels(view, kernels, length)
     rows = []
-    for code, mine in _by_name(work.name[kernels]):
+    for code, mine in by_name(work.name[kernels]):
         mine_ns = length[mine]
         name = view.trace.names[code]
         rows.append(
@@ -63,8 +63,8 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
                 kind=kernel_classes.COMMUNICATION
                 if work.is_communication[kernels[mine]].any()
                 else kernel_classes.find_class(name),
-                blocks_per_sm=_weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
-                occupancy_ratio=_weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
+                blocks_per_sm=weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
+                occupancy_ratio=weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
                 median_ns=float(np.median(mine_ns)),
                 deviation_ns=float(mine_ns.std(ddof=1)) if len(mine) > 1 else None,
             )
@@ -72,7 +72,7 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
 
 
-def _weigh(values: Floats, length_ns: Ints) -> float | None:
+def weigh(values: Floats, length_ns: Ints) -> float | None:
     """Return the mean of the values that are known, weighted with their time; None without any."""
     known = np.isfinite(values) & (length_ns > 0)
     weight_ns = int(length_ns[known].sum())
@@ -99,10 +99,11 @@ def sum_copies(view: RankView) -> list[CopyRow]:
     copies = np.flatnonzero(~work.is_kernel)
     size = view.trace.device_work.bytes[copies]
     length = (work.end_ns - work.start_ns)[copies]
+    written = np.minimum(view.trace.device_work.gigabytes_per_s[copies], GB_PER_S_MAX + 1) * GB
     call = view.launch[copies] if view.has_device else copies
     call_ns = np.where(call == NONE, NONE, view.events.duration_ns[call])
     rows = []
-    for code, mine in _by_name(work.name[copies]):
+    for code, mine in by_name(work.name[copies]):
         known = bool((size[mine] != NONE).all())
         total_bytes, total_ns = int(size[mine].sum()), int(length[mine].sum())
         rows.append(
@@ -115,12 +116,33 @@ def sum_copies(view: RankView) -> list[CopyRow]:
                 min_ns=int(length[mine].min()),
                 max_ns=int(length[mine].max()),
                 host_total_ns=int(call_ns[mine].sum()) if (call_ns[mine] != NONE).all() else None,
+                **_sum_bandwidth(size[mine], length[mine], written[mine]),
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
 
 
-def _by_name(codes: Codes) -> list[tuple[int, Ints]]:
+def _sum_bandwidth(size: Ints, length_ns: Ints, written: Floats) -> dict[str, Any]:
+    """Return the fields of a row of copies with their bandwidth, of copies of these bytes and times: as the profiler
+    wrote it (bytes/s), who knew their time before it was rounded, else bytes over time.
+    """
+    known = (size > 0) & (length_ns > 0)
+    rates = np.where(known, size * float(NS_PER_S), np.nan) / np.maximum(length_ns, 1)
+    rates = np.where((written > 0) & (written <= GB_PER_S_MAX * GB), written, rates)
+    rates = rates[np.isfinite(rates)]
+    if not len(rates):
+        return {}
+    at = np.quantile(rates, [0, 0.25, 0.5, 0.75, 0.9, 1]).tolist()
+    fields = [f"bandwidth_{name}_bytes_per_s" for name in ("min", "p25", "median", "p75", "p90", "max")]
+    return {
+        **dict(zip(fields, at, strict=True)),
+        "bandwidth_count": len(rates),
+        "bandwidth_mean_bytes_per_s": float(rates.mean()),
+        "bandwidth_deviation_bytes_per_s": float(rates.std(ddof=1)) if len(rates) > 1 else None,
+    }
+
+
+def by_name(codes: Codes) -> list[tuple[int, Ints]]:
     """Return each code with its positions."""
     if len(codes) == 0:
         return []
@@ -185,21 +207,25 @@ def sum_operators(view: RankView) -> list[OperatorRow]:
             sources=sources.get(code, []),
             allocated_bytes=allocated.get(view.trace.names[code], 0) if len(view.trace.memory.time_ns) else None,
             may_use_tensor_cores=view.trace.names[code] in FORMULAS,
-            tensor_core_ns=int(on_tensor_cores[code]) if on_tensor_cores is not None else None,
+            tensor_core_ns=int(on_tensor_cores[0][code]) if on_tensor_cores is not None else None,
+            tensor_core_total_ns=int(on_tensor_cores[1][code]) if on_tensor_cores is not None else None,
         )
         for code, sums in sum_calls(view, codes)
     ]
     return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name))
 
 
-def _sum_tensor_cores(view: RankView, codes: Codes) -> Ints:
-    """Return by name of an operator the device time of its own launches that is on tensor cores, by their names."""
+def _sum_tensor_cores(view: RankView, codes: Codes) -> tuple[Ints, Ints]:
+    """Return by name of an operator the device time on tensor cores, by the names of kernels: of its own launches, and
+    with those of operators inside.
+    """
     used = np.unique(view.work.name)
     used = used[[uses_tensor_cores(view.trace.names[code]) is True for code in used.tolist()]]
     own_ns = _device_ns_within(view, len(codes), np.isin(view.work.name, used) & view.work.is_kernel)
-    found = np.zeros(len(view.trace.names), dtype=np.int64)
-    np.add.at(found, codes, own_ns)
-    return found
+    own, total = (np.zeros(len(view.trace.names), dtype=np.int64) for _ in range(2))
+    np.add.at(own, codes, own_ns)
+    np.add.at(total, codes, view.host.operators.sum_up(own_ns))
+    return own, total
 
 
 def _sum_allocated(view: RankView) -> Mapping[str, int]:
@@ -306,74 +332,6 @@ def _device_ns_within(view: RankView, nesting_rows: int, chosen: Bools | None = 
         length = (view.work.end_ns - view.work.start_ns)[launched]
         np.add.at(own, inside[known], length[known])
     return own
-
-
-def sum_user_ranges(view: RankView) -> list[RangeRow]:
-    """Return the ranges marked by the script or torch, on host and device, without steps, collectives and modules."""
-    skip = view.trace.names_like(
-        lambda name: STEP_NAME.match(name) or communication.is_backend_range(name) or is_module_range(name)
-    )
-    host = view.trace.rows(Category.ANNOTATION)
-    host = host[~skip[view.events.name[host]]]
-    device = view.trace.rows(Category.GPU_ANNOTATION)
-    on_device = {
-        code: int(view.events.duration_ns[device[mine]].sum())
-        for code, mine in _by_name(view.events.name[device])
-        if not skip[code]
-    }
-    lengths_ns = {code: view.events.duration_ns[host[mine]] for code, mine in _by_name(view.events.name[host])}
-    is_needed = bool(lengths_ns.keys() - on_device.keys() and (view.launch != NONE).any())
-    launched = _launched_inside(view, host) if is_needed else {}
-    rows = []
-    for code in lengths_ns.keys() | on_device.keys():
-        mine_ns = lengths_ns.get(code, host[:0])
-        device_ns = on_device.get(code, launched.get(code))
-        source = "ranges" if code in on_device else "launches" if code in launched else None
-        rows.append(
-            RangeRow(
-                name=view.trace.names[code],
-                count=len(mine_ns),
-                host_total_ns=int(mine_ns.sum()),
-                device_total_ns=device_ns,
-                device_from=source,
-                host_min_ns=int(mine_ns.min()) if len(mine_ns) else None,
-                host_max_ns=int(mine_ns.max()) if len(mine_ns) else None,
-            )
-        )
-    return sorted(rows, key=lambda row: (-row.host_total_ns, -(row.device_total_ns or 0), row.name))
-
-
-def _launched_inside(view: RankView, ranges: Ints) -> dict[int, int]:
-    """Return for each name of these ranges the device time launched inside, also by ranges and operators inside them;
-    that of a range inside another of its name counts once.
-    """
-    nesting, names = view.host.nest_rows(ranges), view.events.name[ranges]
-    call_threads = find_threads_of_calls(view)
-    launched = np.flatnonzero(view.launch != NONE)
-    call = view.launch[launched]
-    inside = nesting.find_innermost(call_threads[call], view.events.start_ns[call])
-    own = np.zeros(len(ranges), dtype=np.int64)
-    known = inside != OUTSIDE
-    np.add.at(own, inside[known], (view.work.end_ns - view.work.start_ns)[launched[known]])
-    total = nesting.sum_up(own)
-    above = nesting.parent.copy()
-    while (above != OUTSIDE).any():
-        repeats = (above != OUTSIDE) & (names[above] == names)
-        total[repeats] = 0
-        above = np.where(above != OUTSIDE, nesting.parent[above], OUTSIDE)
-    return {code: int(total[mine].sum()) for code, mine in _by_name(names)}
-
-
-def find_threads_of_calls(view: RankView) -> Codes:
-    """Return the thread of each event; for the threads of autograd's engine the one that runs the steps, which waits
-    for them in its backward.
-    """
-    threads = view.events.thread.copy()
-    steps = np.unique(threads[view.host.step_rows])
-    if len(steps) == 1:
-        engine = np.unique(threads[view.trace.rows_named(view.host.operator_rows, ENGINE.match)])
-        threads[np.isin(threads, engine)] = steps[0]
-    return threads
 
 
 def sum_synchronizations(view: RankView) -> list[SynchronizationRow]:

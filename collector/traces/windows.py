@@ -4,7 +4,7 @@ them for a timeline.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import (
     DeviceReport,
     DeviceStep,
+    IdleGapRow,
     IdleRow,
     LaunchedWork,
     StepReport,
@@ -306,23 +307,92 @@ def sum_idle(view: RankView) -> list[IdleRow]:
     gap, the work waited for the host; made before, the work waited on the device, for another stream, a dependency or
     its own start; not in the trace, the kind is not known.
     """
+    rows = []
+    for lane in _find_lanes(view):
+        found = _find_gaps(view, lane.places)
+        host_ns, kernel_ns, other_ns = (int(of_kind.sum()) for of_kind in found.by_kind.values())
+        rows.append(
+            IdleRow(
+                device=lane.device,
+                stream=lane.stream,
+                is_device=lane.is_device,
+                window_ns=found.window_ns,
+                gap_count=len(found.length_ns),
+                idle_ns=int(found.length_ns.sum()),
+                longest_ns=int(found.length_ns.max()) if len(found.length_ns) else 0,
+                host_wait_ns=host_ns,
+                kernel_wait_ns=kernel_ns,
+                other_ns=other_ns,
+            )
+        )
+    return rows
+
+
+def sum_idle_gaps(view: RankView) -> list[IdleGapRow]:
+    """Return for the lanes of `sum_idle` how long the gaps of each kind are; kinds without any have no row."""
+    rows = []
+    for lane in _find_lanes(view):
+        for kind, length_ns in _find_gaps(view, lane.places).by_kind.items():
+            if not len(length_ns):
+                continue
+            p25, median, p75 = np.quantile(length_ns, [0.25, 0.5, 0.75]).tolist()
+            rows.append(
+                IdleGapRow(
+                    device=lane.device,
+                    stream=lane.stream,
+                    is_device=lane.is_device,
+                    kind=kind,
+                    count=len(length_ns),
+                    total_ns=int(length_ns.sum()),
+                    mean_ns=float(length_ns.mean()),
+                    min_ns=int(length_ns.min()),
+                    p25_ns=p25,
+                    median_ns=median,
+                    p75_ns=p75,
+                    max_ns=int(length_ns.max()),
+                    deviation_ns=float(length_ns.std(ddof=1)) if len(length_ns) > 1 else None,
+                )
+            )
+    return rows
+
+
+class _Lane(NamedTuple):
+    """One stream of a device, or all of them together, with the places of its work, ascending by start."""
+
+    device: int | None
+    stream: int | None
+    is_device: bool
+    places: Ints
+
+
+def _find_lanes(view: RankView) -> list[_Lane]:
+    """Return each device, and behind it each of its streams; none on a CPU."""
     if not view.has_device:
         return []
-    rows, work = [], view.work
-    streams = find_streams(view)
+    found, work, streams = [], view.work, find_streams(view)
     for device in np.unique(work.device).tolist():
         mine = [lane for lane in streams if work.device[lane[0]] == device]
         whole = mine[0] if len(mine) == 1 else np.flatnonzero(work.device == device)
-        rows.append(_sum_lane(view, whole, None, is_device=True))
-        rows += [_sum_lane(view, lane, _known(int(work.stream[lane[0]])), is_device=False) for lane in mine]
-    return rows
+        found.append(_Lane(_known(device), None, is_device=True, places=whole))
+        found += [
+            _Lane(_known(device), _known(int(work.stream[lane[0]])), is_device=False, places=lane) for lane in mine
+        ]
+    return found
 
 
 def _known(number: int) -> int | None:
     return number if number != NONE else None
 
 
-def _sum_lane(view: RankView, places: Ints, stream: int | None, *, is_device: bool) -> IdleRow:
+class _Gaps(NamedTuple):
+    """The time from the start of the first piece of work to the end of the last, and the gaps in it, also by kind."""
+
+    window_ns: int
+    length_ns: Ints
+    by_kind: Mapping[str, Ints]
+
+
+def _find_gaps(view: RankView, places: Ints) -> _Gaps:
     """Return the gaps between the pieces of work at these places, ascending by start."""
     work = view.work
     start_ns, reached_ns = work.start_ns[places], np.maximum.accumulate(work.end_ns[places])
@@ -332,18 +402,8 @@ def _sum_lane(view: RankView, places: Ints, stream: int | None, *, is_device: bo
     call = view.launch[places[before + 1]]
     is_known = call != NONE
     by_host = is_known & (view.events.start_ns[call] >= idle_since_ns)
-    return IdleRow(
-        device=_known(int(work.device[places[0]])),
-        stream=stream,
-        is_device=is_device,
-        window_ns=int(reached_ns[-1] - start_ns[0]),
-        gap_count=len(before),
-        idle_ns=int(length_ns.sum()),
-        longest_ns=int(length_ns.max()) if len(before) else 0,
-        host_wait_ns=int(length_ns[by_host].sum()),
-        kernel_wait_ns=int(length_ns[is_known & ~by_host].sum()),
-        other_ns=int(length_ns[~is_known].sum()),
-    )
+    kinds = {"host_wait": by_host, "kernel_wait": is_known & ~by_host, "other": ~is_known}
+    return _Gaps(int(reached_ns[-1] - start_ns[0]), length_ns, {kind: length_ns[mask] for kind, mask in kinds.items()})
 
 
 # -- timeline ---------------------------------------------------------------------------------------------------------

@@ -51,10 +51,15 @@ def test_what_is_written_keeps_to_the_schema(path: str) -> None:
 
 
 def test_tables_that_are_asked_for_keep_to_the_schema_too() -> None:
-    report = analyze(str(TRACES / "v100_dlrm_8ranks_r*.json.gz"), critical_path=True, roofline=True, all_to_all=True)
+    report = analyze(
+        str(TRACES / "v100_dlrm_8ranks_r*.json.gz"),
+        critical_path=True, roofline=True, all_to_all=True, nest=True, launches=True,
+    )  # fmt: skip
     written_report = json.loads(msgspec.json.encode(report))
     assert written_report["critical_path"]["steps"]
     assert written_report["ranks"][0]["roofline"]
+    assert written_report["ranks"][0]["range_kernels"]
+    assert written_report["ranks"][0]["kernel_launches"]
     assert written_report["all_to_all"]["ranks"] == []  # these traces describe no kernel
     jsonschema.validate(written_report, json.loads(SCHEMA_FILE.read_text()))
 

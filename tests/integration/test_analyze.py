@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -56,6 +57,40 @@ def test_comparison_is_in_text_json_and_page(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["comparison"]["refused"], report["comparison"]["ranks"]) == (None, [0, 1])
     assert '<section id="difference_operators"' in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("how", ["gzip through a pipe", "text through a pipe", "a redirected file"])
+def test_trace_on_standard_input_gives_the_report_of_the_file(how: str) -> None:
+    path = TRACES / "h100_bert_small.json.gz"
+    command = [sys.executable, "-m", "rankscope.collector", "analyze", "-", "--json"]
+    packed = path.read_bytes()
+    with path.open("rb") as file:
+        piped = gzip.decompress(packed) if how == "text through a pipe" else packed
+        source: dict[str, Any] = {"stdin": file} if how == "a redirected file" else {"input": piped}
+        ended = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False, **source)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    found, expected = json.loads(ended.stdout), json.loads(rankscope("analyze", path, "--json").stdout)
+    assert found["ranks"][0].pop("file") == "/dev/stdin"
+    del expected["ranks"][0]["file"]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "piped", "reason"),
+    [
+        ([], b"", "/dev/stdin: the file is empty"),
+        ([], DOCUMENT[:-30], "/dev/stdin: "),
+        (["--list"], DOCUMENT, "- is standard input, which is read once"),
+        (["--against", "-"], DOCUMENT, "- is standard input, which is read once"),
+        (["--rank-from", r"(\d+)"], DOCUMENT, "- is standard input, which is read once"),
+        ([str(GLOO)], DOCUMENT, "- is standard input, which is read once"),
+    ],
+)  # fmt: skip
+def test_standard_input_that_cannot_be_used_is_one_line(options: list[str], piped: bytes, reason: str) -> None:
+    command = [sys.executable, "-m", "rankscope.collector", "analyze", "-", *options]
+    ended = subprocess.run(command, input=piped, capture_output=True, timeout=LIMIT_S, check=False)
+    (line,) = ended.stderr.decode().splitlines()
+    assert (ended.returncode, line.startswith(f"rankscope: {reason}")) == (2, True)
 
 
 def test_refused_comparison_ends_with_status_two() -> None:

@@ -9,6 +9,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rankscope.collector.traces.asked import Asked
+from rankscope.collector.traces.operator_groups import GroupsAsked
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import RankReport
 from rankscope.collector.traces.timeline_events import read_raw_events
@@ -188,7 +190,8 @@ def recorded(draw: st.DrawFn) -> list[Event]:
 
 
 def to_report(events: Sequence[Event]) -> RankReport:
-    return reduce_trace(read_events(*events), "trace.json").report
+    asked = Asked(operator_groups=GroupsAsked(nests=True), launches=True)
+    return reduce_trace(read_events(*events), "trace.json", asked=asked).report
 
 
 def shift(events: Sequence[Event], shift_us: int) -> list[Event]:
@@ -232,6 +235,33 @@ def test_kinds_of_events_and_stages_sum_to_the_steps(events: list[Event]) -> Non
     steps_ns = sum(step.window_ns for step in report.steps)
     assert sum(row.host_ns for row in report.model) == steps_ns
     assert sum(row.total_ns for row in report.event_types) == (steps_ns if report.steps else report.window_ns)
+    by_step = {row.step: sum(msgspec.to_builtins(row).values()) - row.step for row in report.step_event_types}
+    assert by_step == {step.step: step.window_ns for step in report.steps}
+
+
+@given(recorded())
+def test_kernels_of_ranges_and_by_launch_sum_to_all_work(events: list[Event]) -> None:
+    report = to_report(events)
+    kernels_ns = sum(row.total_ns for row in report.kernels)
+    assert sum(row.own_ns for row in report.range_kernels or ()) == kernels_ns + sum(r.total_ns for r in report.copies)
+    assert sum(row.total_ns for row in report.kernel_launches or ()) == kernels_ns
+
+
+@given(nested_ranges(), st.data())
+def test_kernels_of_ranges_are_those_whose_launch_is_inside(spans: list[tuple[int, int]], data: st.DataObject) -> None:
+    ranges = [(start, end, data.draw(st.sampled_from("abc"))) for start, end in spans]
+    calls = data.draw(st.lists(st.integers(0, 20), max_size=6))
+    events = [event("user_annotation", name, start, end - start) for start, end, name in ranges]
+    expected: dict[tuple[str | None, str], int] = {}
+    for number, call in enumerate(calls):
+        name = data.draw(st.sampled_from("kl"))
+        events += [launch(call, number), kernel(name, 100 + number, 1, correlation=number)]
+        around: set[str | None] = {of for start, end, of in ranges if start <= call < end}
+        for one in around or {None}:
+            expected[one, name] = expected.get((one, name), 0) + 1
+    report = to_report(events) if events else None
+    rows = (report.range_kernels if report is not None else None) or []
+    assert {(row.range_name, row.name): row.count for row in rows} == expected
 
 
 @given(recorded(), st.integers(1, 40))

@@ -50,6 +50,13 @@ def test_more_steps_than_can_be_divided_are_refused_and_some_may_be_chosen(tmp_p
     assert len(analyze(path, steps=(5, 9)).ranks[0].steps) == 4
 
 
+def test_step_whose_number_no_counter_holds_is_none(tmp_path: Path) -> None:
+    base = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
+    steps = [{**base, "name": f"ProfilerStep#{number}", "ts": 1, "dur": 5} for number in ("9" * 30, "9" * 18)]
+    (rank,) = analyze(write(tmp_path / "rank0.json", steps)).ranks
+    assert [step.step for step in rank.steps] == [int("9" * 18)]
+
+
 def operators(count: int, **changed: str) -> list[dict[str, Any]]:
     """Return operators one behind the other, in which the fields `changed` have their number in their text."""
     base = {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "dur": 1}

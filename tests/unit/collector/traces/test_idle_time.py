@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.report import IdleRow
-from rankscope.collector.traces.windows import sum_idle
+from rankscope.collector.traces.windows import sum_idle, sum_idle_gaps
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events, to_json
 
@@ -120,3 +120,30 @@ def test_table_shows_the_device_before_its_streams(tmp_path: Path) -> None:
     (found,) = (one for one in sections if one.key == "idle_time")
     line = ["0.006", "0.004", "66.7", "1", "0.004", "0.000", "0.0", "0.004", "100.0", "0.000", "0.0"]
     assert [[cell.text for cell in row] for row in found.rows] == [["3", "0", "all", *line], ["3", "0", "7", *line]]
+
+
+def test_gaps_of_a_kind_have_their_quantiles() -> None:
+    # Gaps of 2, 4, 6 and 12 us before work that was launched in them, one of 3 us before work launched earlier.
+    events, at_us = [launch(0, 9), kernel("a", 1, 1, correlation=9), launch(0, 8)], 2
+    for correlation, gap_us in enumerate((2, 4, 6, 12)):
+        events += [launch(at_us + 1, correlation), kernel("k", at_us + gap_us, 1, correlation=correlation)]
+        at_us += gap_us + 1
+    found = sum_idle_gaps(RankView(read_events(*events, kernel("b", at_us + 3, 1, correlation=8))))
+    stream = {row.kind: row for row in found if not row.is_device}
+    host, device = stream["host_wait"], stream["kernel_wait"]
+    assert (host.count, host.total_ns, host.mean_ns, host.min_ns, host.max_ns) == (4, 24_000, 6_000, 2_000, 12_000)
+    # Between 2 and 4 at three quarters, between 4 and 6 in the middle, between 6 and 12 at a quarter.
+    assert (host.p25_ns, host.median_ns, host.p75_ns) == (3_500, 5_000, 7_500)
+    assert host.deviation_ns == pytest.approx(4_320.494)
+    assert (device.count, device.median_ns, device.deviation_ns) == (1, 3_000, None)
+    assert "other" not in stream
+
+
+@pytest.mark.parametrize("name", WITH_ONE_DEVICE)
+def test_gaps_sum_to_the_idle_time_of_their_lane(name: str) -> None:
+    (rank,) = analyze(TRACES / f"{name}.json.gz").ranks
+    for row in rank.idle_time:
+        of_lane = [one for one in rank.idle_gaps if (one.stream, one.is_device) == (row.stream, row.is_device)]
+        total_ns = {one.kind: one.total_ns for one in of_lane}
+        assert [total_ns.get(kind, 0) for kind in ("host_wait", "kernel_wait", "other")] == list(kinds(row))
+        assert sum(one.count for one in of_lane) == row.gap_count

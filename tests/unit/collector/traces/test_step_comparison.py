@@ -172,6 +172,21 @@ def test_time_of_ranges_has_what_autograd_launched_inside(tmp_path: Path) -> Non
     }
 
 
+def test_time_of_ranges_on_autograds_thread_is_theirs(tmp_path: Path) -> None:
+    def ranged(inner_us: int) -> list[Event]:
+        engine = event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 60, 30, tid=2)
+        return [
+            step_of(0), event("user_annotation", "backward", 50, 100), engine, launch(61, 1, tid=2),
+            event("user_annotation", "post", 70, 10, tid=2), launch(71, 2, tid=2),
+            kernel("k", 200, 40, correlation=1), kernel("k", 300, inner_us, correlation=2),
+        ]  # fmt: skip
+
+    found = compare(write(tmp_path / "a", ranged(10)), write(tmp_path / "b", ranged(4)))
+    assert differences_of(found, "ranges") == {
+        ("compute", "backward"): 0, ("compute", "post"): 6 * US, ("idle", "idle"): 0,
+    }  # fmt: skip
+
+
 def test_time_of_modules_is_that_of_the_innermost(tmp_path: Path) -> None:
     def modular(inner_us: int) -> list[Event]:
         frames = [

@@ -360,6 +360,33 @@ def test_growth_in_two_steps_may_be_chance() -> None:
     )
 
 
+# -- memory_near_capacity ---------------------------------------------------------------------------------------------
+
+
+def with_capacity(memory_bytes: int | None) -> RankReport:
+    report = with_growth(0)  # its peak is 1 GiB
+    return replace(report, devices=[replace(one, memory_bytes=memory_bytes) for one in report.devices])
+
+
+def test_memory_that_was_nearly_full_is_said() -> None:
+    advice = fired(with_capacity(1_100 << 20), "memory_near_capacity")
+    assert advice is not None
+    # 1,024 of 1,100 MiB.
+    assert advice.evidence["peak_ratio"] == pytest.approx(0.93091, rel=1e-4)
+    assert "tensors held 93 % of the memory of GPU 0 at their peak, 1.0 of 1.1 GiB" in advice.sentence
+
+
+def test_memory_that_has_room_is_no_finding() -> None:
+    assert fired(with_capacity(1_200 << 20), "memory_near_capacity") is None
+    assert why_not(with_capacity(1_200 << 20), "memory_near_capacity") is None
+
+
+def test_memory_of_unknown_size_cannot_be_judged() -> None:
+    reason = "the trace does not say how much memory the device has"
+    assert why_not(with_capacity(None), "memory_near_capacity") == reason
+    assert "profile_memory" in (why_not(rank_of(A100), "memory_near_capacity") or "")
+
+
 def test_memory_cannot_be_judged_without_its_events() -> None:
     assert why_not(rank_of(A100), "memory_growth") == "no memory events in the trace (profile_memory=True)"
 

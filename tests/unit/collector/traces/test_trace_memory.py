@@ -74,7 +74,21 @@ def test_allocations_belong_to_the_innermost_operator() -> None:
     events = [event("cpu_op", "aten::mm", 0, 10), event("cpu_op", "aten::empty", 2, 3)]
     changes = [allocation(3, 8), allocation(4, 8), allocation(7, -8), allocation(20, -4)]
     rows = [(r.operator, r.count, r.allocated_bytes, r.kept_bytes) for r in report_of(*events, *changes).operators]
-    assert rows == [("aten::empty", 2, 16, 16), (OUTSIDE_OPERATORS, 0, 0, -4), ("aten::mm", 0, 0, -8)]
+    assert rows == [("aten::empty", 2, 16, 16), ("aten::mm", 0, 0, -8), (OUTSIDE_OPERATORS, 0, 0, -4)]
+
+
+def test_memory_of_operators_inside_is_in_the_totals() -> None:
+    # linear has mm, which has empty, called twice: 8 and 6 bytes in empty, 5 in mm itself, 3 of them freed in linear.
+    calls = [("aten::linear", 0, 20), ("aten::mm", 1, 15), ("aten::empty", 2, 3), ("aten::empty", 6, 3)]
+    events = [event("cpu_op", *call) for call in calls] + [event("cpu_op", "aten::linear", 40, 5)]
+    changes = [allocation(3, 8), allocation(7, 6), allocation(11, 5), allocation(18, -3), allocation(30, 7)]
+    rows = {row.operator: row for row in report_of(*events, *changes).operators}
+    linear, mm, outside = rows["aten::linear"], rows["aten::mm"], rows[OUTSIDE_OPERATORS]
+    assert (linear.count, linear.allocated_bytes, linear.kept_bytes, linear.calls) == (0, 0, -3, 2)
+    assert (linear.total_count, linear.total_allocated_bytes, linear.total_kept_bytes) == (3, 19, 16)
+    assert (mm.count, mm.total_count, mm.allocated_bytes, mm.total_allocated_bytes) == (1, 3, 5, 19)
+    assert (rows["aten::empty"].calls, rows["aten::empty"].total_allocated_bytes) == (2, 14)
+    assert (outside.calls, outside.count, outside.total_allocated_bytes) == (0, 1, 7)
 
 
 def test_only_the_operators_that_allocate_most_are_listed() -> None:

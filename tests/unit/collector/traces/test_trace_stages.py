@@ -34,7 +34,7 @@ def annotation(name: str, start_us: int, duration_us: int) -> Event:
 
 
 def kinds_in_us(*events: Event) -> dict[str, int]:
-    return {row.kind: row.total_ns // 1_000 for row in sum_event_types(view_of(*events)) if row.total_ns}
+    return {row.kind: row.total_ns // 1_000 for row in sum_event_types(view_of(*events)).whole if row.total_ns}
 
 
 def host_us(*events: Event) -> dict[str, int]:
@@ -69,13 +69,22 @@ def test_without_steps_the_whole_trace_is_split() -> None:
 
 
 def test_trace_of_nothing_has_types_without_shares() -> None:
-    rows = sum_event_types(view_of())
+    rows = sum_event_types(view_of()).whole
     assert [(row.kind, row.total_ns, row.ratio) for row in rows] == [(kind, 0, None) for kind in KINDS]
 
 
 def test_shares_are_of_the_steps() -> None:
-    ratios = {row.kind: row.ratio for row in sum_event_types(view_of(step(1, 0, 20), kernel("a", 0, 5)))}
+    ratios = {row.kind: row.ratio for row in sum_event_types(view_of(step(1, 0, 20), kernel("a", 0, 5))).whole}
     assert (ratios["kernel"], ratios["other"]) == (0.25, 0.75)
+
+
+def test_each_step_has_its_types() -> None:
+    events = [step(4, 0, 20), step(5, 20, 10), kernel("a", 0, 5), event("cpu_op", "aten::mm", 18, 6)]
+    first, second = sum_event_types(view_of(*events)).steps
+    # Step 4: 5 us of the kernel, 18 to 20 of the operator; step 5: 20 to 24 of the operator.
+    assert (first.step, first.kernel_ns, first.cpu_op_ns, first.other_ns) == (4, 5_000, 2_000, 13_000)
+    assert (second.step, second.kernel_ns, second.cpu_op_ns, second.other_ns) == (5, 0, 4_000, 6_000)
+    assert sum_event_types(view_of(kernel("a", 0, 5))).steps == []
 
 
 def test_window_is_split_to_the_ns() -> None:

@@ -215,6 +215,7 @@ def test_operators_that_multiply_have_their_time_on_tensor_cores(tmp_path: Path)
     # Of 40 us of the product's own kernels 30 are on tensor cores.
     assert (rows["aten::mm"].tensor_core_ns, rows["aten::mm"].device_self_ns) == (30_000, 40_000)
     assert (rows["aten::linear"].tensor_core_ns, rows["aten::add"].tensor_core_ns) == (0, 0)
+    assert (rows["aten::linear"].tensor_core_total_ns, rows["aten::add"].tensor_core_total_ns) == (30_000, 0)
     assert [rows[name].may_use_tensor_cores for name in ("aten::mm", "aten::add")] == [True, False]
 
 

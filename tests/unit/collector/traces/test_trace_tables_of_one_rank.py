@@ -9,6 +9,7 @@ from rankscope.collector.traces import analyze, tables
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import DeviceReport
+from rankscope.collector.traces.user_ranges import sum_user_ranges
 from rankscope.collector.traces.windows import break_down_steps, draw_timeline, find_overlaps, summarize_devices
 from rankscope.measure.errors import TraceError
 from rankscope.measure.rank_view import RankView
@@ -206,7 +207,7 @@ def test_operators_have_self_and_total_time() -> None:
 def test_user_ranges_are_summed_on_host_and_device() -> None:
     on_device = event("gpu_user_annotation", "mine", 20, 3)
     only_there = event("gpu_user_annotation", "graph", 30, 1)
-    rows = tables.sum_user_ranges(view_of(annotation("mine", 0, 5), annotation("mine", 8, 1), on_device, only_there))
+    rows = sum_user_ranges(view_of(annotation("mine", 0, 5), annotation("mine", 8, 1), on_device, only_there))
     assert [(row.name, row.count, row.host_total_ns, row.device_total_ns) for row in rows] == [
         ("mine", 2, 6_000, 3_000),
         ("graph", 0, 0, 1_000),
@@ -221,7 +222,7 @@ def test_range_without_one_on_the_device_has_what_was_launched_inside() -> None:
         kernel(name, 30 + 10 * n, us, correlation=n)
         for n, (name, us) in enumerate(zip("bcad", (5, 7, 9, 2), strict=True), 1)
     ]
-    rows = tables.sum_user_ranges(view_of(*events, *calls, *work))
+    rows = sum_user_ranges(view_of(*events, *calls, *work))
     assert [(row.name, row.count, row.device_total_ns, row.device_from) for row in rows] == [
         ("mine", 3, 14_000, "launches"),
         ("inner", 1, 7_000, "launches"),
@@ -232,19 +233,19 @@ def test_range_around_a_backward_has_the_launches_of_autograds_thread() -> None:
     engine = operator("autograd::engine::evaluate_function: MmBackward0", 12, 6, tid=2)
     step = annotation("ProfilerStep#3", 0, 30)
     events = [step, annotation("backward", 10, 10), engine, launch(13, 1, tid=2), kernel("k", 20, 4, correlation=1)]
-    (row,) = tables.sum_user_ranges(view_of(*events))
+    (row,) = sum_user_ranges(view_of(*events))
     assert (row.name, row.device_total_ns) == ("backward", 4_000)
 
 
 @pytest.mark.parametrize("work", [[], [kernel("k", 5, 4)]], ids=["no device", "no launches"])
 def test_device_time_of_a_range_is_unknown_without(work: list[Event]) -> None:
-    (row,) = tables.sum_user_ranges(view_of(annotation("mine", 0, 10), *work))
+    (row,) = sum_user_ranges(view_of(annotation("mine", 0, 10), *work))
     assert (row.device_total_ns, row.device_from) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["ProfilerStep#3", "nccl:all_reduce"])
 def test_steps_and_collectives_are_no_ranges_of_the_user(name: str) -> None:
-    assert tables.sum_user_ranges(view_of(annotation(name, 0, 5), event("gpu_user_annotation", name, 1, 1))) == []
+    assert sum_user_ranges(view_of(annotation(name, 0, 5), event("gpu_user_annotation", name, 1, 1))) == []
 
 
 def test_wait_is_attributed_to_the_host_value_operator() -> None:
