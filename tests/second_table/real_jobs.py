@@ -99,11 +99,11 @@ def run_jobs(times: int, cases: Sequence[Case] = CASES) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_once(case: Case) -> Ran:
-    """Run a job beside a collector of its own."""
+def run_once(case: Case, collector_program: Sequence[str] = ("-m", "rankscope.collector")) -> Ran:
+    """Run a job beside a collector of its own, started by Python with these arguments."""
     wire, http = _free_ports(2)
     name = f"real-{secrets.token_hex(4)}"
-    serve = [sys.executable, "-m", "rankscope.collector", "serve", "--listen", f"tcp://127.0.0.1:{wire}"]
+    serve = [sys.executable, *collector_program, "serve", "--listen", f"tcp://127.0.0.1:{wire}"]
     with tempfile.TemporaryDirectory() as folder:
         collector = subprocess.Popen(
             [*serve, "--http-listen", f"127.0.0.1:{http}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -128,7 +128,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         machine=_find_only_machine(view),
         has_gpus=_has_gpus(view, sampled),
         pausing=_find_pausing(view, sampled),
-        beyond=_find_beyond(view),
+        beyond=_find_beyond(view, sampled),
         **_read_synchronizations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 
@@ -211,21 +211,24 @@ def _find_pausing(view: RunView, sampled: Sequence[int]) -> float | None:
     if not len(latest):
         return None
     known = [time_per_step(view.samples.gc_pauses.get(rank, ()), int(latest[0])) for rank in sampled]
-    pauses_ns, step_ns = _known(known, len(sampled)), _find_latest(view)
+    pauses_ns, step_ns = _known(known, len(sampled)), _find_latest(view, sampled)
     if not pauses_ns or not len(step_ns):
         return None
     return median_low(pauses_ns) * len(view.series.ranks) / max(1.0, float(np.mean(step_ns)))
 
 
-def _find_beyond(view: RunView) -> float:
+def _find_beyond(view: RunView, sampled: Sequence[int]) -> float:
     """Return the share of the time that steps take beyond their median, of the latest ones."""
-    step_ns = _find_latest(view)
+    step_ns = _find_latest(view, sampled)
     return max(0.0, 1.0 - float(np.median(step_ns)) / max(1.0, float(np.mean(step_ns)))) if len(step_ns) else 0.0
 
 
-def _find_latest(view: RunView) -> Floats:
-    """Return what the latest steps took in ns, without those of before of which long ones are kept for longer."""
-    step_ns = view.mean_ns[view.series.earlier_count :]
+def _find_latest(view: RunView, sampled: Sequence[int]) -> Floats:
+    """Return what the latest steps took in the mean of these ranks, in ns, without those of before of which long ones
+    are kept for longer. Their sum is the time that passed (`RunView.mean_ns`).
+    """
+    rows = np.arange(view.series.earlier_count, len(view.series.steps))
+    step_ns: Floats = view.series.step_ns[np.ix_(rows, view.series.columns_of(sampled))].mean(axis=1)
     return step_ns[~np.isnan(step_ns)]
 
 
