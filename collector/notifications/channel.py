@@ -68,7 +68,8 @@ class Deliver(Protocol):
 
 class Surroundings(NamedTuple):
     """What all channels share. `read_incidents` returns all incidents, the same object while nothing has changed;
-    `find_nodes` the nodes of one. Both may be called by any thread.
+    `find_nodes` the nodes of one, `find_severity_min` the least severity of which receivers are notified about a run,
+    None where that is as in the rules. All may be called by any thread.
     """
 
     read_incidents: Callable[[], tuple[Incident, ...]]
@@ -76,6 +77,12 @@ class Surroundings(NamedTuple):
     clock: Clock
     faults: FaultLog
     rules: NotifyRules
+    find_severity_min: Callable[[str], str | None] = lambda _run_id: None
+
+    def find_rules(self, incident: Incident) -> NotifyRules:
+        """Return what is notified of the run of an incident."""
+        severity_min = self.find_severity_min(incident.run_id)
+        return self.rules if severity_min is None else self.rules._replace(severity_min=severity_min)
 
 
 @dataclass(slots=True)
@@ -180,7 +187,7 @@ class Channel:
 
     def _update_one(self, incident: Incident, now_s: float, wall_s: float) -> None:
         last, before = self._notified.find(incident), self._waiting.get(incident.id)
-        kind = find_kind(incident, last, self._notified.since_wall_s, self._around.rules)
+        kind = find_kind(incident, last, self._notified.since_wall_s, self._around.find_rules(incident))
         if kind is None:
             self._waiting.pop(incident.id, None)
         elif before is not None and find_signature(before.incident) == find_signature(incident):
