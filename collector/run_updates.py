@@ -10,7 +10,7 @@ import logging
 import queue
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError  # before Python 3.11 another than the built-in one
 from typing import Final
@@ -108,6 +108,10 @@ class RunUpdates:
             queue.SimpleQueue()
         )
         self.runs = Runs(config)
+        self.severities: Mapping[str, str] = {}
+        """Of which incidents receivers are notified at least, by the id of runs for which that was changed. Any thread
+        may read it; it is replaced when it changes.
+        """
         self.impossible: dict[str, int] = {}
         """Numbers that could not be, by kind: they were made unknown."""
         self._impossible_logged: set[tuple[str, str]] = set()
@@ -209,6 +213,7 @@ class RunUpdates:
                 self._detect(run, now_ns)
             if not run.has_live_ranks and now_ns - run.last_change_collector_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(run)
+        self._note_severities()
         over = self.runs.over_ids
         for run_id in over - self._over:
             self._admission.end_run(read_run_name(run_id))
@@ -287,6 +292,13 @@ class RunUpdates:
             with self._faults.contain("settings", "settings could not be changed; continuing"):
                 found = self._change_settings(wanted)
             answer.set_result(found)
+
+    def _note_severities(self) -> None:
+        own = self._config.notify_severity_min
+        found = {run.run: run.settings.config.notify_severity_min for run in self.runs}
+        changed = {run_id: severity for run_id, severity in found.items() if severity != own}
+        if changed != self.severities:
+            self.severities = changed
 
     def _change_settings(self, wanted: WantedChange) -> RunSettings | SettingsRefusal:
         run = self.runs.get(wanted.run)

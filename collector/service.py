@@ -131,7 +131,7 @@ class Service:
         self._summaries = RunSummaries(self._exchange.answer, self._faults)
         self._notifier = make_notifier(
             config, {**receivers, **read_otlp_logs(config, self._listener.socket.getsockname()[1])}, self._journal,
-            find_run=self._updates.runs.get,
+            find_run=self._updates.runs.get, read_severities=lambda: self._updates.severities,
             clock=clock, faults=self._faults,
         )  # fmt: skip
         self._open_store()

@@ -75,24 +75,20 @@ def make_notifier(
     journal: Journal,
     *,
     find_run: Callable[[str], RunState | None],
+    read_severities: Callable[[], Mapping[str, str]],
     clock: Clock,
     faults: FaultLog,
 ) -> Notifier:
     """Return the notifier of these receivers about the incidents of the journal. Of a store that is not usable now,
     which may be that of another collector, the files beside it are not touched.
     """
-
-    def find_severity_min(run_id: str) -> str | None:
-        run = find_run(run_id)
-        return None if run is None else run.settings.config.notify_severity_min
-
     around = Surroundings(
         read_incidents=lambda: journal.incidents,
         find_nodes=NodeFinder(find_store(config), find_run, faults).find,
         clock=clock,
         faults=faults,
         rules=NotifyRules(config.notify_severity_min, config.notify_interval_s),
-        find_severity_min=find_severity_min,
+        read_severities=read_severities,
     )
     return Notifier(receivers, around, None if journal.database is None else find_beside_store(config))
 

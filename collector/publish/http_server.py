@@ -376,9 +376,11 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send an error that the library has found, as JSON; a method without a `do_` is answered as not allowed."""
         if code == HTTPStatus.NOT_IMPLEMENTED:
-            is_order = _takes_orders(self.path)
-            error = f"{(self.command or '')[:80]} is not allowed; {'POST is' if is_order else 'GET and HEAD are'}"
-            self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ORDER_ALLOWED if is_order else ALLOWED))
+            allowed = _find_allowed(self.path)
+            *others, last = allowed["Allow"].split(", ")
+            said = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+            error = f"{(self.command or '')[:80]} is not allowed; {said}"
+            self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, allowed))
         else:
             text = explain if code == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else message
             self._send(refuse(HTTPStatus(code), (text or HTTPStatus(code).phrase)[:200]))
@@ -404,7 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
         if problem is not None:
             self.server.count_refused(UNAUTHORIZED)
             return refuse(problem.status, problem.error, CHALLENGE if problem.status == HTTPStatus.UNAUTHORIZED else {})
-        if not _takes_orders(self.path):
+        if "POST" not in _find_allowed(self.path)["Allow"]:
             error = "POST is not allowed here; it is for /api/v1/runs/RUN/captures and /api/v1/runs/RUN/settings only"
             return refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED)
         if self.headers.get_content_type() != JSON or "Content-Type" not in self.headers:
@@ -520,9 +522,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def _takes_orders(target: str) -> bool:
-    """Return whether something is ordered by a POST to this path."""
-    return find_ordered_run(target) is not None or find_ordered_run(target, SETTINGS_SUFFIX) is not None
+def _find_allowed(target: str) -> dict[str, str]:
+    """Return the header with the methods that are allowed at a path."""
+    if find_ordered_run(target) is not None:
+        return ORDER_ALLOWED
+    return ALLOWED if find_ordered_run(target, SETTINGS_SUFFIX) is None else {"Allow": f"{ALLOWED['Allow']}, POST"}
 
 
 def _read_length(headers: Message) -> int | None:

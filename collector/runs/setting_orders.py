@@ -39,13 +39,15 @@ class SettingOrders:
         self._asked: dict[str, _Asked] = {}
         #: By boot id of live rank processes, the last order answered and what was refused of it, as a sentence.
         self._answers: dict[str, tuple[str, str]] = {}
-        #: As of the last tick.
+        #: As of the last look.
         self.taken = NOTHING_ORDERED
+        self._settled_id: str | None = None
+        self._look_ns = 0
 
     def tick(self, settings: RunSettings, attempt: Attempt, now_ns: int, now_wall_s: float) -> list[AskSettings]:
         """Return the orders that are due."""
         order_id = _find_id(settings)
-        if order_id is None:
+        if order_id is None or (order_id == self._settled_id and now_ns < self._look_ns):
             return []
         live = {one.identity.boot_id: one.identity.rank for one in attempt.ranks.values() if one.is_live}
         self._asked = {boot_id: one for boot_id, one in self._asked.items() if boot_id in live}
@@ -62,6 +64,9 @@ class SettingOrders:
                 self._asked[boot_id] = before._replace(last_ns=now_ns)
                 effects.append(AskSettings(boot_id, order))
         self.taken = self._count(order_id, live, now_ns)
+        # Once all have answered, it is only looked for ranks that have joined: of 16,384 each look takes 10 ms.
+        self._settled_id = order_id if self.taken.taken == len(live) else None
+        self._look_ns = now_ns + REPEAT_NS
         return effects
 
     def take(self, boot_id: str, taken: SettingsTaken) -> None:

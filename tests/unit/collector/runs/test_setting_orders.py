@@ -59,7 +59,7 @@ def test_rank_that_joins_later_is_asked_as_well() -> None:
         ordered.answer(rank, one.order.id)
     assert ordered.tick() == []
     ordered.story.join(2)
-    assert [one.boot_id for one in ordered.tick()] == [boot_of(2)]
+    assert [one.boot_id for one in ordered.tick(REPEAT_NS)] == [boot_of(2)]
 
 
 def test_change_back_is_ordered_too() -> None:
