@@ -68,10 +68,9 @@ class AgentThread:
         self._builder = ReportBuilder(identity.rank)
         self._orders = CollectorOrders(
             training.sessions,
-            training.windows.sampling,
             training.workers,
             guard,
-            captures_allowed=config.capture_orders,
+            config,
             find_step=lambda: training.timer.step,
             find_thread=lambda: training.hooks.buffer.thread,
         )

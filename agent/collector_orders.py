@@ -1,14 +1,15 @@
-"""Answers what the collector orders of one rank, captures and samples. Each is imported with its first order, on the
-agent's thread: hardly any rank ever has one.
+"""Answers what the collector orders of one rank: captures, samples, settings. Each is imported with its first order, on
+the agent's thread: hardly any rank ever has one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from rankscope.agent.captures.sampling import Sampling
 from rankscope.agent.captures.worker_page import WorkerPage
+from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import CAPTURES, LINE_SAMPLES, Guard, describe
 from rankscope.agent.late_imports import LATE_IMPORTS
+from rankscope.agent.profiler.sessions import ProfilerSessions
 from rankscope.measure.messages import (
     CaptureOrder,
     CapturePart,
@@ -16,23 +17,17 @@ from rankscope.measure.messages import (
     CaptureState,
     SampleOrder,
     SamplesTaken,
+    SettingsOrder,
+    SettingsTaken,
 )
 from rankscope.measure.records import StepRecord
 
 if TYPE_CHECKING:
     from rankscope.agent.captures.ordered_captures import OrderedCaptures
     from rankscope.agent.captures.ordered_samples import OrderedSamples
-    from rankscope.agent.captures.trace_captures import TraceCaptures
+    from rankscope.agent.profiler.ordered_settings import OrderedSettings
 
-Answer = CaptureState | CapturePart | SamplesTaken | None
-
-
-class CaptureSource(Protocol):
-    """What has the captures of the rank, as `ProfilerSessions`."""
-
-    def open_traces(self) -> "TraceCaptures | None":
-        """Return the captures, made if they have not been; None where the settings allow none."""
-        ...
+Answer = CaptureState | CapturePart | SamplesTaken | SettingsTaken | None
 
 
 class CollectorOrders:
@@ -43,27 +38,28 @@ class CollectorOrders:
 
     def __init__(
         self,
-        source: CaptureSource,
-        sampling: Sampling,
+        sessions: ProfilerSessions,
         page: WorkerPage | None,
         guard: Guard,
+        config: AgentConfig,
         *,
-        captures_allowed: bool,
         find_step: Callable[[], int],
         find_thread: Callable[[], int | None],
     ) -> None:
-        self._source = source
-        self._sampling = sampling
+        self._sessions = sessions
+        self._config = config
         self._page = page
         self._guard = guard
-        self._captures_allowed = captures_allowed
         self._find_step = find_step
         self._find_thread = find_thread
         self._captures: OrderedCaptures | None = None
         self._samples: OrderedSamples | None = None
+        self._settings: OrderedSettings | None = None
 
-    def handle(self, order: CaptureOrder | CapturePartWanted | SampleOrder) -> Answer:
+    def handle(self, order: CaptureOrder | CapturePartWanted | SampleOrder | SettingsOrder) -> Answer:
         """Return the answer to a message of the collector."""
+        if isinstance(order, SettingsOrder):
+            return self._handle_settings(order)
         if isinstance(order, SampleOrder):
             return self._handle_samples(order)
         try:
@@ -74,6 +70,17 @@ class CollectorOrders:
             reason = f"captures could not be begun on this rank: {describe(error)}"
             return CaptureState(id=order.id, state="refused", reason=reason)
         return None if self._captures is None else self._captures.handle(order)
+
+    def _handle_settings(self, order: SettingsOrder) -> SettingsTaken:
+        try:
+            if self._settings is None:
+                with LATE_IMPORTS:
+                    from rankscope.agent.profiler.ordered_settings import OrderedSettings  # noqa: PLC0415 - see above
+                self._settings = OrderedSettings(self._config, self._sessions.windows)
+            return self._settings.handle(order)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.record("settings", error)
+            return SettingsTaken(id=order.id, refused=dict.fromkeys(order.values, describe(error)))
 
     def _handle_samples(self, order: SampleOrder) -> SamplesTaken | None:
         try:
@@ -87,8 +94,10 @@ class CollectorOrders:
 
     def collect_samples(self, steps: Sequence[StepRecord], *, last: bool) -> SamplesTaken | None:
         """Add up the samples of steps that have ended; return the answer to an order that is over, None while none
-        is. To be called once a report.
+        is. Settings whose time is over go back. To be called once a report.
         """
+        if self._settings is not None:
+            self._settings.tick()
         return None if self._samples is None else self._samples.collect(steps, last=last)
 
     def collect_captures(self) -> list[CaptureState]:
@@ -111,16 +120,16 @@ class CollectorOrders:
             self._captures.close()
 
     def _make_captures(self) -> "OrderedCaptures | None":
-        traces = self._source.open_traces()
+        traces = self._sessions.open_traces()
         if traces is None:
             return None
         with LATE_IMPORTS:
             from rankscope.agent.captures.ordered_captures import OrderedCaptures  # noqa: PLC0415 - see above
 
-        return OrderedCaptures(traces, self._guard, is_allowed=self._captures_allowed, find_step=self._find_step)
+        return OrderedCaptures(traces, self._guard, is_allowed=self._config.capture_orders, find_step=self._find_step)
 
     def _make_samples(self) -> "OrderedSamples":
-        sampling = self._sampling
+        sampling = self._sessions.windows.sampling
         with LATE_IMPORTS:
             from rankscope.agent.captures.ordered_samples import OrderedSamples  # noqa: PLC0415 - see above
             from rankscope.agent.captures.worker_samples import WorkerSamples  # noqa: PLC0415 - see above

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
 from rankscope.measure.errors import SettingError
+from rankscope.measure.rank_settings import COLLECTIVE_WINDOW, FULL_WINDOW_INTERVAL, LINE_SAMPLES
 from rankscope.measure.settings import (
     Mistake,
     Setting,
@@ -234,16 +235,7 @@ class AgentConfig(Settings):
         True,
         Setting("Measure each collective operation in short profiler windows (light windows)."),
     )
-    # It has the collectives of some steps; light windows cost in proportion to their length.
-    collective_window_s: float = constant(
-        2.0,
-        Setting(
-            "Approximate length of a collective window. With many collectives in a step it lasts fewer steps.",
-            unit="seconds",
-            smallest=0.1,
-            largest=600,
-        ),
-    )
+    collective_window_s: float = setting(2.0, COLLECTIVE_WINDOW)
     full_windows: bool = setting(
         True,
         Setting("Measure compute, overlap and idle time in occasional full profiler windows."),
@@ -283,23 +275,13 @@ class AgentConfig(Settings):
             choices=(AUTO, ON, MEASURED, OFF),
         ),
     )
-    line_samples: bool = setting(
-        True,
-        Setting(
-            "Find source lines by samples of the training thread: for some seconds when the collector suspects this "
-            "rank, or compares it with one, and in full windows of a GPU. Off: findings name no line."
-        ),
-    )
+    line_samples: bool = setting(True, LINE_SAMPLES)
     # The shortest that has a whole step between two boundaries.
     full_window_steps: int = constant(
         2,
         Setting("Length of a full window.", unit="steps", smallest=1, largest=16),
     )
-    # What windows cost is bounded by `overhead_ratio_max`, which makes them rarer than this.
-    full_window_interval_s: float = constant(
-        20.0,
-        Setting("Shortest time between two full windows.", unit="seconds", smallest=1, largest=_DAY_S),
-    )
+    full_window_interval_s: float = setting(20.0, FULL_WINDOW_INTERVAL)
     measure_flops: bool = setting(
         True,
         Setting(
@@ -382,6 +364,14 @@ class AgentConfig(Settings):
         Setting(
             "Whether this rank takes captures that the collector orders. Their files go to the collector, and stay in "
             "`capture_folder` too, where that is set.",
+        ),
+    )
+    setting_orders: str = setting(
+        AUTO,
+        Setting(
+            "Whether the collector may change `collective_window_s`, `full_window_interval_s` and `line_samples` of "
+            "this rank while it trains (`rankscope set`). auto: where `capture_orders` allows captures; yes; no.",
+            choices=(AUTO, YES, NO),
         ),
     )
     capture_pause_s_max: float = setting(

@@ -80,7 +80,7 @@ class LoadCollector:
             stderr=self._stderr,
             stdin=subprocess.DEVNULL,
             # Of two steps in 20 s: so that there is a verdict within a minute.
-            env={**clean_environment(), "RANKSCOPE_SERVE_CONSTANT_DETECT_STEPS_MIN": "4"},
+            env={**clean_environment(), "RANKSCOPE_SERVE_DETECT_STEPS_MIN": "4"},
         )
         stdout = self._child.stdout
         line = b""

@@ -241,14 +241,14 @@ class CollectorConfig(Settings):
         32,
         Setting("How many of the last steps a verdict uses.", unit="steps", smallest=8, largest=256),
     )
-    # Of fewer steps chance makes a change; the score is of this value.
-    detect_steps_min: int = constant(
+    detect_steps_min: int = setting(
         12,
         Setting(
-            "Steps that all compared ranks must have before there is a verdict.",
+            "Steps that all compared ranks must have before there is a verdict. Fewer make findings of chance, more "
+            "delay them; what detection is measured to find (docs/detection.md) is of the default.",
             unit="steps",
             smallest=4,
-            largest=256,
+            largest=32,
         ),
     )
     slowdown_ratio_min: float = setting(

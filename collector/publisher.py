@@ -42,11 +42,14 @@ from rankscope.collector.publish.snapshot_messages import (
     CaptureWanted,
     DumpAnswer,
     DumpWanted,
+    SettingsAnswer,
+    SettingsWanted,
     SnapshotDecoder,
     SnapshotMessage,
     Update,
 )
 from rankscope.collector.reports.run_report import report_as_json
+from rankscope.collector.runs.live_settings import RunSettings, SettingsRefusal, WantedChange
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -104,6 +107,7 @@ class Publisher:
             order_capture=self._order_capture,
             read_captures=lambda: self._captures,
             captures_folder=None if beside is None else find_captures_folder(beside),
+            order_settings=self._order_settings,
             page_settings=PageSettings(
                 listen=config.listen,
                 needs_keys=bool(config.key_file),
@@ -117,7 +121,7 @@ class Publisher:
         if self._push is not None:
             self._push.start()
 
-    def handle(self, message: Update | DumpAnswer | CaptureAnswer) -> None:
+    def handle(self, message: Update | DumpAnswer | CaptureAnswer | SettingsAnswer) -> None:
         """Handle a message of the service."""
         match message:
             case Update(health, incidents, snapshot, captures):
@@ -132,7 +136,7 @@ class Publisher:
                         None if self._push is None else self._push.counts,
                     )  # fmt: skip
                     self._http.note_snapshot()
-            case DumpAnswer(number, answer) | CaptureAnswer(number, answer):
+            case DumpAnswer(number, answer) | CaptureAnswer(number, answer) | SettingsAnswer(number, answer):
                 waiting = self._asked.pop(number, None)
                 if waiting is not None:
                     waiting.set_result(answer)
@@ -154,7 +158,15 @@ class Publisher:
         """Order a capture from the service. Raises UnavailableError where it does not answer: then it may be taken."""
         return self._ask(lambda number: CaptureWanted(number, request), Future[Capture | CaptureRefusal](), ORDER_S_MAX)
 
-    def _ask(self, build: Callable[[int], DumpWanted | CaptureWanted], found: Future[T], wait_s: float) -> T:
+    def _order_settings(self, wanted: WantedChange) -> RunSettings | SettingsRefusal:
+        """Change settings by the service. Raises UnavailableError where it does not answer: then they may be."""
+        return self._ask(
+            lambda number: SettingsWanted(number, wanted), Future[RunSettings | SettingsRefusal](), ORDER_S_MAX
+        )
+
+    def _ask(
+        self, build: Callable[[int], DumpWanted | CaptureWanted | SettingsWanted], found: Future[T], wait_s: float
+    ) -> T:
         number = next(self._numbers)
         self._asked[number] = found
         try:

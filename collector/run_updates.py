@@ -7,25 +7,29 @@ A bug in the state of one run is contained to that run: it is counted and logged
 """
 
 import logging
+import queue
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError  # before Python 3.11 another than the built-in one
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.cpu_share import CpuShareLimiter
 from rankscope.collector.detect.detectors import build_detectors, detect
-from rankscope.collector.detect.view import Detected
+from rankscope.collector.detect.view import Detected, Detector
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.ingest.admission import ProcessCounts
 from rankscope.collector.ingest.exchange import AskForClock, EventBatch, Exchange, SendToRank
 from rankscope.collector.ingest.message_admission import MessageAdmission
-from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.run_ids import describe_unknown_run, read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
     AskSamples,
+    AskSettings,
     CloseFinding,
     CollectorAway,
     EarlierRunsRead,
@@ -39,16 +43,19 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     RunEffect,
     RunEvent,
+    SettingChanged,
     UpdateFinding,
     find_boot_id,
 )
 from rankscope.collector.runs.hearing import Heard
+from rankscope.collector.runs.live_settings import RunSettings, SettingsRefusal, WantedChange
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.saved_runs import restore_run
 from rankscope.collector.storage.run_store import KeptRun
 from rankscope.measure.clock import Clock
+from rankscope.measure.errors import SettingError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.proc_stat import is_gone
@@ -63,6 +70,8 @@ ABSENCE_LOGGED_NS_MIN: Final = 5 * NS_PER_S
 """Shorter ones are only counted: a busy machine has many."""
 DETECTION_CPU_SHARE: Final = 0.05
 """Of a core: 16,384 ranks have a detection pass every other second, smaller runs one at every tick."""
+SETTINGS_S_MAX: Final = 5.0
+"""Longest wait until settings are changed: a detection pass of a large run comes before."""
 STEPS_IN_BATCH_MAX: Final = 1
 """Steps matched after a batch of reports. Those of a profiler window are complete at once, and a step of 16,384 ranks
 takes 60 ms."""
@@ -95,7 +104,14 @@ class RunUpdates:
         self._over: frozenset[str] = frozenset()
         self._without_run: OrderedDict[str, None] = OrderedDict()
         """Boot ids of rank processes whose Hello could not be handled, until one is."""
+        self._wanted_settings: queue.SimpleQueue[tuple[WantedChange, Future[RunSettings | SettingsRefusal]]] = (
+            queue.SimpleQueue()
+        )
         self.runs = Runs(config)
+        self.severities: Mapping[str, str] = {}
+        """Of which incidents receivers are notified at least, by the id of runs for which that was changed. Any thread
+        may read it; it is replaced when it changes.
+        """
         self.impossible: dict[str, int] = {}
         """Numbers that could not be, by kind: they were made unknown."""
         self._impossible_logged: set[tuple[str, str]] = set()
@@ -197,6 +213,7 @@ class RunUpdates:
                 self._detect(run, now_ns)
             if not run.has_live_ranks and now_ns - run.last_change_collector_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(run)
+        self._note_severities()
         over = self.runs.over_ids
         for run_id in over - self._over:
             self._admission.end_run(read_run_name(run_id))
@@ -232,13 +249,17 @@ class RunUpdates:
         """Run detection over a view of the run, and apply what was found."""
         try:
             view = run.view(now_ns)
-            found = None if view is None else detect(view, self._detectors)
+            found = None if view is None else detect(view, self._find_detectors(run))
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("run_state", "detection failed; continuing", run=run.run)
             return
         if found is not None:
             self._apply(run, found)
         self._note_impossible(run)
+
+    def _find_detectors(self, run: RunState) -> Sequence[Detector]:
+        """Return the detectors by the settings of the run, which are mostly those of the collector."""
+        return build_detectors(run.settings.config) if run.settings.thresholds else self._detectors
 
     def _note_impossible(self, run: RunState) -> None:
         """Count the numbers of a run that could not be, and log the first of each kind with its inputs."""
@@ -248,6 +269,51 @@ class RunUpdates:
                 self._impossible_logged.add((run.run, kind))
                 text = "run %r: a number that cannot be is left out (%s; further ones are only counted): %s"
                 LOG.warning(text, run.run, kind, inputs)
+
+    # -- settings of a run ------------------------------------------------------------------------------------------
+
+    def order_settings(self, wanted: WantedChange) -> RunSettings | SettingsRefusal:
+        """Change settings of a run while it goes on, in the thread of the runs; return them as they are then. Any other
+        thread; it waits until that is done.
+        """
+        answer: Future[RunSettings | SettingsRefusal] = Future()
+        self._wanted_settings.put((wanted, answer))
+        self._exchange.interrupt()
+        try:
+            return answer.result(SETTINGS_S_MAX)
+        except LateError:
+            return SettingsRefusal(503, f"the collector has not answered within {SETTINGS_S_MAX:g} s; it may do so yet")
+
+    def change_settings(self) -> None:
+        """Change the settings that other threads have asked for."""
+        while not self._wanted_settings.empty():
+            wanted, answer = self._wanted_settings.get_nowait()
+            found: RunSettings | SettingsRefusal = SettingsRefusal(503, "internal error of the collector; see its log")
+            with self._faults.contain("settings", "settings could not be changed; continuing"):
+                found = self._change_settings(wanted)
+            answer.set_result(found)
+
+    def _note_severities(self) -> None:
+        own = self._config.notify_severity_min
+        found = {run.run: run.settings.config.notify_severity_min for run in self.runs}
+        changed = {run_id: severity for run_id, severity in found.items() if severity != own}
+        if changed != self.severities:
+            self.severities = changed
+
+    def _change_settings(self, wanted: WantedChange) -> RunSettings | SettingsRefusal:
+        run = self.runs.get(wanted.run)
+        if run is None:
+            return SettingsRefusal(
+                404, describe_unknown_run(wanted.run, (one.run for one in self.runs), "this collector")
+            )
+        now_ns, wall_s = self._clock.monotonic_ns(), ns_to_s(self._clock.wall_ns())
+        try:
+            effects = run.change_settings(wanted, Clocks(now_ns, wall_s))
+        except SettingError as error:
+            return SettingsRefusal(422, str(error))
+        self._carry_out_all(run, effects)
+        self._tick_run(run, now_ns, wall_s)
+        return run.settings.state
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
@@ -272,8 +338,10 @@ class RunUpdates:
         match effect:
             case AskClock(boot_id):
                 self._exchange.answer(AskForClock(boot_id))
-            case AskSamples(boot_id, order):
+            case AskSamples(boot_id, order) | AskSettings(boot_id, order):
                 self._exchange.answer(SendToRank(boot_id, order))
+            case SettingChanged(run, text):
+                LOG.warning("run %r: %s", run, text)
             case RefuseProcess(boot_id, detail):
                 answer = self._admission.refuse_replaced(boot_id, detail)
                 self._exchange.answer(SendToRank(boot_id, answer))

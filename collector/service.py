@@ -42,6 +42,7 @@ from rankscope.collector.run_summaries import RunSummaries
 from rankscope.collector.run_updates import RunUpdates
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.hearing import SilentRun, find_nothing_heard
+from rankscope.collector.runs.live_settings import RunSettings, SettingsRefusal, WantedChange
 from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
@@ -122,6 +123,7 @@ class Service:
                 self._dump_run,
                 order_capture=self._captures.order,
                 read_captures=lambda: self._captures.captures,
+                order_settings=self._order_settings,
             ),
             self._faults,
             self._published,
@@ -129,7 +131,7 @@ class Service:
         self._summaries = RunSummaries(self._exchange.answer, self._faults)
         self._notifier = make_notifier(
             config, {**receivers, **read_otlp_logs(config, self._listener.socket.getsockname()[1])}, self._journal,
-            find_run=self._updates.runs.get,
+            find_run=self._updates.runs.get, read_severities=lambda: self._updates.severities,
             clock=clock, faults=self._faults,
         )  # fmt: skip
         self._open_store()
@@ -199,6 +201,7 @@ class Service:
                 wait_ns = next_tick_ns - self._clock.monotonic_ns()
                 for batch in self._exchange.get(min(ns_to_s(wait_ns), WAIT_S_MAX)):
                     self._updates.process_batch(batch)
+                self._updates.change_settings()
                 if self._clock.monotonic_ns() >= next_tick_ns:
                     self._updates.note_absence(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
@@ -346,6 +349,12 @@ class Service:
                 notifications=self._notifier.counts,
             ),
         )
+
+    def _order_settings(self, wanted: WantedChange) -> RunSettings | SettingsRefusal:
+        """Change settings of a run, on the publish thread, which must not wait for a service that has ended."""
+        if self._stopping.is_set():
+            return SettingsRefusal(503, "the collector is stopping")
+        return self._updates.order_settings(wanted)
 
     def _dump_run(self, asked: str) -> RunDump | None:
         """Return the internal state of a run by its id or name, on the publish thread; None when there is none."""

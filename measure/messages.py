@@ -25,6 +25,8 @@
     agent                                   collector
       | <---- SampleOrder(id, mode) ---------   |   repeated until the samples have come; each is answered
       | -- SamplesTaken(id, state) --------->   |   the answer, and once more when the samples are there
+      | <---- SettingsOrder(id, settings) ---   |   repeated until it is answered; only where any was ever changed
+      | -- SettingsTaken(id, refused) ------>   |   what is in force from now on
 
     rank 0 of a pre-flight                  collector
       | -- PreflightPastWanted(nodes) ------->  |   before it measures; no Hello, as of a sidecar
@@ -556,6 +558,25 @@ class SamplesTaken(Message, frozen=True):
     loader: SampledLoader | None = None
 
 
+class SettingsOrder(Message, frozen=True):
+    """Order of the collector to measure by these settings, `values` as their variables would have them, each for its
+    `lasts_ns` (none: until the next order). Those that it lacks are the rank's own again.
+    """
+
+    KIND: ClassVar[int] = 26
+    id: Label
+    values: Reasons = {}
+    lasts_ns: Numbers = {}
+
+
+class SettingsTaken(Message, frozen=True):
+    """Answer to an order of settings: all are in force but the `refused`, by name with the reason."""
+
+    KIND: ClassVar[int] = 27
+    id: Label
+    refused: Reasons = {}
+
+
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout", "exit_unknown",
@@ -572,5 +593,5 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
     RelayHello, Relayed, RasAnswered, CaptureOrder, CaptureState, CapturePartWanted, CapturePart,
     RunSummary, PreflightPastWanted, PreflightEnded, PreflightAnswer, InspectorRead,
-    SampleOrder, SamplesTaken,
+    SampleOrder, SamplesTaken, SettingsOrder, SettingsTaken,
 )  # fmt: skip

@@ -17,4 +17,4 @@ def tick_run(run: RunState, now_ns: int, wall_s: float = 0.0) -> list[RunEffect]
 def detect_in(run: RunState, now_ns: int) -> list[RunEffect]:
     """Run all detectors over a run, and return what follows."""
     view = run.view(now_ns)
-    return [] if view is None else run.apply(detect(view, _detectors_of(run._config)))
+    return [] if view is None else run.apply(detect(view, _detectors_of(run.settings.config)))

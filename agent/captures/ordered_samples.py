@@ -28,6 +28,7 @@ LASTS_NS_MAX: Final = 900 * NS_PER_S
 WORKERS_NS: Final = 4 * NS_PER_S
 """For how long the workers of data loaders are sampled: they work ahead of the steps."""
 NO_MORE: Final = f"{PART} are switched off on this rank after too many errors"
+ORDERED_OFF: Final = "line_samples is off by an order of the collector"
 NO_WHOLE_STEP: Final = "no step that counts ended while it was sampled"
 
 
@@ -103,7 +104,7 @@ class OrderedSamples:
 
     def _is_over(self, on: StackSamples) -> bool:
         now_ns = self._monotonic_ns()
-        if self._sampler is None or not self._sampler.is_usable:
+        if self._sampler is None or not self._sampler.is_usable or self._sampler.is_paused:
             return True
         return on.is_over(now_ns) and not (self._workers is not None and self._workers.is_awaited(now_ns))
 
@@ -131,6 +132,8 @@ class OrderedSamples:
             return self._obstacle
         if not self._sampler.is_usable:
             return NO_MORE
+        if self._sampler.is_paused:
+            return ORDERED_OFF
         if order.mode not in SAMPLE_MODES:
             return f"this agent has no samples of the mode {order.mode[:32]!r}"
         return ""

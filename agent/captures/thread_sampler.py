@@ -83,6 +83,8 @@ class ThreadSampler:
         self._sleep = sleep
         self._new: queue.SimpleQueue[Sampled | None] = queue.SimpleQueue()  # None: there are no more
         self._is_closed = self._is_started = False
+        self.is_paused = False
+        """Whether it begins nothing, by an order of the collector. Written by the agent thread."""
         self._thread = OwnThread(target=self._run, name=f"{OUR_THREADS}lines", daemon=True)
 
     @property
@@ -102,8 +104,8 @@ class ThreadSampler:
             self._guard.record(PART, error)
 
     def begin(self, wanted: Sampled) -> None:
-        """Begin to sample for somebody. Nothing happens once sampling has ended for good."""
-        if self.is_usable:
+        """Begin to sample for somebody. Nothing happens once sampling has ended for good, and while it is paused."""
+        if self.is_usable and not self.is_paused:
             self._new.put(wanted)
 
     def close(self) -> None:

@@ -133,8 +133,8 @@ class LineSampler:
         self._current: WindowLines | None = None
 
     def begin(self) -> None:
-        """Begin to sample the calling thread. Nothing happens once sampling has ended for good."""
-        if self._sampler.is_usable:
+        """Begin to sample the calling thread. Nothing happens once sampling has ended for good, or while it pauses."""
+        if self._sampler.is_usable and not self._sampler.is_paused:
             self._current = lines = WindowLines(threading.get_ident(), _find_numbers(), self._files)
             self._sampler.begin(lines)
 

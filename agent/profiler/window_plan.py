@@ -158,6 +158,11 @@ class WindowPlan:
         self.step_ns = max(1, step_ns)
         self._set_intervals()
 
+    def set_times(self, collective_window_ns: int, full_window_interval_ns: int) -> None:
+        """Set the wanted length of light windows and interval of full ones, which are bounded as those before."""
+        self._collective_window_ns, self._full_window_interval_ns = collective_window_ns, full_window_interval_ns
+        self._set_intervals()
+
     def learn_full(self, cost_ns: int) -> None:
         """Record the cost of a full window, of all threads together."""
         self._costs.learn_full(cost_ns)

@@ -31,6 +31,7 @@ from rankscope.measure.messages import (
     Refused,
     RunSummary,
     SampleOrder,
+    SettingsOrder,
     Welcome,
 )
 from rankscope.measure.text import to_line
@@ -63,7 +64,7 @@ WAIT_MS_MAX: Final = 60_000
 """Longest single wait: ZeroMQ accepts a 32-bit number of milliseconds."""
 
 
-Order = CaptureOrder | CapturePartWanted | SampleOrder
+Order = CaptureOrder | CapturePartWanted | SampleOrder | SettingsOrder
 AnswerOrder = Callable[[Order], Message | None]
 
 
@@ -321,7 +322,7 @@ class Sender:
                 if self._refusals.allows(now_ns):  # the texts are foreign and get logged on stderr
                     texts = to_line(reason, REASON_LENGTH_MAX), to_line(detail, DETAIL_LENGTH_MAX)
                     self._carry_out(self._delivery.on_refused(*texts))
-            case CaptureOrder() | CapturePartWanted() | SampleOrder() if self._orders.allows(now_ns):
+            case CaptureOrder() | CapturePartWanted() | SampleOrder() | SettingsOrder() if self._orders.allows(now_ns):
                 self.send(self._on_order(message))
             case _:
                 self.frames_ignored += 1

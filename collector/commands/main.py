@@ -29,6 +29,7 @@ from rankscope.collector.commands.relay import RelayReports
 from rankscope.collector.commands.report import Report
 from rankscope.collector.commands.selftest import Selftest
 from rankscope.collector.commands.serve import Serve
+from rankscope.collector.commands.set import SetSettings
 from rankscope.collector.commands.status import Status
 from rankscope.collector.commands.top import Top
 from rankscope.collector.commands.view import View
@@ -38,7 +39,7 @@ from rankscope.measure.errors import RankscopeError, SettingError
 GROUPS: Final[Mapping[str, Sequence[Command]]] = {
     "watch": (Top(), Status(), Incidents(), Report(), Nodes(), Log()),
     "investigate": (OrderCapture(), Compare(), Analyze(), Merge(), View(), Profile(), ProfileModel(), Memory()),
-    "run": (Serve(), RelayReports(), Keys(), Files()),
+    "run": (Serve(), SetSettings(), RelayReports(), Keys(), Files()),
     "check": (Demo(), Doctor(), Selftest(), Notify()),
 }
 """All commands, in the order of `rankscope --help`, by what they are for."""

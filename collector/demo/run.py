@@ -44,8 +44,8 @@ STEP_CORE_S = 0.0375
 
 AGENT_ENVIRONMENT = {
     # A demo lasts a minute: windows are frequent enough to be seen, at a cost too high for real training.
-    "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.5",
-    "RANKSCOPE_CONSTANT_FULL_WINDOW_INTERVAL_S": "2",
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
+    "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "2",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.1",
     "RANKSCOPE_REPORT_INTERVAL_S": "0.5",
 }

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import Abstain, Finding, match_open, state_faults
+from rankscope.collector.detect.finding import Abstain, Finding, match_open, state_faults, state_thresholds
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.memory.growth import MemoryGrowth
@@ -26,6 +26,9 @@ from rankscope.collector.detect.view import Candidate, Detected, Detector, Detec
 
 EVERY_STEP: Final = 0.9
 """Least share of the steps in which a group must have more work: in a few, something else may take even longer."""
+
+BY_THRESHOLDS: Final = MoreWork.kinds | Stragglers.kinds | StageSlowdowns.kinds | RunSlowdown.kinds
+"""Kinds of finding that open and close by `slowdown_ratio_min` and `detect_steps_min`."""
 
 
 def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
@@ -54,6 +57,27 @@ def detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
 
     Each detector gets the findings that the run holds open, updated by the detectors before it.
     """
+    if not view.is_stricter:
+        return _detect(view, detectors)
+    dropped = _find_dropped(view, detectors)
+    kept = [one for one in view.open_findings if one.number not in dropped]
+    found = _detect(replace(view, open_findings=kept), detectors)
+    return found._replace(results=(*found.results, DetectorResult(frozenset(), dropped=dropped)))
+
+
+def _find_dropped(view: RunView, detectors: Sequence[Detector]) -> tuple[int, ...]:
+    """Return the open findings that the thresholds of now would not open, as far as that can be judged."""
+    doubted = [one for one in view.open_findings if one.kind in BY_THRESHOLDS]
+    others = [one for one in view.open_findings if one.kind not in BY_THRESHOLDS]
+    anew = _detect(replace(view, open_findings=others), detectors)
+    judged = {kind for result in anew.results if result.abstained is None for kind in result.kinds}
+    found = [candidate.finding for result in anew.results for candidate in result.candidates]
+    return tuple(
+        one.number for one in doubted if one.kind in judged and not any(one.is_about_the_same(other) for other in found)
+    )
+
+
+def _detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
     held = [_Held(finding) for finding in view.open_findings]
     results: list[DetectorResult] = []
     for detector in detectors:
@@ -116,6 +140,8 @@ def read_link_thresholds(config: CollectorConfig) -> Thresholds:
 def _add_run(finding: Finding, view: RunView) -> Finding:
     """Return a finding with what its texts say of the run."""
     of_run = msgspec.structs.replace(finding, world_size=view.world_size)
+    if view.thresholds and finding.kind in BY_THRESHOLDS:
+        of_run = state_thresholds(of_run, view.thresholds, view.thresholds_said)
     return state_faults(of_run, view.injected_faults) if view.injected_faults else of_run
 
 

@@ -359,6 +359,11 @@ def state_faults(finding: Finding, injected: str) -> Finding:
     return msgspec.structs.replace(finding, also=(*finding.also, injected))
 
 
+def state_thresholds(finding: Finding, thresholds: Mapping[str, float], said: str) -> Finding:
+    """Return the finding that also says by which thresholds it is judged, of those changed while its run goes on."""
+    return msgspec.structs.replace(finding, evidence={**finding.evidence, **thresholds}, also=(*finding.also, said))
+
+
 WENT_ON: Final = "went on"
 FINISHED: Final = "finished"
 ENDED: Final = "ended"

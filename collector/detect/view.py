@@ -118,6 +118,8 @@ class RunView:
     as far as that is sure. `dumps`: what ranks had completed in it by the dumps of NCCL's Inspector, of those ranks
     whose dump says that.
     `injected_faults` says what ranks do to themselves on purpose, which each finding states too; empty: nothing.
+    `thresholds` are those that were changed while the run goes on, by the names of their settings, `thresholds_said` is
+    what findings that are judged by them say of it. `is_stricter`: they have become so since the pass before.
     `start` is how long the first steps took, None while that is not known; `earlier_runs` are runs of the same work
     in the store, the latest first, None while they are not known.
     """
@@ -142,6 +144,9 @@ class RunView:
     own_levels: tuple[Levels, ...] = ()
     long_steps: LongStepsSeen = NO_LONG_STEPS
     injected_faults: str = ""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    thresholds_said: str = ""
+    is_stricter: bool = False
     start: RunStart | None = None
     earlier_runs: Sequence[EarlierRun] | None = None
 
@@ -249,7 +254,8 @@ class Candidate(NamedTuple):
 
 class DetectorResult(NamedTuple):
     """Result of one detector in a pass: candidates, the numbers of open findings that have passed, those that can no
-    longer be judged with the reason, or why it gives no verdict at all.
+    longer be judged with the reason, or why it gives no verdict at all. `dropped` are numbers of open findings that
+    would not be opened by the thresholds of now, which have become stricter.
     """
 
     kinds: frozenset[str]
@@ -257,6 +263,7 @@ class DetectorResult(NamedTuple):
     passed: tuple[int, ...] = ()
     abstained: str | None = None
     unjudged: tuple[tuple[int, str], ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 class Detected(NamedTuple):

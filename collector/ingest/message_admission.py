@@ -27,6 +27,7 @@ from rankscope.collector.runs.events import (
     RasSeen,
     ReportAdmitted,
     SamplesSeen,
+    SettingsSeen,
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.report_fields import ReportFields
@@ -50,6 +51,7 @@ from rankscope.measure.messages import (
     Refused,
     Report,
     SamplesTaken,
+    SettingsTaken,
     Welcome,
 )
 from rankscope.measure.units import ns_to_s
@@ -180,10 +182,8 @@ class MessageAdmission:
                 identity = self._admission.identity(peer, key)
                 if identity is not None:
                     self.on_capture(identity.boot_id, message)
-            case SamplesTaken():
-                identity = self._admission.identity(peer, key)
-                if identity is not None:
-                    self._emit(identity.run, SamplesSeen(identity.boot_id, message, self._batch_ns))
+            case SamplesTaken() | SettingsTaken():
+                self._admit_taken(peer, key, message)
             case PreflightPastWanted() | PreflightEnded():
                 self.on_preflight(peer, message)
             case _:
@@ -191,6 +191,16 @@ class MessageAdmission:
 
     def _emit(self, run: str, event: PeerEvent) -> None:
         self._batch.events.append((run, event))
+
+    def _admit_taken(self, peer: bytes, key: str, message: SamplesTaken | SettingsTaken) -> None:
+        identity = self._admission.identity(peer, key)
+        if identity is None:
+            return
+        boot_id, now_ns = identity.boot_id, self._batch_ns
+        if isinstance(message, SamplesTaken):
+            self._emit(identity.run, SamplesSeen(boot_id, message, now_ns))
+        else:
+            self._emit(identity.run, SettingsSeen(boot_id, message, now_ns))
 
     def _admit_hello(self, received: Received, hello: Hello) -> None:
         peer, key = received.peer, received.key

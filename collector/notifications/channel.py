@@ -5,7 +5,7 @@ Nothing waits for this thread but the end of the collector, and that for a limit
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -66,9 +66,13 @@ class Deliver(Protocol):
         ...
 
 
+NOTHING_CHANGED: Final[Mapping[str, str]] = {}
+
+
 class Surroundings(NamedTuple):
     """What all channels share. `read_incidents` returns all incidents, the same object while nothing has changed;
-    `find_nodes` the nodes of one. Both may be called by any thread.
+    `find_nodes` the nodes of one. `read_severities` returns the least severity that is notified, by the id of runs for
+    which it was changed; the same object while nothing has. All may be called by any thread.
     """
 
     read_incidents: Callable[[], tuple[Incident, ...]]
@@ -76,6 +80,12 @@ class Surroundings(NamedTuple):
     clock: Clock
     faults: FaultLog
     rules: NotifyRules
+    read_severities: Callable[[], Mapping[str, str]] = lambda: NOTHING_CHANGED
+
+    def find_rules(self, incident: Incident, severities: Mapping[str, str]) -> NotifyRules:
+        """Return what is notified of the run of an incident."""
+        severity_min = severities.get(incident.run_id)
+        return self.rules if severity_min is None else self.rules._replace(severity_min=severity_min)
 
 
 @dataclass(slots=True)
@@ -102,6 +112,7 @@ class Channel:
         self._around = around
         self._notified = self._read_notified(path)
         self._seen: tuple[Incident, ...] = ()
+        self._severities = NOTHING_CHANGED
         self._waiting: dict[int, _Waiting] = {}
         self._held_until_s = 0.0
         self._counts = dict.fromkeys(OUTCOMES, 0)
@@ -154,8 +165,9 @@ class Channel:
     def run_pass(self) -> bool:
         """Try to deliver the event that is due first; return whether there was one. For the thread."""
         now_s = self._now_s()
-        incidents = self._around.read_incidents()
-        if incidents is not self._seen:
+        incidents, severities = self._around.read_incidents(), self._around.read_severities()
+        if incidents is not self._seen or severities is not self._severities:
+            self._severities = severities
             self._update(incidents, now_s)
             self._seen = incidents
         if self._stopping.is_set():
@@ -180,7 +192,9 @@ class Channel:
 
     def _update_one(self, incident: Incident, now_s: float, wall_s: float) -> None:
         last, before = self._notified.find(incident), self._waiting.get(incident.id)
-        kind = find_kind(incident, last, self._notified.since_wall_s, self._around.rules)
+        kind = find_kind(
+            incident, last, self._notified.since_wall_s, self._around.find_rules(incident, self._severities)
+        )
         if kind is None:
             self._waiting.pop(incident.id, None)
         elif before is not None and find_signature(before.incident) == find_signature(incident):

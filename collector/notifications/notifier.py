@@ -75,6 +75,7 @@ def make_notifier(
     journal: Journal,
     *,
     find_run: Callable[[str], RunState | None],
+    read_severities: Callable[[], Mapping[str, str]],
     clock: Clock,
     faults: FaultLog,
 ) -> Notifier:
@@ -87,6 +88,7 @@ def make_notifier(
         clock=clock,
         faults=faults,
         rules=NotifyRules(config.notify_severity_min, config.notify_interval_s),
+        read_severities=read_severities,
     )
     return Notifier(receivers, around, None if journal.database is None else find_beside_store(config))
 

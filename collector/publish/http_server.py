@@ -53,6 +53,7 @@ from rankscope.collector.publish.api.compare_route import CompareRoute
 from rankscope.collector.publish.api.event_stream import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
 from rankscope.collector.publish.api.refused_orders import RefusedOrders
 from rankscope.collector.publish.api.routes_api import Api
+from rankscope.collector.publish.api.setting_routes import NO_SETTINGS_HERE, SETTINGS_SUFFIX, SettingRoutes
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.http_auth import (
     CHALLENGE,
@@ -67,6 +68,7 @@ from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import JSON, NO_SETTINGS, PageSettings, Response, Routes, refuse
+from rankscope.collector.runs.live_settings import RunSettings, SettingsRefusal, WantedChange
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.store_address import ServerAddress, StoreAddress
 from rankscope.measure.clock import SystemClock
@@ -90,8 +92,8 @@ ALLOWED: Final = {"Allow": "GET, HEAD"}
 
 class HttpServer:
     """Answers at a listening socket, from threads of its own. See Routes for the other arguments. `read_time_slices`
-    returns where the time of a run went. See CaptureRoutes for those of captures. `page_settings`
-    are those that the live page shows.
+    returns where the time of a run went. See CaptureRoutes for those of captures, SettingRoutes for `order_settings`.
+    `page_settings` are those that the live page shows.
     """
 
     def __init__(
@@ -113,10 +115,12 @@ class HttpServer:
         order_capture: Callable[[CaptureRequest], Capture | CaptureRefusal] = lambda _request: NO_CAPTURES,
         read_captures: Callable[[], tuple[Capture, ...]] = tuple,
         captures_folder: Path | None = None,
+        order_settings: Callable[[WantedChange], RunSettings | SettingsRefusal] = lambda _wanted: NO_SETTINGS_HERE,
         page_settings: PageSettings = NO_SETTINGS,
     ) -> None:
         server = self._server = _Server(listener, access, limits or HttpLimits())
         server.captures = CaptureRoutes(order_capture, read_captures, captures_folder)
+        server.settings = SettingRoutes(order_settings)
         nodes = own = None if store is None else KeptNodes(store, contain=server.contain)
         if isinstance(store, ServerAddress):  # Prometheus adds up what each collector says of a node
             own = KeptNodes(store.only_own(), contain=server.contain)
@@ -192,6 +196,7 @@ class _Server(ThreadingHTTPServer):
     routes: Routes
     feed: LiveFeed
     captures: CaptureRoutes
+    settings: SettingRoutes
 
     def __init__(self, listener: HttpListener, access: HttpAuth, limits: HttpLimits) -> None:
         self.access = access
@@ -371,9 +376,11 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send an error that the library has found, as JSON; a method without a `do_` is answered as not allowed."""
         if code == HTTPStatus.NOT_IMPLEMENTED:
-            is_order = find_ordered_run(self.path) is not None
-            error = f"{(self.command or '')[:80]} is not allowed; {'POST is' if is_order else 'GET and HEAD are'}"
-            self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ORDER_ALLOWED if is_order else ALLOWED))
+            allowed = _find_allowed(self.path)
+            *others, last = allowed["Allow"].split(", ")
+            said = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+            error = f"{(self.command or '')[:80]} is not allowed; {said}"
+            self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, allowed))
         else:
             text = explain if code == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else message
             self._send(refuse(HTTPStatus(code), (text or HTTPStatus(code).phrase)[:200]))
@@ -399,8 +406,8 @@ class _Handler(BaseHTTPRequestHandler):
         if problem is not None:
             self.server.count_refused(UNAUTHORIZED)
             return refuse(problem.status, problem.error, CHALLENGE if problem.status == HTTPStatus.UNAUTHORIZED else {})
-        if find_ordered_run(self.path) is None:
-            error = "POST is not allowed here; it is for /api/v1/runs/RUN/captures only"
+        if "POST" not in _find_allowed(self.path)["Allow"]:
+            error = "POST is not allowed here; it is for /api/v1/runs/RUN/captures and /api/v1/runs/RUN/settings only"
             return refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED)
         if self.headers.get_content_type() != JSON or "Content-Type" not in self.headers:
             return refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send the order with `Content-Type: {JSON}`")
@@ -412,8 +419,10 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _order(self, body: bytes) -> Response:
+        is_of_settings = find_ordered_run(self.path, SETTINGS_SUFFIX) is not None
+        routes = self.server.settings if is_of_settings else self.server.captures
         try:
-            return self.server.captures.order(self.path, body, self._limited.address)
+            return routes.order(self.path, body, self._limited.address)
         except Exception:  # noqa: BLE001 - whatever it is, it may cost this request only
             self.server.contain(self.path[:80])
             return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of the collector; see its log")
@@ -511,6 +520,13 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**always, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+def _find_allowed(target: str) -> dict[str, str]:
+    """Return the header with the methods that are allowed at a path."""
+    if find_ordered_run(target) is not None:
+        return ORDER_ALLOWED
+    return ALLOWED if find_ordered_run(target, SETTINGS_SUFFIX) is None else {"Allow": f"{ALLOWED['Allow']}, POST"}
 
 
 def _read_length(headers: Message) -> int | None:

@@ -26,6 +26,7 @@ from rankscope.collector.captures.capture import NO_CAPTURES, Capture, CaptureRe
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.process_tuning import name_this_thread
+from rankscope.collector.publish.api.setting_routes import NO_SETTINGS_HERE
 from rankscope.collector.publish.api.step_breakdown import Shares
 from rankscope.collector.publish.snapshot_messages import (
     CaptureAnswer,
@@ -33,10 +34,13 @@ from rankscope.collector.publish.snapshot_messages import (
     DumpAnswer,
     DumpWanted,
     Health,
+    SettingsAnswer,
+    SettingsWanted,
     SnapshotEncoder,
     Update,
     encode_blocks,
 )
+from rankscope.collector.runs.live_settings import RunSettings, SettingsRefusal, WantedChange
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.wakeup import Wakeup
@@ -52,7 +56,7 @@ END_S_MAX: Final = 5.0
 PUBLISHER: Final = "publisher"
 """Label of publishers that ended by themselves, in the counts of errors."""
 
-_WANTED: Final = msgspec.msgpack.Decoder(DumpWanted | CaptureWanted)
+_WANTED: Final = msgspec.msgpack.Decoder(DumpWanted | CaptureWanted | SettingsWanted)
 
 
 class RunningPublisher(Protocol):
@@ -75,6 +79,7 @@ class Sources(NamedTuple):
     """Functions that return what the link sends; its thread calls them. `read_dump` returns the internal state of a run
     by its id or name; None for an unknown run. `order_capture` begins a capture, without waiting for it;
     `read_captures` returns those that are kept, newest first, the same object while nothing has changed.
+    `order_settings` changes settings of a run, and waits some seconds for it at most.
     """
 
     read_snapshot: Callable[[], Snapshot]
@@ -83,6 +88,7 @@ class Sources(NamedTuple):
     read_dump: Callable[[str], RunDump | None]
     order_capture: Callable[[CaptureRequest], Capture | CaptureRefusal] = lambda _request: NO_CAPTURES
     read_captures: Callable[[], tuple[Capture, ...]] = tuple
+    order_settings: Callable[[WantedChange], RunSettings | SettingsRefusal] = lambda _wanted: NO_SETTINGS_HERE
 
 
 class PublisherLink:
@@ -164,7 +170,7 @@ class PublisherLink:
         snapshot: Snapshot | None = None
         incidents: tuple[Incident, ...] | None = None
         captures: tuple[Capture, ...] | None = None
-        answers: list[CaptureAnswer | DumpAnswer] = []
+        answers: list[CaptureAnswer | DumpAnswer | SettingsAnswer] = []
         ready = select.poll()
         for fd in (connection.fileno(), self._wakeup.fd):
             ready.register(fd, select.POLLIN)
@@ -194,8 +200,12 @@ class PublisherLink:
             while connection.poll():
                 answers.append(self._answer(_WANTED.decode(connection.recv_bytes())))
 
-    def _answer(self, wanted: DumpWanted | CaptureWanted) -> DumpAnswer | CaptureAnswer:
+    def _answer(
+        self, wanted: DumpWanted | CaptureWanted | SettingsWanted
+    ) -> DumpAnswer | CaptureAnswer | SettingsAnswer:
         match wanted:
+            case SettingsWanted(number, change):
+                return SettingsAnswer(number, self._sources.order_settings(change))
             case CaptureWanted(number, request):
                 return CaptureAnswer(number, self._sources.order_capture(request))
             case DumpWanted(number, run):

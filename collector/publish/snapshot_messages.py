@@ -16,6 +16,7 @@ from rankscope.collector.incidents.nodes import NodeList, list_held_up
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
+from rankscope.collector.runs.live_settings import RunSettings, SettingsRefusal, WantedChange
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.snapshot import ChannelCounts, CollectorCounts, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSnapshot
@@ -112,6 +113,20 @@ class CaptureAnswer(NamedTuple):
 
     number: int
     answer: Capture | CaptureRefusal
+
+
+class SettingsWanted(msgspec.Struct, frozen=True, tag=True):
+    """A message of the publisher: a client changes settings of a run."""
+
+    number: int
+    wanted: WantedChange
+
+
+class SettingsAnswer(NamedTuple):
+    """The answer to a SettingsWanted: the settings as they are then, or why none is changed."""
+
+    number: int
+    answer: RunSettings | SettingsRefusal
 
 
 class SnapshotEncoder:

@@ -22,6 +22,8 @@ from rankscope.measure.messages import (
     RankUnresponsive,
     RasAnswered,
     Report,
+    SamplesTaken,
+    SettingsTaken,
 )
 from rankscope.measure.preflights import COLLECTOR_KEY
 from rankscope.measure.shards import choose_collector
@@ -31,6 +33,8 @@ CLIENTS_MAX: Final = 4096
 
 NOTICES: Final = (RankEnded, RankUnresponsive, RasAnswered, InspectorRead)
 """Messages of sidecars."""
+ANSWERS: Final = (CaptureState, CapturePart, SamplesTaken, SettingsTaken)
+"""Messages of ranks about orders."""
 PREFLIGHTS: Final = (PreflightPastWanted, PreflightEnded)
 """Messages of pre-flights."""
 
@@ -76,11 +80,11 @@ class RelayClients:
 
 def comes_from_rank(message: Message) -> bool:
     """Return whether ranks, sidecars and pre-flights send such messages."""
-    return isinstance(message, (Hello, Report, Goodbye, ClockPong, CaptureState, CapturePart, *NOTICES, *PREFLIGHTS))
+    return isinstance(message, (Hello, Report, Goodbye, ClockPong, *ANSWERS, *NOTICES, *PREFLIGHTS))
 
 
 def is_urgent(message: Message) -> bool:
-    """Return whether somebody waits for it: a rank that starts or ends, a sidecar, a pre-flight, or the collector for a
-    capture.
+    """Return whether somebody waits for it: a rank that starts or ends, a sidecar, a pre-flight, or the collector for
+    the answer to an order.
     """
-    return isinstance(message, (Hello, Goodbye, CaptureState, CapturePart, *NOTICES, *PREFLIGHTS))
+    return isinstance(message, (Hello, Goodbye, *ANSWERS, *NOTICES, *PREFLIGHTS))

@@ -15,6 +15,7 @@ from rankscope.collector.runs.blocked_lines import BlockingCalls, list_blocking_
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.live_settings import NOTHING_CHANGED, RunSettings
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run_end import RunEnd
@@ -60,7 +61,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
     last minute of their steps; None unless they are known of all. `hfu_is_upper_bound`: HFU was at most what it says.
     `injected_faults` as in RunSnapshot. `origin` says whose run it was. `checkpoints` are those that its ranks have
-    marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt.
+    marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt. `settings` are
+    those that were changed while it went on.
     """
 
     run: str
@@ -93,6 +95,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: Checkpoints = NO_CHECKPOINTS
     compilations: RunCompilations = NOTHING_COMPILED
     energy: RunEnergy = RunEnergy()
+    settings: RunSettings = NOTHING_CHANGED
 
 
 def read_report(address: StoreAddress, run: str) -> RunReport:
@@ -141,6 +144,7 @@ def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunRe
         worst_ranks=tuple(_find_worst(processes, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
         end=run.end,
         checkpoints=saved.checkpoints,
+        settings=saved.settings,
         compilations=saved.compilations,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),

@@ -95,6 +95,7 @@ def _facts(report: RunReport) -> Section:
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),
+        **({"changed settings": "; ".join(one.text for one in report.settings.past)} if report.settings.past else {}),
         **({"injected faults": report.injected_faults} if report.injected_faults else {}),
     }
     return section.of([(text_cell(name), text_cell(value)) for name, value in rows.items()], len(rows))

@@ -21,6 +21,7 @@ from rankscope.collector.reports.trace_cells import Section, printable
 from rankscope.collector.reports.trace_text import WIDTH, render_section
 from rankscope.collector.runs.blocked_lines import list_blocking_calls
 from rankscope.collector.runs.compilations import describe_compilations
+from rankscope.collector.runs.live_settings import describe_changed
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import find_failure
@@ -64,6 +65,7 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     lines += [f"{INDENT}compilation: {printable(text)}" for text in compiled]
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
+    lines += [INDENT + printable(text) for text in describe_changed(status.run.settings, status.run.settings_taken)]
     lines += [INDENT + printable(status.run.injected_faults)] if status.run.injected_faults else []
     lines += _list_others(status.run.open_findings, colors)
     lines += [INDENT + printable(text) for rank in status.worst if (text := describe_stall(rank)) is not None]

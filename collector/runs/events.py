@@ -23,6 +23,8 @@ from rankscope.measure.messages import (
     RasAnswered,
     SampleOrder,
     SamplesTaken,
+    SettingsOrder,
+    SettingsTaken,
 )
 
 
@@ -112,6 +114,14 @@ class SamplesSeen(msgspec.Struct, frozen=True, gc=False):
     now_collector_ns: int
 
 
+class SettingsSeen(msgspec.Struct, frozen=True, gc=False):
+    """A rank process has answered an order of settings."""
+
+    boot_id: str
+    taken: SettingsTaken
+    now_collector_ns: int
+
+
 class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     """The collector itself did not run for `away_ns`: stopped, suspended, or its clock has jumped."""
 
@@ -139,6 +149,7 @@ RankProcessEvent = (
     | RasSeen
     | InspectorSeen
     | SamplesSeen
+    | SettingsSeen
 )
 """An event of a known rank process, named by its `boot_id`."""
 
@@ -180,6 +191,20 @@ class AskSamples(NamedTuple):
     order: SampleOrder
 
 
+class AskSettings(NamedTuple):
+    """Order the settings that are changed now of this rank process."""
+
+    boot_id: str
+    order: SettingsOrder
+
+
+class SettingChanged(NamedTuple):
+    """A setting of the run has changed, or changed back; `text` says all of it."""
+
+    run: str
+    text: str
+
+
 class FindingOpened(NamedTuple):
     """A finding is new, and is to be announced."""
 
@@ -203,7 +228,9 @@ class CloseFinding(NamedTuple):
     merged_into: int | None = None
 
 
-RunEffect = AskClock | AskSamples | RefuseProcess | FindingOpened | UpdateFinding | CloseFinding
+RunEffect = (
+    AskClock | AskSamples | AskSettings | SettingChanged | RefuseProcess | FindingOpened | UpdateFinding | CloseFinding
+)
 
 EVENTS_KEPT: Final = 256
 """Events kept in each of the two rings."""

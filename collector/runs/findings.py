@@ -32,6 +32,8 @@ from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
 PASSED: Final = "passed"
+STRICTER: Final = "less than the threshold that was set"
+"""It may hold, and is no finding by the settings of now."""
 ADJUSTED_S_MAX: Final = 1.0
 """By how much a wall clock that is adjusted moves a time that was said."""
 LOSS_RATIO_MAX: Final = 1.01
@@ -202,6 +204,7 @@ class RunFindings:
                     self._open_or_update(candidate, found.view, effects)
             reasons = dict.fromkeys(result.passed, PASSED)
             reasons |= {number: f"can no longer be judged: {why}" for number, why in result.unjudged}
+            reasons |= dict.fromkeys(result.dropped, STRICTER)
             over = [(one, reasons[one.finding.number]) for one in self._open if one.finding.number in reasons]
             closing = [(one, reason) for one, reason in over if reason != PASSED or one.may_pass(now_ns)]
             effects += [self._close(one, reason, now_ns) for one, reason in closing]

@@ -5,6 +5,7 @@ former attempts are kept as a count only. A start that is no restart of this run
 (runs.py). A run is saved and restored by saved_runs.py, and described for debugging by run_dump.py.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
@@ -18,10 +19,12 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
     AskSamples,
+    CloseFinding,
     CollectorAway,
     EarlierRunsRead,
     EndSeen,
     EventLog,
+    FindingOpened,
     GoodbyeAdmitted,
     RankJoined,
     RankProcessEvent,
@@ -30,8 +33,9 @@ from rankscope.collector.runs.events import (
     RunEffect,
     RunEvent,
     SamplesSeen,
+    SettingChanged,
+    SettingsSeen,
     UnresponsiveSeen,
-    UpdateFinding,
     find_event_time,
 )
 from rankscope.collector.runs.findings import RunFindings
@@ -40,13 +44,16 @@ from rankscope.collector.runs.hearing import Heard
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.line_search import LineSearch
+from rankscope.collector.runs.live_settings import LiveSettings, SettingChange, WantedChange
 from rankscope.collector.runs.membership import RankProcesses, begins_attempt, is_to_be_added
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_end import LOST
 from rankscope.collector.runs.run_ending import RunEnding, find_last_end
 from rankscope.collector.runs.run_view import build_view, find_run_slowdown, keep_pass
+from rankscope.collector.runs.setting_orders import SettingOrders
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.runs.speed_history import SpeedHistory
+from rankscope.measure.errors import SettingError
 from rankscope.measure.units import s_to_ns
 
 RUN_IS_OVER: Final = "the run is over"
@@ -80,6 +87,8 @@ class RunState:
         self.findings = RunFindings(run, config.findings_max)
         #: Which source lines explain the open findings.
         self.line_search = LineSearch()
+        #: The settings that were changed while it goes on, and which ranks have taken theirs.
+        self.settings, self.setting_orders = LiveSettings(config), SettingOrders()
         #: Time of the run by its use, over its attempts.
         self.goodput = CarriedGoodput()
         #: How the run ended, while no rank is live.
@@ -218,6 +227,8 @@ class RunState:
                 attempt.step_ns = report.step_ns
         elif isinstance(event, SamplesSeen):
             self.line_search.take(number, event.taken)
+        elif isinstance(event, SettingsSeen):
+            self.setting_orders.take(event.boot_id, event.taken)
         else:
             attempt.ranks[number] = attempt.ranks[number].apply(event)
         if isinstance(event, ReportAdmitted | GoodbyeAdmitted | EndSeen | UnresponsiveSeen):
@@ -257,8 +268,22 @@ class RunState:
             self.goodput.end(find_last_end(attempt.ranks.values(), self.last_message_collector_ns))
         silent_ns = s_to_ns(self._config.rank_silent_s)
         self.ending.update(attempt, self.clocks, self.heard, silent_ns)
-        asked = [] if self.ending.end is not None else self._search_lines(attempt, now_collector_ns)
-        return [*(AskClock(boot_id) for boot_id in pinged), *asked]
+        effects: list[RunEffect] = [*self._note_changes(self.settings.tick(now_wall_s), now_collector_ns)]
+        if self.ending.end is None:
+            effects += self._search_lines(attempt, now_collector_ns)
+            effects += self.setting_orders.tick(self.settings.state, attempt, now_collector_ns, now_wall_s)
+        return [*(AskClock(boot_id) for boot_id in pinged), *effects]
+
+    def change_settings(self, wanted: WantedChange, clocks: Clocks) -> list[SettingChanged]:
+        """Change settings while the run goes on. Raises SettingError, with the cure, where they cannot be."""
+        if self.ending.end is not None:
+            raise SettingError(f"run {self.run!r} is over: nothing of it can change.")
+        return self._note_changes(self.settings.change(wanted, clocks.wall_s), clocks.collector_ns)
+
+    def _note_changes(self, changes: Sequence[SettingChange], now_collector_ns: int) -> list[SettingChanged]:
+        for one in changes:
+            self.log.record(f"SettingChanged {one.name} {one.kind}", None, "", now_collector_ns)
+        return [SettingChanged(self.run, one.text) for one in changes]
 
     def _search_lines(self, attempt: Attempt, now_collector_ns: int) -> list[AskSamples]:
         """Return the orders of samples that are due, and add to the findings what samples have shown."""
@@ -281,7 +306,7 @@ class RunState:
             self.attempt,
             now_collector_ns,
             held=self.findings.held,
-            steps_min=self._config.detect_steps_min,
+            settings=self.settings,
             attempts=self.attempts,
             # A rank that is only silent may come back, and the findings hold then: so that is no end.
             is_last=end is not None and not end.lost_ranks,
@@ -304,11 +329,13 @@ class RunState:
         view = found.view
         effects = self.findings.apply(found, self.clocks)
         for effect in effects:
-            if not isinstance(effect, AskClock | AskSamples | RefuseProcess | UpdateFinding):
+            if isinstance(effect, FindingOpened | CloseFinding):
                 kind = f"{type(effect).__name__} {effect.finding.number} {effect.finding.kind}"
                 self.log.record(kind, effect.finding.rank, "", view.now_collector_ns)
         for steps, lost_ns in self.findings.charged:
             self.goodput.add_loss(steps.tolist(), lost_ns.tolist())
+        if self.findings.why_no_verdict is None:
+            self.settings.is_stricter = False
         keep_pass(attempt, view, self._config.detect_steps)
         self.speed.keep(attempt, view, self.findings.held)
         self.heat_map_steps = HeatMapSteps.of(self.attempts, view, self.heat_map_steps, self.last_report_wall_s)
@@ -356,6 +383,8 @@ class RunState:
             medians_of=attempt.medians.of_steps,
             compilations=attempt.compilations,
             step_durations=self.speed.histogram.read(),
+            settings=self.settings.state,
+            settings_taken=self.setting_orders.taken,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)
@@ -373,6 +402,7 @@ class RunState:
         self.goodput.validate()
         self.log.validate()
         self.line_search.validate()
+        self.settings.validate()
         self.speed.levels.validate()
         self.speed.long_steps.validate()
         self.speed.histogram.validate()

@@ -12,6 +12,7 @@ from rankscope.collector.detect.stragglers.detector import read_usual
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.hang_witnesses import find_dumps, find_ras_answer
+from rankscope.collector.runs.live_settings import LiveSettings
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.steps.least_waiting import find_least_waiting
@@ -29,13 +30,13 @@ def build_view(
     now_collector_ns: int,
     *,
     held: Sequence[Finding],
-    steps_min: int,
+    settings: LiveSettings,
     attempts: int,
     is_last: bool,
 ) -> RunView:
     """Return the view of an attempt. `attempts` is the number of attempts before it, `held` are the findings that the
-    run holds. `is_last`: the run is over, and its end closes hangs, which the view is without. How fast the run has
-    been so far is added by `SpeedHistory`.
+    run holds, `settings` its settings. `is_last`: the run is over, and its end closes hangs, which the view is without.
+    How fast the run has been so far is added by `SpeedHistory`.
     """
     ranks = tuple(sorted(attempt.ranks))
     has_hang_states = bool(attempt.stalled_ranks) and not is_last
@@ -54,11 +55,14 @@ def build_view(
         ras=find_ras_answer(attempt.ranks, attempt.world_size) if has_hang_states else None,
         dumps=find_dumps(attempt.ranks, hang_states, now_collector_ns),
         known_usual=read_usual(held),
-        steps_min=steps_min,
+        steps_min=settings.config.detect_steps_min,
         open_findings=[one for one in held if not is_last or one.kind != HANG],
         attempt=attempts,
         is_last=is_last,
         injected_faults=describe_faults(attempt.faults),
+        thresholds=settings.thresholds,
+        thresholds_said=settings.thresholds_said,
+        is_stricter=settings.is_stricter,
     )
 
 

@@ -20,6 +20,7 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempts
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.live_settings import NOTHING_CHANGED, RunSettings
 from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
@@ -59,7 +60,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     the ranks of all earlier attempts ran, how long the first steps of this one took, what was compiled in it, and the
     checkpoints of the run. `not_judged`
     says why a run that has ended has no verdict, by kind of finding; `medians` are those of its ranks, empty while it
-    goes on.
+    goes on. `settings` were changed while it went on.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -70,6 +71,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     compilations: RunCompilations = NOTHING_COMPILED
     not_judged: Mapping[str, str] = {}
     medians: RankMedians = NO_MEDIANS
+    settings: RunSettings = NOTHING_CHANGED
 
 
 class RunToSave(NamedTuple):
@@ -136,6 +138,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         compilations=attempt.compilations,
         not_judged=dict(findings.abstained) if run.ending.end is not None else {},
         medians=attempt.medians if run.ending.end is not None else NO_MEDIANS,
+        settings=run.settings.state,
     )
     return RunToSave(saved, story, attempt.ranks, attempt.collectives.read())
 
@@ -171,6 +174,7 @@ def restore_run(
         run.is_judged_before = True
         if saved.is_concluded and not attempt.has_live_ranks:
             run.ending.restore(saved.end, attempt, clocks)
+    run.settings.restore(story.settings)
     run.goodput.resume(saved.goodput, clocks.to_collector_ns(saved.settled_wall_s), is_over=saved.is_over)
     run.begun_collector_ns = clocks.to_collector_ns(saved.begun_wall_s)
     run.last_message_collector_ns = clocks.to_collector_ns(saved.changed_wall_s)

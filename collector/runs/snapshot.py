@@ -11,6 +11,7 @@ from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.live_settings import NOTHING_CHANGED, NOTHING_ORDERED, RanksTaken, RunSettings
 from rankscope.collector.runs.nccl_bandwidths import NOT_READ, NcclBandwidths
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.run_end import RunEnd
@@ -129,7 +130,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
     empty: nothing. `checkpoints` are those that the ranks have marked. `medians_of` says which steps the medians of
     the ranks are of; None: of none yet. `compilations` is what torch.compile has done in this attempt.
-    `step_durations`: how many steps of this attempt lasted how long, None in a snapshot made by hand.
+    `step_durations`: how many steps of this attempt lasted how long, None in a snapshot made by hand. `settings` are
+    those that were changed while it goes on, `settings_taken` what its ranks have taken of theirs.
     """
 
     run: str
@@ -153,6 +155,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     medians_of: MedianSteps | None = None
     compilations: RunCompilations = NOTHING_COMPILED
     step_durations: StepDurations | None = None
+    settings: RunSettings = NOTHING_CHANGED
+    settings_taken: RanksTaken = NOTHING_ORDERED
 
     def __post_init__(self) -> None:
         if not self.run_id:

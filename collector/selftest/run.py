@@ -32,7 +32,7 @@ OUTPUT_BYTES_SHOWN: Final = 2_000
 
 AGENT_ENVIRONMENT: Final = {
     # A fault lasts seconds here: reports and windows are as frequent as they are nowhere else.
-    "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.5",
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
     "RANKSCOPE_REPORT_INTERVAL_S": "0.5",
     "RANKSCOPE_STALL_S": "3",

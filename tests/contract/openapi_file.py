@@ -26,6 +26,7 @@ from rankscope.collector.publish.api import (
     machine_views,
     rank_views,
     routes_api,
+    setting_routes,
 )
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.runs import rank_orders
@@ -63,6 +64,7 @@ ANSWERS: Final = (
     machine_views.MachineList, RunReport, RunComparison, Incidents, NodeList, live_snapshot.LiveSnapshot,
     heat_map.HeatMapHead, Error,
     capture_routes.CaptureList, capture_routes.CaptureOptions, Capture,
+    setting_routes.SettingOptions, setting_routes.ShownSettings,
 )  # fmt: skip
 
 RUN: Final = {
@@ -171,21 +173,37 @@ def _paths_of_captures(run: Json) -> Json:
 
 def _order_capture() -> Json:
     reasons = {
+        409: "Another capture of the run has not ended.",
+        503: "This collector keeps no captures, or has not answered.",
+    }
+    summary = "Take a capture of the same steps on some ranks."
+    answer = {"202": {"description": "It is ordered.", "content": _json(Capture)}}
+    return _order("orderCapture", summary, capture_routes.CaptureOptions, answer, reasons)
+
+
+def _change_settings() -> Json:
+    summary = "Change settings while the run goes on, or change them back."
+    answer = {"200": {"description": "They are changed.", "content": _json(setting_routes.ShownSettings)}}
+    reasons = {503: "The collector has not answered."}
+    return _order("changeSettings", summary, setting_routes.SettingOptions, answer, reasons)
+
+
+def _order(name: str, summary: str, body: type[msgspec.Struct], answer: Json, reasons: dict[int, str]) -> Json:
+    known = {
         400: "The body is no order.", 401: "The control token is missing.",
         403: "It is wrong, or this collector has none.", 404: "No such run.",
-        409: "Another capture of the run has not ended.", 411: "No Content-Length.", 413: "The body is too long.",
-        415: "The body is not said to be JSON.", 422: "What is asked for cannot be.",
-        503: "This collector keeps no captures, or has not answered.",
+        411: "No Content-Length.", 413: "The body is too long.",
+        415: "The body is not said to be JSON.", 422: "What is asked for cannot be.", **reasons,
     }  # fmt: skip
     return {
-        "operationId": "orderCapture",
-        "summary": "Take a capture of the same steps on some ranks.",
+        "operationId": name,
+        "summary": summary,
         "security": [{"control": []}],
         "parameters": [RUN],
-        "requestBody": {"required": True, "content": _json(capture_routes.CaptureOptions)},
+        "requestBody": {"required": True, "content": _json(body)},
         "responses": {
-            "202": {"description": "It is ordered.", "content": _json(Capture)},
-            **{str(status): {"description": text, "content": _json(Error)} for status, text in reasons.items()},
+            **answer,
+            **{str(status): {"description": known[status], "content": _json(Error)} for status in sorted(known)},
         },
     }
 
@@ -240,6 +258,13 @@ def _paths_of_a_run() -> Json:
         f"{routes.DEBUG_RUNS_PATH}/{{run}}": _operation(
             "dumpRun", "The inside of a run and its last events, for debugging.", _json(RunDump), [RUN], 404
         ),
+        f"{of}/settings": {
+            **_operation(
+                "showSettings", "Its settings that were changed while it goes on.",
+                _json(setting_routes.ShownSettings), [RUN], 400, 404,
+            ),
+            "post": _change_settings(),
+        },
         f"{of}/report": _operation("showReport", "How it went, from the store.", _json(RunReport), [RUN], 404),
     }  # fmt: skip
 

@@ -47,6 +47,8 @@ from rankscope.measure.messages import (
     RunSummary,
     SampleOrder,
     SamplesTaken,
+    SettingsOrder,
+    SettingsTaken,
     Welcome,
 )
 from rankscope.measure.model_flops import FlopSum, StepFlops
@@ -317,6 +319,14 @@ STATED: dict[str, Message] = {
         id="s3-7", mode="long", interval_ns=20_000_000, lasts_ns=600_000_000_000, steps_max=3,
         longer_than_ns=240_000_000,
     ),
+    "settings_order": SettingsOrder(
+        id="1764425000.250000",
+        values={"full_window_interval_s": "5", "line_samples": "false"},
+        lasts_ns={"full_window_interval_s": 1_800_000_000_000},
+    ),
+    "settings_taken": SettingsTaken(
+        id="1764425000.250000", refused={"line_samples": "capture_orders is off on this rank"}
+    ),
     "samples_taken": SamplesTaken(
         id="s3-7", state="taken", reason="no step that counts ended while it was sampled",
         stacks=(
@@ -534,6 +544,8 @@ def test_the_kinds_keep_their_bytes() -> None:
         "inspector_read": "52534350 000117",
         "sample_order": "52534350 000118",
         "samples_taken": "52534350 000119",
+        "settings_order": "52534350 00011a",
+        "settings_taken": "52534350 00011b",
     }
 
 

@@ -35,7 +35,7 @@ APART_STEPS: Final = 20
 """A block nearer than that to a window does not count: the first window of a device, which is discarded and not
 reported, comes directly before the first one that is; and the agent reduces a window while the next steps run.
 """
-SETTINGS: Final = {"RANKSCOPE_CONSTANT_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_REPORT_INTERVAL_S": "0.5"}
+SETTINGS: Final = {"RANKSCOPE_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_REPORT_INTERVAL_S": "0.5"}
 
 
 class Block(NamedTuple):

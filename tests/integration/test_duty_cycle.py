@@ -37,7 +37,7 @@ def test_rank_that_stalls_every_third_step_is_named(served: Served, ranks: int) 
         "RANKSCOPE_COLLECTOR": served.endpoint,
         "RANKSCOPE_RUN": run,
         "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-        "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.5",
+        "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
         "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
     }
     options = ("--slow-rank", str(SLOW), "--slow-every", str(EVERY), "--slow-from", "30", "--slow-s", "0.12")

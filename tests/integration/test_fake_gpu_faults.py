@@ -133,7 +133,7 @@ def test_hundreds_of_windows_do_not_grow_the_process() -> None:
 
 def test_a_rank_killed_amid_a_window_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     with serving() as served:
-        given = {**ALONE, **settings(served.endpoint, run="killed", constant_full_window_interval_s="1")}
+        given = {**ALONE, **settings(served.endpoint, run="killed", full_window_interval_s="1")}
         script = ("fake_gpu.py", find_library(), str(tmp_path / "work"), "--steps", "100000", "--how", "waits")
         with started(python(*script, "--kernel-ns", str(KERNEL_NS), "--stop-amid-session"), given) as job:
             job.wait_for_output("amid a session")

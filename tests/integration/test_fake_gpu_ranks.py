@@ -36,7 +36,7 @@ ONE_US = 1e-6
 WHOLE_STEPS = 4
 INTERVAL_STEPS_MAX = 32
 """Between two windows of a second or more with steps of 50 ms; a begin is known no better."""
-WINDOWS = {"constant_full_window_interval_s": "1", "constant_full_window_steps": str(WHOLE_STEPS)}
+WINDOWS = {"full_window_interval_s": "1", "constant_full_window_steps": str(WHOLE_STEPS)}
 
 
 class Trained(NamedTuple):

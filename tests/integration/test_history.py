@@ -33,7 +33,7 @@ TRAINING_RUN = "kept-training"
 TRAINING = {
     "RANKSCOPE_RUN": TRAINING_RUN,
     "RANKSCOPE_REPORT_INTERVAL_S": "0.1",
-    "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.1",
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.1",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.5",
 }
 TRAINING_COUNTERS = frozenset({"rankscope_collective_wait_seconds_total", "rankscope_lost_gpu_seconds_total"})

@@ -15,7 +15,7 @@ def test_script_gets_each_exception_of_its_handlers_once_and_no_session_is_left(
         given = {
             **ALONE,
             **OFTEN,
-            "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.02",
+            "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.02",
             "RANKSCOPE_COLLECTOR": collector.endpoint,
         }
         ended = run(Forked((*AGENT, "interrupted.py")), given)

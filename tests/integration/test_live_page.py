@@ -10,6 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from rankscope.collector.detect.suggestions import suggest
+from rankscope.collector.runs.live_settings import RunSettings, SettingChange
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
@@ -236,6 +237,22 @@ def test_new_finding_is_announced_and_one_that_has_ended_is_kept(page: LivePage,
     page.wait_for_text("#past-count", "2")
     page.wait_for_text("#past-findings", "Finding number 2.")
     assert page.shown("#no-findings")
+
+
+def test_changed_settings_stand_in_the_head_of_the_run(page: LivePage, world: LiveWorld) -> None:
+    page.wait_for_text("#figures", "ranks up")
+    assert not page.shown("#run-settings")
+    change = SettingChange(
+        name="slowdown_ratio_min", value=1.05, before=1.1, own=1.1, by="anna", wall_s=50_520.0, until_wall_s=54_120.0
+    )
+    settings = RunSettings(changed=(change,), past=(change,))
+    world.show(RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), settings=settings))
+    said = page.wait_for_text("#run-settings", "slowdown_ratio_min")
+    assert said == (
+        "Changed settings: slowdown_ratio_min 1.05 instead of 1.1, set by anna, 1970-01-01 14:02 UTC, "
+        "until 1970-01-01 15:02 UTC"
+    )
+    assert page.shown("#run-settings")
 
 
 def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, world: LiveWorld) -> None:

@@ -24,7 +24,7 @@ def test_incident_of_slow_kernels_gets_the_modules_that_are_longer(tmp_path: Pat
     # A process of its own: the loader reads LD_LIBRARY_PATH only when a program begins.
     command = forked_ranks(RANKS, SCRIPT, find_library(), str(tmp_path), *sizes, *slow).command
     with running(tmp_path, captures_on_incident=True) as service:
-        windows = {"constant_full_window_interval_s": "1", "constant_full_window_steps": "4"}
+        windows = {"full_window_interval_s": "1", "constant_full_window_steps": "4"}
         given = settings(service.endpoint, run="job", gpu="true", sample_interval_s="0.5", **windows)
         with started(command, {**given, "LD_LIBRARY_PATH": str(tmp_path)}):
 

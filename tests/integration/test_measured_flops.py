@@ -23,7 +23,7 @@ PEAK_TFLOPS = 0.001
 STEPS_MIN = 100
 """Steps that the live MFU is compared over: the script times twice as many, and a report comes every 0.1 s."""
 SOON = {
-    "RANKSCOPE_CONSTANT_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_CONSTANT_FLOPS_INTERVAL_S": "1",
+    "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_CONSTANT_FLOPS_INTERVAL_S": "1",
     "RANKSCOPE_GPU": "false",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": str(BUDGET), "RANKSCOPE_PEAK_TFLOPS": str(PEAK_TFLOPS),
 }  # fmt: skip

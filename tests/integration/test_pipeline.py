@@ -27,7 +27,7 @@ def training(served: Served, run: str, *options: str) -> Iterator[Job]:
         "RANKSCOPE_COLLECTOR": served.endpoint,
         "RANKSCOPE_RUN": run,
         "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-        "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.5",
+        "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
         "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
         "RANKSCOPE_STALL_S": "1.0",
     }

@@ -143,8 +143,11 @@ class Rank:
         self.pushed = 0
 
     def _answer_capture(
-        self, message: messages.CaptureOrder | messages.CapturePartWanted | messages.SampleOrder
+        self,
+        message: messages.CaptureOrder | messages.CapturePartWanted | messages.SampleOrder | messages.SettingsOrder,
     ) -> messages.Message | None:
+        if isinstance(message, messages.SettingsOrder):
+            return messages.SettingsTaken(id=message.id)
         if isinstance(message, messages.SampleOrder):
             return messages.SamplesTaken(id=message.id, state="accepted")
         if isinstance(message, messages.CapturePartWanted):

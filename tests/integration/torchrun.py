@@ -50,7 +50,7 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 
 OFTEN = {
     "RANKSCOPE_REPORT_INTERVAL_S": "0.1",
-    "RANKSCOPE_CONSTANT_COLLECTIVE_WINDOW_S": "0.1",
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.1",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.9",
 }
 """Windows and reports so often that a job of a second has several."""

@@ -149,16 +149,16 @@ class CaptureRoutes:
             return refuse(HTTPStatus.NOT_FOUND, text)
 
 
-def find_ordered_run(target: str) -> str | None:
-    """Return the run that a POST to this path orders a capture of; None for other paths.
+def find_ordered_run(target: str, suffix: str = CAPTURES_SUFFIX) -> str | None:
+    """Return the run that a POST to this path, which ends in `suffix`, orders something of; None for other paths.
 
     >>> find_ordered_run("/api/v1/runs/bert%2F2/captures")
     'bert/2'
     >>> find_ordered_run("/api/v1/runs")
     """
     path, _, query = target.partition("?")
-    middle = path.removeprefix(f"{RUNS_PATH}/").removesuffix(CAPTURES_SUFFIX)
-    is_whole = path == f"{RUNS_PATH}/{middle}{CAPTURES_SUFFIX}" and "/" not in middle
+    middle = path.removeprefix(f"{RUNS_PATH}/").removesuffix(suffix)
+    is_whole = path == f"{RUNS_PATH}/{middle}{suffix}" and "/" not in middle
     return unquote(middle) if is_whole and middle and not query else None
 
 

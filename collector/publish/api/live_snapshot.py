@@ -10,6 +10,7 @@ from rankscope.collector.publish.routes import NO_SETTINGS, ListedRun, PageSetti
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.live_settings import describe_changed
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import find_failure, write_end
 from rankscope.collector.runs.run_energy import describe_run_energy
@@ -31,8 +32,9 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     `hfu_ratio` are means over the live ranks, in the last minute of their steps; `flops_said` is the same as text, or
     why there is no MFU, empty where no rank has FLOPs. `hfu_is_upper_bound`: HFU is at most what it says.
     `injected_faults` says what ranks do to themselves on purpose; empty: nothing. `checkpoints` are those that they
-    have marked. `compilation_said` is what torch.compile has cost, as text; empty: nothing, or not known. The other
-    fields are as in RunSnapshot and RunSummary; None: not known.
+    have marked. `compilation_said` is what torch.compile has cost, as text; empty: nothing, or not known.
+    `settings_said` says which settings are changed while the run goes on, by whom and until when; empty: none. The
+    other fields are as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -68,6 +70,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     compilation_said: str = ""
     hfu_is_upper_bound: bool = False
     energy_said: str = ""
+    settings_said: str = ""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,4 +164,5 @@ def _build_run(
         checkpoints=run.checkpoints,
         compilation_said="; ".join(describe_compilations(run.compilations)),
         energy_said=describe_run_energy(find_energy(run)),
+        settings_said="; ".join(describe_changed(run.settings, run.settings_taken)),
     )

@@ -9,6 +9,7 @@
                                              since_wall_s=S for steps that ended then or later
     GET /api/v1/runs/RUN/heatmap             ranks x time (heat_map.py); ?source=steps|intervals
     GET /api/v1/runs/RUN/machines            its machines with GPUs and memory, and its collectives (machine_views.py)
+    GET /api/v1/runs/RUN/settings            its settings that were changed while it goes on (setting_routes.py)
     GET /api/v1/nodes                        nodes by how often they have held up a run, from the store
     GET /api/v1/nodes/NODE                   one of them; one that no stored run used has zeros
     GET /api/v1/openapi.json                 all of it, described for programs
@@ -29,6 +30,7 @@ import msgspec
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView, view_run, view_status
 from rankscope.collector.publish.api import heat_map, machine_views
 from rankscope.collector.publish.api.rank_views import list_ranks, show_rank
+from rankscope.collector.publish.api.setting_routes import ShownSettings
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
 from rankscope.collector.run_ids import read_run_name
@@ -158,6 +160,7 @@ class Api:
             "history": self._show_history,
             "heatmap": self._show_heat_map,
             "machines": self._list_machines,
+            "settings": self._show_settings,
         }
 
     def answer(self, target: str) -> Response | None:
@@ -194,6 +197,12 @@ class Api:
                 return self._show_rank(run, rank, query)
             case _:
                 return None
+
+    def _show_settings(self, name: str, text: str) -> Response:
+        _Query.parse(text)
+        run = self._find(name)
+        settings = run.settings
+        return _as_json(ShownSettings(changed=settings.changed, past=settings.past, ranks=run.settings_taken))
 
     def _show_run(self, name: str, text: str) -> Response:
         query = _Query.parse(text, "ranks")

@@ -116,6 +116,8 @@ export const showFigures = (run, nowS) => {
   at("run-end").hidden = run.end === null;
   sayWithCode(at("run-end-do"), `What to do: ${run.end_suggestion}`);
   at("run-end-do").hidden = !run.end_suggestion;
+  say(at("run-settings"), `Changed settings: ${run.settings_said}`);
+  at("run-settings").hidden = !run.settings_said;
   const speed = [
     ["steps a second", number(run.steps_per_s, 2)],
     ["samples a second and rank", number(run.samples_per_s, 1)],

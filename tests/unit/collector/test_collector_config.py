@@ -68,7 +68,7 @@ def test_a_value_that_cannot_work_is_refused_with_the_reason(overrides: dict[str
     ("given", "problem"),
     [
         ({"MESSAGE_BYTES_MAX": FRAME_BYTES_MAX + 1}, "No larger frame can be decoded."),
-        ({"DETECT_STEPS_MIN": 33}, "a verdict cannot require more steps than it uses."),
+        ({"DETECT_STEPS": 8}, "a verdict cannot require more steps than it uses."),
         ({"DETECT_STEPS": 64, "STEPS_KEPT": 63}, "a verdict cannot use steps that are not kept."),
     ],
 )

@@ -36,7 +36,7 @@ def test_help_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture
 
 def test_names_of_commands_are_unique() -> None:
     names = [command.name for command in COMMANDS]
-    assert len(set(names)) == len(names) == 22
+    assert len(set(names)) == len(names) == 23
 
 
 @pytest.mark.parametrize("line", EXAMPLES)

@@ -57,6 +57,14 @@ def test_numbers_that_change_are_no_event() -> None:
     assert world.receiver.kinds == ["opened"]
 
 
+def test_severity_that_was_changed_for_a_run_counts_for_that_run() -> None:
+    world = World(severity_min="critical")
+    world.severities = {"another": "info"}
+    assert world.show(opened()).receiver.kinds == []
+    world.severities = {opened().run_id: "warning"}
+    assert world.deliver().receiver.kinds == ["opened"]
+
+
 def test_incident_below_the_lowest_severity_is_none_of_the_channel() -> None:
     assert World(severity_min="critical").show(opened()).receiver.kinds == []
     assert World(severity_min="info").show(opened(severity="info")).receiver.kinds == ["opened"]

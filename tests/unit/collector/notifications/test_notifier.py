@@ -25,7 +25,7 @@ class Collector:
         config = CollectorConfig(store=str(store or ""))
         self.journal = Journal(config, WALL_S, faults.count)
         self.notifier: Notifier = make_notifier(
-            config, receivers, self.journal, find_run=lambda _: None, clock=clock, faults=faults
+            config, receivers, self.journal, find_run=lambda _: None, read_severities=dict, clock=clock, faults=faults
         )
         self.journal.open(RUN, slow(), WALL_S + 2_000.0)
         self.journal.tick([], WALL_S + 2_000.0)

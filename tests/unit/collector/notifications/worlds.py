@@ -62,6 +62,8 @@ class World:
         self.clock.now_s = now_s
         self.incidents: tuple[Incident, ...] = ()
         self.receiver = Receiver()
+        self.severities: dict[str, str] = {}
+        """The least severity of runs for which it was changed."""
         self.faults = FaultLog(self.clock)
         around = Surroundings(
             lambda: self.incidents,
@@ -69,6 +71,7 @@ class World:
             self.clock,
             self.faults,
             NotifyRules(severity_min, INTERVAL_S),
+            lambda: self.severities,
         )
         self.channel = Channel("webhook", self.receiver, around, path)
 

@@ -28,6 +28,8 @@ from rankscope.measure.messages import (
     Relayed,
     RelayHello,
     Report,
+    SamplesTaken,
+    SettingsTaken,
     Welcome,
 )
 from rankscope.measure.preflights import COLLECTOR_KEY
@@ -47,6 +49,7 @@ DUMPED = InspectorRead(sequence=1, identity=IDENTITY, host_ns=0)
 REPORT = Report(sequence=1, host_ns=0)
 PONG = ClockPong(collector_ns=0, host_ns=0)
 STATE = CaptureState(id="c1", state="accepted")
+SAMPLES, SETTINGS = SamplesTaken(id="s1", state="taken"), SettingsTaken(id="1")
 PART = CapturePart(id="c1", offset=0, data=bytes(CAPTURE_PART_BYTES_MAX))
 WANTED = PreflightPastWanted(number=1, nodes=())
 CHECKED = PreflightEnded(number=2, preflight="p1", outcomes=())
@@ -110,7 +113,9 @@ def test_ranks_of_one_collector_are_listed() -> None:
     assert clients.of("tcp://a:1") == [b"three"]
 
 
-@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, STATE, PART, ENDED, SILENT, ASKED, WANTED, CHECKED])
+@pytest.mark.parametrize(
+    "message", [HELLO, REPORT, GOODBYE, PONG, STATE, PART, SAMPLES, SETTINGS, ENDED, SILENT, ASKED, WANTED, CHECKED]
+)
 def test_messages_of_ranks_and_sidecars_are_forwarded(message: Message) -> None:
     assert comes_from_rank(message)
 
