@@ -56,6 +56,24 @@ def of_zero(stage: int) -> Row:
     )  # fmt: skip
 
 
+def of_titan(name: str, what: str, *arguments: str) -> Row:
+    """Return a row of torchtitan's own trainer."""
+    return Row(
+        name=f"torchtitan{name}", framework="torchtitan", package="torchtitan", script="titan", arguments=arguments,
+        what=f"its `Trainer`, two layers of its debug model, {what}", slow_ms=40, variables={"JOB_STEPS": "200"},
+        slow_after=60 * (2 if "accumulated=2" in arguments else 1), unseen=CPU_FOR_DEVICE,
+    )  # fmt: skip
+
+
+def of_lightning(strategy: str, what: str) -> Row:
+    """Return a row of Lightning's Trainer with that strategy, started by its own launcher."""
+    return Row(
+        name=f"lightning-{strategy.replace('_', '-')}", framework="Lightning", package="lightning",
+        what=f"`Trainer`, its own launcher, {what}, validation", script="lightning_train", arguments=(strategy,),
+        launcher=PLAIN,
+    )  # fmt: skip
+
+
 def of_megatron(name: str, what: str, *arguments: str) -> Row:
     """Return a row of Megatron-core: two micro batches a step."""
     return Row(
@@ -99,20 +117,38 @@ ROWS: Final[tuple[Row, ...]] = (
     of_pipeline("pipeline-zbv", "ZBV zero-bubble, two stages a rank", "ZBVZeroBubble"),
     of_pipeline("pipeline-dualpipev", "DualPipeV, two stages a rank", "DualPipeV"),
     *map(of_zero, range(4)),
+    Row(
+        name="deepspeed-launcher",
+        framework="DeepSpeed",
+        package="deepspeed",
+        script="zero",
+        arguments=("stage=1",),
+        what="ZeRO 1, two micro batches, by its own launcher",
+        slow_after=60 * 2,
+        variables=DEEPSPEED,
+        launcher=(*PLAIN, "-m", "deepspeed.launcher.runner", "--num_gpus", "2"),
+    ),
+    Row(
+        name="deepspeed-pipeline",
+        framework="DeepSpeed",
+        package="deepspeed",
+        script="zero_pipe",
+        slow_ms=6,
+        what="its pipeline engine, two stages, four micro batches",
+        slow_after=60 * 4,
+        variables=DEEPSPEED,
+    ),
     of_megatron("tp", "GPT, tensor parallel 2", "tp=2"),
     of_megatron("pp", "GPT, pipeline parallel 2, 1F1B", "pp=2"),
+    of_megatron("pp-interleaved", "GPT, pipeline parallel 2, two chunks a rank, interleaved 1F1B", "pp=2", "vp=2"),
+    of_megatron("ep", "GPT, expert parallel 2, four experts", "ep=2"),
+    of_megatron("cp", "GPT, context parallel 2", "cp=2"),
     of_megatron("dp", "GPT, data parallel 2, distributed optimizer", "sharded=1"),
-    Row(
-        name="torchtitan",
-        framework="torchtitan",
-        package="torchtitan",
-        what="its `Trainer`, debug model, FSDP2",
-        script="titan",
-        slow_ms=150,
-        slow_after=40,
-        variables={"JOB_STEPS": "120"},
-        unseen=CPU_FOR_DEVICE,
-    ),
+    of_titan("", "FSDP2"),
+    of_titan("-tp", "tensor parallel 2", "tensor_parallel_degree=2"),
+    of_titan("-pp", "pipeline parallel 2, 1F1B", "pipeline_parallel_degree=2"),
+    of_titan("-compile", "FSDP2, `compile`", "compile=1"),
+    of_titan("-full-ac", "FSDP2, full activation checkpointing, accumulation of two", "full_ac=1", "accumulated=2"),
     Row(
         name="transformers",
         framework="Transformers",
@@ -129,14 +165,9 @@ ROWS: Final[tuple[Row, ...]] = (
         script="accelerate_train",
         slow_after=60 * 2,
     ),
-    Row(
-        name="lightning",
-        framework="Lightning",
-        package="lightning",
-        what="`Trainer`, its own launcher, DDP, validation",
-        script="lightning_train",
-        launcher=PLAIN,
-    ),
+    of_lightning("ddp", "DDP"),
+    of_lightning("fsdp", "FSDP"),
+    of_lightning("tensor_parallel", "tensor parallel 2 by `ModelParallelStrategy`"),
     Row(
         name="fabric",
         framework="Lightning",
