@@ -60,8 +60,8 @@ def of_titan(name: str, what: str, *arguments: str) -> Row:
     """Return a row of torchtitan's own trainer."""
     return Row(
         name=f"torchtitan{name}", framework="torchtitan", package="torchtitan", script="titan", arguments=arguments,
-        what=f"its `Trainer`, two layers of its debug model, {what}", slow_ms=40, variables={"JOB_STEPS": "200"},
-        slow_after=60 * (2 if "accumulated=2" in arguments else 1), unseen=CPU_FOR_DEVICE,
+        what=f"its `Trainer`, two layers of its debug model, {what}", slow_ms=150, variables={"JOB_STEPS": "120"},
+        slow_after=40, unseen=CPU_FOR_DEVICE,
     )  # fmt: skip
 
 
@@ -96,6 +96,9 @@ RAY: Final = {"RAY_raylet_start_wait_time_s": "300", "RAY_AUTH_MODE": "disabled"
 CPU_FOR_DEVICE: Final = (
     "it takes a machine without an accelerator for one with CUDA, and wants a later torch; in this job (`titan.py`) "
     "the CPU answers for both, with an attention that has a backward there, so what it does with streams is not run"
+)
+NO_REPLICA_LEAVES: Final = (
+    "both replicas are ranks of one launcher, so one run; none of them leaves and comes back here"
 )
 DEEPSPEED: Final = {"DS_ACCELERATOR": "cpu"}
 ROWS: Final[tuple[Row, ...]] = (
@@ -175,6 +178,15 @@ ROWS: Final[tuple[Row, ...]] = (
         what="Fabric, its own launcher, DDP",
         script="fabric_train",
         launcher=PLAIN,
+    ),
+    Row(
+        name="torchft",
+        framework="torchft",
+        package="torchft",
+        what="two replicas of a rank each, its DDP and optimizer, a quorum in each step",
+        script="ft",
+        variables={"RUST_LOG": "error"},
+        unseen=NO_REPLICA_LEAVES,
     ),
     Row(name="trl-sft", framework="TRL", package="trl", what="`SFTTrainer`", script="trl_sft"),
     Row(
