@@ -103,7 +103,9 @@ def _find_shape(line: str) -> str:
     line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
     line = re.sub(rf"{re.escape(gettempdir())}/\S+|/tmp/\S+", "#", line)
     line = re.sub(r"[█▏▎▍▌▋▊▉ ]+\|", "|", line)
-    return re.sub(r"#[#.:,/ -]*", "#", re.sub(r"\b(0x)?[0-9a-f]{8,}\b|\b0x[0-9a-f]+\b|\d+", "#", line))
+    return re.sub(
+        r"#[#.:,/ -]*", "#", re.sub(r"\b(0x)?[0-9a-f]{8,}(-[0-9a-f]{4,12})*\b|\b0x[0-9a-f]+\b|\d+", "#", line)
+    )
 
 
 def compare_told(bare: Mapping[int, Told], watched: Mapping[int, Told]) -> tuple[str, ...]:

@@ -91,8 +91,13 @@ IN_CALLBACKS: Final = (
     "which torch's profiler does not record there: windows that lack them are left out (`collectives_lost`), so own "
     "times are known in few steps, and the verdict says so"
 )
-RAY: Final = {"RAY_raylet_start_wait_time_s": "300", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Its processes need more than the 30 s that they are given where others use the cores, too."""
+RAY: Final = {
+    "RAY_raylet_start_wait_time_s": "300", "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
+}  # fmt: skip
+"""Where others use the cores, too, its processes need more than the 30 s that they are given, and its workers, which by
+default are nicer than everybody, wait for whole steps.
+"""
 CPU_FOR_DEVICE: Final = (
     "it takes a machine without an accelerator for one with CUDA, and wants a later torch; in this job (`titan.py`) "
     "the CPU answers for both, with an attention that has a backward there, so what it does with streams is not run"

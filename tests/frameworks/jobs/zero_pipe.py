@@ -17,8 +17,8 @@ CONFIG = {
 }
 
 deepspeed.init_distributed("gloo")
-layers = [part for _ in range(2) for part in (Work(), nn.Linear(WIDTH, WIDTH), nn.ReLU())]
 torch.manual_seed(7)
+layers = [part for _ in range(2) for part in (Work(), nn.Linear(WIDTH, WIDTH), nn.ReLU())]
 model = PipelineModule(layers, num_stages=2, loss_fn=nn.functional.mse_loss, partition_method="uniform")
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)
 seeded = torch.Generator().manual_seed(7)
