@@ -35,11 +35,12 @@ def is_peer_faster(
     view: RunView, rank: int, before: Ints, since: Ints, *, steps_min: int, as_fast_ratio: float
 ) -> bool:
     """Return whether a rank has fallen behind its only peer mostly because that one became faster; False where it is
-    not known. `since` are the rows of its slow steps, `before` those of the steps before: where fewer than `steps_min`
-    of them are kept, the first block of steps counts in which the two differed by less than `as_fast_ratio`.
+    not known. `since` are the rows of its slow steps, `before` those of the steps before, of which the last `steps_min`
+    count: where fewer are kept, the first block of steps does in which the two differed by less than `as_fast_ratio`.
     """
     now = _find_medians(view, rank, since)
-    then = _find_medians(view, rank, before) if len(before) >= steps_min else _recall(view, rank, as_fast_ratio)
+    recent = before[-steps_min:]  # earlier ones may be of a slow start of both
+    then = _find_medians(view, rank, recent) if len(recent) == steps_min else _recall(view, rank, as_fast_ratio)
     if then is None:
         return False
     faster_ns, slower_ns = then.peers_ns - now.peers_ns, now.mine_ns - then.mine_ns

@@ -42,6 +42,11 @@ def test_of_both_the_larger_change_counts() -> None:
     assert slow_in(pair((50, 50), (40, 52))) == []
 
 
+def test_start_that_was_slow_for_both_does_not_count() -> None:
+    own_ms = np.repeat([(60.0, 60.0), (30.0, 30.0), (28.0, 40.0)], [150, 50, 200], axis=0) * NOISE
+    assert slow_in(view_of(series_of(own_ms.tolist()))) == [1]
+
+
 def test_what_has_left_the_table_is_remembered() -> None:
     slower = pair((50, 65), (50, 65))
     assert slow_in(slower) == [1]  # slow since the first step that is known
