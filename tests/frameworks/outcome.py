@@ -14,6 +14,8 @@ TOLD: Final = re.compile(r"told rank=(\d+) steps=(\d+) losses=(.*)")
 OF_AGENT: Final = "rankscope: "
 OF_TRITON: Final = re.compile(r"(nanobind: |- leaked |- \.\.\. skipped |See https://nanobind)")
 """Lines of what triton leaves behind at the end, in an order by address."""
+OF_WORKER: Final = re.compile(r"^(\x1b\[\d+m)?\(\w+ pid=\d+\)(\x1b\[0m)? ")
+"""What Ray writes before each line of a worker."""
 HELD_UP_MAX: Final = 1.2
 """A machine whose cores others use too holds up a rank by some per cent, for a dozen steps."""
 
@@ -80,6 +82,8 @@ def find_differences(bare: str, watched: str) -> tuple[str, ...]:
 
     >>> find_differences("step 1\\nsaved in 3 s\\n", "step 2\\nsaved in 4 s\\nWARNING: odd\\n")
     ('+ WARNING: odd',)
+    >>> find_differences("(One pid=7) ID 8ce8c6b241\\n", "(One pid=8) rankscope: hi\\n(One pid=8) ID aedd1b0158\\n")
+    ()
     """
     before, after = _read_lines(bare), _read_lines(watched)
     gone = [f"- {line}" for shape, line in before.items() if shape not in after]
@@ -89,7 +93,7 @@ def find_differences(bare: str, watched: str) -> tuple[str, ...]:
 
 def _read_lines(output: str) -> dict[str, str]:
     """Return the lines by their shape, which has a # for each number, path of a temporary file or address."""
-    lines = (line.strip() for line in re.split(r"[\r\n]+", output))
+    lines = (OF_WORKER.sub("", line.strip()) for line in re.split(r"[\r\n]+", output))
     kept = [line for line in lines if line and not line.startswith(OF_AGENT) and "told rank=" not in line]
     kept = [line for line in kept if not OF_TRITON.match(line)]
     return {_find_shape(line): line for line in kept}
@@ -99,7 +103,9 @@ def _find_shape(line: str) -> str:
     line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
     line = re.sub(rf"{re.escape(gettempdir())}/\S+|/tmp/\S+", "#", line)
     line = re.sub(r"[█▏▎▍▌▋▊▉ ]+\|", "|", line)
-    return re.sub(r"#[#.:,/ -]*", "#", re.sub(r"\b0x[0-9a-f]+\b|\d+", "#", line))
+    return re.sub(
+        r"#[#.:,/ -]*", "#", re.sub(r"\b(0x)?[0-9a-f]{8,}(-[0-9a-f]{4,12})*\b|\b0x[0-9a-f]+\b|\d+", "#", line)
+    )
 
 
 def compare_told(bare: Mapping[int, Told], watched: Mapping[int, Told]) -> tuple[str, ...]:

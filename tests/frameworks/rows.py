@@ -56,6 +56,24 @@ def of_zero(stage: int) -> Row:
     )  # fmt: skip
 
 
+def of_titan(name: str, what: str, *arguments: str) -> Row:
+    """Return a row of torchtitan's own trainer."""
+    return Row(
+        name=f"torchtitan{name}", framework="torchtitan", package="torchtitan", script="titan", arguments=arguments,
+        what=f"its `Trainer`, two layers of its debug model, {what}", slow_ms=150, variables={"JOB_STEPS": "120"},
+        slow_after=40, unseen=CPU_FOR_DEVICE,
+    )  # fmt: skip
+
+
+def of_lightning(strategy: str, what: str) -> Row:
+    """Return a row of Lightning's Trainer with that strategy, started by its own launcher."""
+    return Row(
+        name=f"lightning-{strategy.replace('_', '-')}", framework="Lightning", package="lightning",
+        what=f"`Trainer`, its own launcher, {what}, validation", script="lightning_train", arguments=(strategy,),
+        launcher=PLAIN,
+    )  # fmt: skip
+
+
 def of_megatron(name: str, what: str, *arguments: str) -> Row:
     """Return a row of Megatron-core: two micro batches a step."""
     return Row(
@@ -73,11 +91,19 @@ IN_CALLBACKS: Final = (
     "which torch's profiler does not record there: windows that lack them are left out (`collectives_lost`), so own "
     "times are known in few steps, and the verdict says so"
 )
-RAY: Final = {"RAY_raylet_start_wait_time_s": "300", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Its processes need more than the 30 s that they are given where others use the cores, too."""
+RAY: Final = {
+    "RAY_raylet_start_wait_time_s": "300", "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
+}  # fmt: skip
+"""Where others use the cores, too, its processes need more than the 30 s that they are given, and its workers, which by
+default are nicer than everybody, wait for whole steps.
+"""
 CPU_FOR_DEVICE: Final = (
     "it takes a machine without an accelerator for one with CUDA, and wants a later torch; in this job (`titan.py`) "
     "the CPU answers for both, with an attention that has a backward there, so what it does with streams is not run"
+)
+NO_REPLICA_LEAVES: Final = (
+    "both replicas are ranks of one launcher, so one run; none of them leaves and comes back here"
 )
 DEEPSPEED: Final = {"DS_ACCELERATOR": "cpu"}
 ROWS: Final[tuple[Row, ...]] = (
@@ -99,20 +125,38 @@ ROWS: Final[tuple[Row, ...]] = (
     of_pipeline("pipeline-zbv", "ZBV zero-bubble, two stages a rank", "ZBVZeroBubble"),
     of_pipeline("pipeline-dualpipev", "DualPipeV, two stages a rank", "DualPipeV"),
     *map(of_zero, range(4)),
+    Row(
+        name="deepspeed-launcher",
+        framework="DeepSpeed",
+        package="deepspeed",
+        script="zero",
+        arguments=("stage=1",),
+        what="ZeRO 1, two micro batches, by its own launcher",
+        slow_after=60 * 2,
+        variables=DEEPSPEED,
+        launcher=(*PLAIN, "-m", "deepspeed.launcher.runner", "--num_gpus", "2"),
+    ),
+    Row(
+        name="deepspeed-pipeline",
+        framework="DeepSpeed",
+        package="deepspeed",
+        script="zero_pipe",
+        slow_ms=6,
+        what="its pipeline engine, two stages, four micro batches",
+        slow_after=60 * 4,
+        variables=DEEPSPEED,
+    ),
     of_megatron("tp", "GPT, tensor parallel 2", "tp=2"),
     of_megatron("pp", "GPT, pipeline parallel 2, 1F1B", "pp=2"),
+    of_megatron("pp-interleaved", "GPT, pipeline parallel 2, two chunks a rank, interleaved 1F1B", "pp=2", "vp=2"),
+    of_megatron("ep", "GPT, expert parallel 2, four experts", "ep=2"),
+    of_megatron("cp", "GPT, context parallel 2", "cp=2"),
     of_megatron("dp", "GPT, data parallel 2, distributed optimizer", "sharded=1"),
-    Row(
-        name="torchtitan",
-        framework="torchtitan",
-        package="torchtitan",
-        what="its `Trainer`, debug model, FSDP2",
-        script="titan",
-        slow_ms=150,
-        slow_after=40,
-        variables={"JOB_STEPS": "120"},
-        unseen=CPU_FOR_DEVICE,
-    ),
+    of_titan("", "FSDP2"),
+    of_titan("-tp", "tensor parallel 2", "tensor_parallel_degree=2"),
+    of_titan("-pp", "pipeline parallel 2, 1F1B", "pipeline_parallel_degree=2"),
+    of_titan("-compile", "FSDP2, `compile`", "compile=1"),
+    of_titan("-full-ac", "FSDP2, full activation checkpointing, accumulation of two", "full_ac=1", "accumulated=2"),
     Row(
         name="transformers",
         framework="Transformers",
@@ -129,14 +173,9 @@ ROWS: Final[tuple[Row, ...]] = (
         script="accelerate_train",
         slow_after=60 * 2,
     ),
-    Row(
-        name="lightning",
-        framework="Lightning",
-        package="lightning",
-        what="`Trainer`, its own launcher, DDP, validation",
-        script="lightning_train",
-        launcher=PLAIN,
-    ),
+    of_lightning("ddp", "DDP"),
+    of_lightning("fsdp", "FSDP"),
+    of_lightning("tensor_parallel", "tensor parallel 2 by `ModelParallelStrategy`"),
     Row(
         name="fabric",
         framework="Lightning",
@@ -144,6 +183,15 @@ ROWS: Final[tuple[Row, ...]] = (
         what="Fabric, its own launcher, DDP",
         script="fabric_train",
         launcher=PLAIN,
+    ),
+    Row(
+        name="torchft",
+        framework="torchft",
+        package="torchft",
+        what="two replicas of a rank each, its DDP and optimizer, a quorum in each step",
+        script="ft",
+        variables={"RUST_LOG": "error"},
+        unseen=NO_REPLICA_LEAVES,
     ),
     Row(name="trl-sft", framework="TRL", package="trl", what="`SFTTrainer`", script="trl_sft"),
     Row(

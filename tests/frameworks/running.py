@@ -32,9 +32,10 @@ WITH_MONITOR: Final = {
     "RANKSCOPE": "1",
     "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
     "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
+    "RANKSCOPE_CONSTANT_SAMPLE_INTERVAL_S": "1",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
 }
-"""Windows so often that a job of some seconds has several; everything else is as by default."""
+"""Windows and samples so often that a job of some seconds has several; everything else is as by default."""
 
 
 def run_row(row: Row, served: Served) -> Outcome:

@@ -69,9 +69,11 @@ STALE_GAPS: Final = 8
 """After this many it is not found either, although its slow steps are still known. Gaps at random are twice as long
 as their median in one of four cases, and eight times in one of 250."""
 CLASS_RATIO: Final = 0.25
-"""Slow steps of a rank are those of at least this part of its large ones, which hold half of the time. Noise of other
-ranks is a tenth of a stall that costs 1 %.
+"""Small is less than this part of the large ones, which hold half of the time. Noise of other ranks is a tenth of a
+stall that costs 1 %.
 """
+SMALL_SHARE_MAX: Final = 0.1
+"""Share of the excess up to which small slow steps are noise; more is work of another kind, as logging beside saves."""
 PERIODIC_RATIO: Final = 0.8
 """Share of the gaps that must be equal for the pattern to be called every k-th step."""
 
@@ -197,11 +199,13 @@ def _judge(
 
 
 def _leave_out_small(view: RunView, column: int, periods: SlowPeriods) -> Flags:
-    """Return which known steps are slow ones of a rank, shape (n,), without those that are small beside most."""
+    """Return which known steps are slow ones of a rank, shape (n,), without small ones that hold next to nothing."""
     is_slow: Flags = periods.slow[:, column].copy()
     rows = periods.rows[is_slow]
     excess_ns = find_excess_ns(view.excess[rows, column], view.series.own_ns[rows, column])
-    is_slow[is_slow] = excess_ns >= CLASS_RATIO * find_half_of_time(excess_ns.tolist())
+    is_small = excess_ns < CLASS_RATIO * find_half_of_time(excess_ns.tolist())
+    if float(excess_ns[is_small].sum()) <= SMALL_SHARE_MAX * float(excess_ns.sum()):
+        is_slow[is_slow] = ~is_small
     return is_slow
 
 

@@ -14,6 +14,8 @@ from tests.frameworks.jobs.told import STEPS, build_model, draw_batch, tell
 
 how = sys.argv[1]
 dist.init_process_group("gloo")
+# Else the last callback of powerSGD may be the last to hold it, and it would wait there for its own thread's end.
+world = dist.group.WORLD
 model = DistributedDataParallel(build_model(), static_graph=how == "static_graph")
 if how == "fp16_hook":
     model.register_comm_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)

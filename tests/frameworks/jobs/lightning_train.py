@@ -1,12 +1,20 @@
-"""PyTorch Lightning's Trainer, automatic optimization, two ranks by its own DDP strategy, a validation amid it."""
+"""PyTorch Lightning's Trainer, automatic optimization, two ranks, a validation amid it.
 
+The word is the strategy: ddp, fsdp, or tensor_parallel for its ModelParallelStrategy.
+"""
+
+import sys
 from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.frameworks.jobs.told import STEPS, build_model, tell
+
+strategy = sys.argv[1]
 
 
 class Regression(lightning.LightningModule):  # type: ignore[misc]  # mypy does not look into lightning
@@ -16,6 +24,12 @@ class Regression(lightning.LightningModule):  # type: ignore[misc]  # mypy does 
         super().__init__()
         self.layers = build_model()
         self.losses: list[float] = []
+
+    def configure_model(self) -> None:
+        """Cut the layers over both ranks, where that is asked for."""
+        if strategy == "tensor_parallel":
+            parts = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+            parallelize_module(self.layers, self.device_mesh["tensor_parallel"], parts)
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         """Return the loss of a batch."""
@@ -34,8 +48,9 @@ class Regression(lightning.LightningModule):  # type: ignore[misc]  # mypy does 
 
 def main() -> None:
     """Train."""
+    chosen = ModelParallelStrategy(tensor_parallel_size=2) if strategy == "tensor_parallel" else strategy
     trainer = lightning.Trainer(
-        max_steps=STEPS, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
+        max_steps=STEPS, accelerator="cpu", devices=2, strategy=chosen, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, val_check_interval=STEPS // 3,
     )  # fmt: skip
     rows = torch.randn(2 * 8 * STEPS, 32, generator=torch.Generator().manual_seed(7))

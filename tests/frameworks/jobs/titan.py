@@ -1,5 +1,12 @@
-"""torchtitan: its debug model by its own Trainer, sharded by FSDP2; the batches and the tokenizer are made here."""
+"""torchtitan: its debug model by its own Trainer, in the parallelism that is asked for, by default sharded by FSDP2.
 
+The batches and the tokenizer are made here, and of its six layers two are kept.
+Words are sizes by torchtitan's names in its section `parallelism`, as `tensor_parallel_degree=2`, or `compile=1`,
+`full_ac=1` (activation checkpointing), `accumulated=2`.
+"""
+
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,11 +37,13 @@ for name, stands_in in {
 torch.distributed.set_timeout = distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]  # of that later torch
 
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402 - it looks for its device when it is imported
+from torchtitan.distributed.activation_checkpoint import FullAC  # noqa: E402 - as above
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402 - as above
 from torchtitan.models.llama3 import model_registry  # noqa: E402 - as above
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402 - as above
 
-LENGTH, ROWS, WORDS = 32, 2, 2048
+LENGTH, ROWS, WORDS, LAYERS = 16, 2, 2048, 2
+asked = {name: int(size) for name, _, size in (word.partition("=") for word in sys.argv[1:])}
 
 
 class MadeUp(BaseDataLoader):  # type: ignore[misc]  # mypy does not look into torchtitan
@@ -65,7 +74,9 @@ with tempfile.TemporaryDirectory() as folder:
     vocabulary = {f"w{number}": number for number in range(WORDS)}
     Tokenizer(WordLevel(vocabulary)).save(str(Path(folder, "tokenizer.json")))
     config = llama3_debugmodel()
+    config.debug.seed = 7
     config.model_spec = model_registry("debugmodel", attn_backend="flex")
+    del config.model_spec.model.layers[LAYERS:]
     for layer in config.model_spec.model.layers:
         # FlexAttention has no backward on a CPU.
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
@@ -75,6 +86,14 @@ with tempfile.TemporaryDirectory() as folder:
     config.training.disable_cuda_graphs = True
     config.training.mixed_precision_param = "float32"
     config.parallelism.spmd_backend = "partial_dtensor"  # the default wants a later torch than that here
+    config.parallelism.pipeline_parallel_schedule = "1F1B"
+    config.compile.enable = bool(asked.pop("compile", 0))
+    config.activation_checkpoint = FullAC.Config() if asked.pop("full_ac", 0) else None
+    accumulated = asked.pop("accumulated", 1)
+    for name, size in asked.items():
+        setattr(config.parallelism, name, size)
+    model_ranks = config.parallelism.tensor_parallel_degree * config.parallelism.pipeline_parallel_degree
+    config.training.global_batch_size = accumulated * ROWS * int(os.environ["WORLD_SIZE"]) // model_ranks
     trainer = config.build()
     for module in trainer.model_parts[0].modules():
         if isinstance(module, FSDPModule):

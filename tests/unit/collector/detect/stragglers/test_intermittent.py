@@ -279,3 +279,12 @@ def test_small_slow_steps_are_not_those_of_large_stalls() -> None:
     (slow,) = found(own_ms)
     assert (slow.since_step, slow.slow_steps.tolist()) == (100, list(range(100, 240, 10)))
     assert find_period(slow.slow_steps) == (10, True)
+
+
+def test_small_slow_steps_that_hold_much_of_the_time_are_kept() -> None:
+    """Logging every tenth step beside an evaluation every fiftieth."""
+    own_ms = times(steps=240)
+    own_ms[20::10, SLOW] *= 1.5
+    own_ms[50::50, SLOW] *= 4.0
+    (slow,) = found(own_ms)
+    assert slow.slow_steps.tolist() == list(range(20, 240, 10))
