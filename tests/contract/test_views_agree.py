@@ -62,11 +62,11 @@ def _stall_now_and_then(story: Story) -> Story:
 RUNS: Final[dict[str, Callable[[], Story]]] = {
     "slow loader": lambda: Story(4).join().train(40).train(40, data={2: 50.0}),
     "slow host": lambda: Story(4).join().train(40).train(60, forward={2: 30.0}),
-    "a little slow": lambda: Story(8).join().train(40).train(60, forward={5: 13.0}),
+    "a little slow": lambda: Story(8).join().train(40).train(100, forward={5: 13.0}),
     "two slow ranks": lambda: Story(4).join().train(40).train(60, forward={1: 30.0, 3: 50.0}),
     "two ranks": lambda: Story(2).join().train(40).train(60, forward={1: 60.0}),
     "all ranks slower": lambda: Story(4).join().train(60).train(60, forward=dict.fromkeys(range(4), 40.0)),
-    "slow from the begin": lambda: Story(4).join().train(60, forward={0: 25.0}),
+    "slow from the begin": lambda: Story(4).join().train(90, forward={0: 25.0}),
     "slow, and well again": lambda: Story(4).join().train(40).train(60, data={2: 50.0}).train(120),
     "waits for data": lambda: Story(4).join().train(80, data=dict.fromkeys(range(4), 60.0)),
     "hang": _hang,

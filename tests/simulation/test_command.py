@@ -31,7 +31,7 @@ def test_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_prints_the_verdict_and_its_judgement(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "--ranks", "8", "--steps", "80", "--seed", "3", "--faults", "host_cpu:5:1.5:40")
     assert "Rank 5 (node0000): 1.5" in text
-    assert "found after 16 steps; ranks right, cause right, pattern right" in text
+    assert "found after 24 steps; ranks right, cause right, pattern right" in text
     assert text.endswith("false findings: 0\n")
 
 

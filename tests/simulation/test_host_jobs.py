@@ -78,7 +78,7 @@ def test_rank_that_stays_slow_after_a_turn_of_another_is_named() -> None:
 
 def test_steady_slowness_in_forward_is_known_before_the_next_window() -> None:
     job = HostJob(4, slow(4, "forward", 15, lambda _step: 2))
-    found = only(job, 110)
+    found = only(job, 160)
     assert (found.ranks, found.since_step) == ((2,), BEGIN + 1)
     assert found.slowdown_ratio == pytest.approx(1.75, rel=0.05)
 

@@ -66,7 +66,8 @@ def describe_doubt(view: RunView) -> str:
         np.array([one.excess_ns for one in rare]),
         np.array([one.owner for one in rare], dtype=np.int64),
     )
-    lost = lost.joined(_find_latest(view, lost.steps))
+    latest = _find_latest(view, lost.steps)
+    lost = lost.joined(latest)
     others = _find_unknown(view, lost.steps)
     total_ns = max(seen.total_ns, float(np.nansum(view.longest_ns)), 1.0)
     others_ns = float(others.ns.sum())
@@ -75,7 +76,8 @@ def describe_doubt(view: RunView) -> str:
     unknown = lost.of(lost.owners == UNKNOWN)
     share = (float(unknown.ns.sum()) + others_ns) / total_ns
     if most is not None:
-        mine, may_be = lost.of(lost.owners == most), lost.of((lost.owners == most) | (lost.owners == UNKNOWN))
+        mine = lost.of(lost.owners == most)
+        may_be = mine.joined(latest)  # whose these are is not known yet
         few = "too few to say that it stops again and again"
         if of_rank[most] >= LOST_MIN * total_ns:
             return f"{_percent(of_rank[most] / total_ns)} was lost in {mine.text} of rank {most}: {few}"

@@ -124,15 +124,30 @@ def compare_times(
     slow: SlowRank, counts: Mapping[int, Sequence[TimeCount]], clock: Mapping[int, Sequence[TimeCount]] = NO_CLOCK
 ) -> PerStep | None:
     """Return the rank's time per step at its present level, and its peers'; None where it or all of theirs are not
-    known. `clock` is the time at the samples.
+    known. `clock` is the time at the samples. Of a level that is younger than two samples the steps since the sample
+    before it count, where most of them are of that level: the excess may be larger.
     """
 
     def read(rank: int) -> float | None:
-        return time_per_step(counts.get(rank, ()), slow.level_from_step, clock.get(rank, ()))
+        mine, times = counts.get(rank, ()), clock.get(rank, ())
+        since = time_per_step(mine, slow.level_from_step, times)
+        return time_per_step(mine, _find_sample_before(mine, slow.level_from_step), times) if since is None else since
 
     mine_ns, known = read(slow.rank), map(read, slow.peers.ranks)
     peers_ns = [one for one in known if one is not None]
     return PerStep(mine_ns, float(np.median(peers_ns))) if mine_ns is not None and peers_ns else None
+
+
+def _find_sample_before(counts: Sequence[TimeCount], from_step: int) -> int:
+    """Return the steps at the last sample before that step, if most of those up to the last sample come after it.
+
+    >>> counts = [TimeCount(0, 0), TimeCount(40, 0), TimeCount(80, 0)]
+    >>> _find_sample_before(counts, 55), _find_sample_before(counts, 65)
+    (40, 65)
+    """
+    before = max((sample.steps for sample in counts if sample.steps < from_step), default=from_step)
+    last = counts[-1].steps if counts else from_step
+    return before if 2 * (last - from_step) > last - before else from_step
 
 
 def may_be_in_steps(slow: SlowRank, excess_ns: float) -> bool:

@@ -44,7 +44,7 @@ def is_peer_faster(
     if then is None:
         return False
     faster_ns, slower_ns = then.peers_ns - now.peers_ns, now.mine_ns - then.mine_ns
-    (peer,) = (other for other in view.series.ranks if other != rank)
+    (peer,) = view.compared.of(rank).peers_of(rank).ranks
     waits = view.samples.core_waits.get(peer, ())
     waited_ns, waits_ns = _time_between(waits, then), _time_between(waits, now)
     relief_ns = 0.0 if waited_ns is None or waits_ns is None else max(0.0, waited_ns - waits_ns)

@@ -43,8 +43,8 @@ EXPLAINED_MIN: Final = 0.7
 PARTS_MAX: Final = 4
 """A period may be this part of a distance: where every 10th and every 25th step are longer, only every other of the
 25th is no 10th."""
-WORK_SHARE_MAX: Final = 0.05
-"""Share of the time from which work of its own is a warning."""
+WORK_SHARE_MAX: Final = 0.2
+"""Share of the time from which work that comes every few steps is a warning: logging and evaluating are by design."""
 DOES: Final = {HOST_CPU: "computing", UNSEEN_WAIT: "off the CPU"}
 """What the training thread does meanwhile, by the cause."""
 EXPLAINED_KEPT_MIN: Final = 0.5
@@ -153,7 +153,7 @@ def describe_own_work(
         finding,
         kind=PERIODIC_WORK,
         cause=PERIODIC_WORK,
-        severity=judge_severity(1 - 1 / max(1.0, cost.run_slowdown_ratio)),
+        severity="info" if 1 - 1 / max(1.0, cost.run_slowdown_ratio) < WORK_SHARE_MAX else "warning",
         suggestion=suggest(PERIODIC_WORK, PERIODIC_WORK),
         what=f"work of its own {_name_periods(work)}",
         why=_write_why(slow, work),
@@ -161,11 +161,6 @@ def describe_own_work(
         cost_of="",
         evidence={**finding.evidence, "period_steps": float(work.periods[0]), "longer_ns": work.longer_ns},
     )
-
-
-def judge_severity(share: float) -> str:
-    """Return the severity of work of its own that takes this share of the time."""
-    return "info" if share < WORK_SHARE_MAX else "warning"
 
 
 def _name_periods(work: OwnWork) -> str:

@@ -32,7 +32,6 @@ from rankscope.collector.detect.stragglers.intermittent import (
     find_period,
     probability_of,
 )
-from rankscope.collector.detect.stragglers.periodic_work import judge_severity
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, describe_compilation, measure_compilation
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT
 from rankscope.collector.detect.stragglers.storage import STORAGE, describe_saving, speeds_of
@@ -52,6 +51,8 @@ CHANCE_MAX: Final = 1e-4
 LARGE_COUNT: Final = 6
 LARGE_RATIO: Final = 10.0
 """Stalls by the scheduler of a busy machine are a few steps long."""
+WORK_SHARE_MAX: Final = 0.05
+"""Share of the time from which work of its own is a warning."""
 STALLS: Final = "stalls"
 """Evidence key: how many stalls the finding stands on. Only of findings that this file writes."""
 OTHER: Final = "other"
@@ -238,7 +239,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         slowdown_ratio=1 + found.usual_stall_ns / max(usual_ns, 1.0),
         cause=cause.name,
         pattern="intermittent",
-        severity=judge_severity(found.share) if is_work else "warning",
+        severity="info" if is_work and found.share < WORK_SHARE_MAX else "warning",
         what=_write_what(found, is_work=is_work),
         node=view.nodes[found.rank],
         why=cause.because,

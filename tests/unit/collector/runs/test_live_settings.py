@@ -166,9 +166,9 @@ def test_finding_beyond_both_thresholds_stays_as_it_was() -> None:
 def test_more_steps_are_waited_for_where_that_is_asked() -> None:
     story = Story(4).join()
     change(story, want({"detect_steps_min": 30}))
-    assert slow(story, 2.0, steps=20).snapshot().abstained is not None
-    assert find_open(slow(Story(4).join(), 2.0, steps=20)) != []
-    assert find_open(slow(story, 2.0, steps=20)) != []
+    assert slow(story, 6.0, steps=24).snapshot().abstained is not None
+    assert find_open(slow(Story(4).join(), 6.0, steps=24)) != []
+    assert find_open(slow(story, 6.0, steps=24)) != []
 
 
 def test_run_that_is_over_changes_nothing() -> None:

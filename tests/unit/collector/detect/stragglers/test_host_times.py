@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.stragglers.host_times import find_longer_work, time_per_step
+from rankscope.collector.detect.stragglers.host_times import compare_times, find_longer_work, time_per_step
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.view import Samples, TimeCount
 from rankscope.measure.records import DeviceSample, HostSample, WindowBreakdown
@@ -279,3 +279,12 @@ def test_block_io_of_a_gpu_is_told_where_no_window_shows_the_device() -> None:
 @pytest.mark.parametrize("block_io", [{}, counts_of(25.0, 10.0), counts_of(161.0, 10.0)])
 def test_short_or_impossible_block_io_is_not_the_cause(block_io: Counts) -> None:
     assert cause_of(block_io=block_io).name == "unseen_wait"
+
+
+def test_steps_since_the_sample_before_count_where_a_level_is_younger_than_two_samples() -> None:
+    """Samples every 20 steps; from step 25 on the rank waits 20 ms a step for a core: 300 ms up to step 40."""
+    slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
+    waits = {rank: [TimeCount(0, 0), TimeCount(20, 0), TimeCount(40, 0)] for rank in PEERS}
+    waits[SLOW] = [TimeCount(0, 0), TimeCount(20, 0), TimeCount(40, round(300 * MS))]
+    assert compare_times(slow._replace(level_from_step=25), waits) == (15 * MS, 0.0)
+    assert compare_times(slow._replace(level_from_step=32), waits) is None  # most of these steps were before

@@ -127,8 +127,8 @@ def test_two_of_three_steps_by_chance_are_no_straggler_among_turns() -> None:
 
 
 def test_rank_that_is_slow_alone_after_turns_is_a_straggler() -> None:
-    owners = [0, 1] * 20 + [1] * 100
-    found = Stragglers(Thresholds()).find(view_with(owners), ())
+    owners = [rank for rank in (0, 1, 2, 0) for _ in range(15)] + [1] * 100
+    found = Stragglers(Thresholds()).find(view_with(owners, ranks=3), ())
     assert not isinstance(found, Abstain)
     assert [(one.finding.ranks, one.finding.pattern) for one in found] == [((1,), "steady")]
 
