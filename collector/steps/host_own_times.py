@@ -10,8 +10,7 @@ What a rank does in backward without its CPU (a lock, a disk, a core that it had
 step is known only when its longest duration on any rank is as predicted, the longest own time and the usual rest, which
 is the transfer: then no rank's own time can have been longer by more than the tolerance where it mattered. That the
 rest is no more than that windows have shown, or it is small, in a run in which all ranks meet in each process group.
-What windows show every rank to do in backward off the CPU, as on a busy machine, is own time and is added. Where it
-differs from rank to rank, nothing is known this way.
+Where windows show that ranks differ from these own times, nothing is known this way.
 
 Example: two ranks with 12 ms in backward, steps of 21 ms. A step takes 81 ms: rank 1 has 68 ms outside of backward and
 13 in it, rank 0 has 8 and 73, and both 12 ms of CPU in it. Own times are 80 and 20 ms, and with the usual rest of 1 ms
@@ -35,11 +34,7 @@ WAITS_IN: Final = "backward"
 KNOWN_MIN: Final = 8
 """Steps that tell the usual rest."""
 UNLIKE_RATIO: Final = 0.1
-"""Share of a step by which a rank's own time may differ from that of windows in the median, without what it does for
-all ranks.
-"""
-COMMON_RATIO_MAX: Final = 0.25
-"""Share of a step that all ranks may do in backward off the CPU."""
+"""Share of a step by which a rank's own time may differ from that of windows in the median."""
 REST_RATIO_MAX: Final = 0.25
 """Share of a step that the rest may be without windows: more may be a rank that does something in backward."""
 TOLERANCE_RATIO: Final = 0.1
@@ -63,10 +58,8 @@ def fill_from_cpu(measured_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, *, a
     noise_ns = float(np.median(np.abs(rests_ns - rest_ns)))
     measured = np.flatnonzero(is_measured)[-MEASURED_LAST:]
     if len(measured) >= MEASURED_MIN:
-        common_ns = _find_common(measured_ns[measured] - own_ns[measured], step_ns[measured])
-        if common_ns is None:
+        if _are_unlike(measured_ns[measured] - own_ns[measured], step_ns[measured]):
             return measured_ns
-        own_ns, rest_ns = np.clip(own_ns + common_ns, 0.0, step_ns), rest_ns - common_ns
     elif not all_meet or rest_ns > REST_RATIO_MAX * float(np.median(longest_ns)):
         return measured_ns
     open_ = np.flatnonzero(is_reported & ~is_measured)
@@ -76,14 +69,8 @@ def fill_from_cpu(measured_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, *, a
     )  # fmt: skip
 
 
-def _find_common(off_ns: Floats, step_ns: Floats) -> float | None:
-    """Return by how much windows show each rank to take longer, in ns, of two the one with less; None where a rank
-    differs from that. `off_ns`: shape (m, ranks), what windows show beyond these own times; `step_ns`: as long, both in
-    ns.
-    """
+def _are_unlike(off_ns: Floats, step_ns: Floats) -> bool:
+    """Return whether windows differ from the own times of any rank: `off_ns`, shape (m, ranks), by as much each."""
     medians_ns = np.median(off_ns, axis=0)
     noise_ns = float(np.median(np.abs(off_ns - medians_ns)))
-    middle_ns = float(np.sort(medians_ns)[(len(medians_ns) - 1) // 2])
-    common_ns = min(max(0.0, middle_ns), COMMON_RATIO_MAX * float(np.median(step_ns)))
-    is_unlike = np.abs(medians_ns - common_ns).max() > find_least_difference(noise_ns, step_ns, UNLIKE_RATIO)
-    return None if is_unlike else common_ns
+    return bool(np.abs(medians_ns).max() > find_least_difference(noise_ns, step_ns, UNLIKE_RATIO))

@@ -106,23 +106,3 @@ def test_own_time_is_within_the_step() -> None:
     off_cpu_ms[:, 0] = -5.0  # a clock that counts in ticks
     filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms)
     assert (filled[:, 0] == step_ms[:, 0]).all()
-
-
-def test_what_every_rank_does_off_the_cpu_in_backward_is_own_time() -> None:
-    """On a busy machine each waits there for a core; a rank that is slow elsewhere is known in every step."""
-    own_ms = as_usual(steps=40) + 4.0
-    own_ms[20:, 1] += 60.0
-    step_ms, off_cpu_ms = train(own_ms, 4.0)
-    measured_ms = own_ms.copy()
-    measured_ms[MEASURED_MIN:] = UNKNOWN
-    assert fill_ms(measured_ms, step_ms, off_cpu_ms).tolist() == own_ms.tolist()
-
-
-@pytest.mark.parametrize("more_ms", [-4.0, 12.0])
-def test_too_much_of_it_or_less_than_none_is_not_understood(more_ms: float) -> None:
-    """Less: threads that wait use their CPU."""
-    own_ms = as_usual(steps=12)
-    step_ms, off_cpu_ms = train(own_ms)
-    measured_ms = own_ms + more_ms
-    measured_ms[MEASURED_MIN:] = UNKNOWN
-    assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms)[MEASURED_MIN:]).all()
