@@ -17,6 +17,7 @@ from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.refusal_log import LoggedRefusal, RefusalLog
 from rankscope.collector.runs.clock_alignment import latest_arrival_ns
 from rankscope.collector.runs.events import (
+    AnswerSeen,
     ClockSampled,
     DuplicateSeen,
     EndSeen,
@@ -26,8 +27,6 @@ from rankscope.collector.runs.events import (
     RankJoined,
     RasSeen,
     ReportAdmitted,
-    SamplesSeen,
-    SettingsSeen,
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.report_fields import ReportFields
@@ -183,7 +182,9 @@ class MessageAdmission:
                 if identity is not None:
                     self.on_capture(identity.boot_id, message)
             case SamplesTaken() | SettingsTaken():
-                self._admit_taken(peer, key, message)
+                identity = self._admission.identity(peer, key)
+                if identity is not None:
+                    self._emit(identity.run, AnswerSeen(identity.boot_id, message, self._batch_ns))
             case PreflightPastWanted() | PreflightEnded():
                 self.on_preflight(peer, message)
             case _:
@@ -191,16 +192,6 @@ class MessageAdmission:
 
     def _emit(self, run: str, event: PeerEvent) -> None:
         self._batch.events.append((run, event))
-
-    def _admit_taken(self, peer: bytes, key: str, message: SamplesTaken | SettingsTaken) -> None:
-        identity = self._admission.identity(peer, key)
-        if identity is None:
-            return
-        boot_id, now_ns = identity.boot_id, self._batch_ns
-        if isinstance(message, SamplesTaken):
-            self._emit(identity.run, SamplesSeen(boot_id, message, now_ns))
-        else:
-            self._emit(identity.run, SettingsSeen(boot_id, message, now_ns))
 
     def _admit_hello(self, received: Received, hello: Hello) -> None:
         peer, key = received.peer, received.key

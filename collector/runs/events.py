@@ -106,19 +106,11 @@ class InspectorSeen(msgspec.Struct, frozen=True, gc=False):
     now_collector_ns: int
 
 
-class SamplesSeen(msgspec.Struct, frozen=True, gc=False):
-    """A rank process has answered an order of samples."""
+class AnswerSeen(msgspec.Struct, frozen=True, gc=False):
+    """A rank process has answered an order (`AskSamples`, `AskSettings`)."""
 
     boot_id: str
-    taken: SamplesTaken
-    now_collector_ns: int
-
-
-class SettingsSeen(msgspec.Struct, frozen=True, gc=False):
-    """A rank process has answered an order of settings."""
-
-    boot_id: str
-    taken: SettingsTaken
+    taken: SamplesTaken | SettingsTaken
     now_collector_ns: int
 
 
@@ -148,8 +140,7 @@ RankProcessEvent = (
     | UnresponsiveSeen
     | RasSeen
     | InspectorSeen
-    | SamplesSeen
-    | SettingsSeen
+    | AnswerSeen
 )
 """An event of a known rank process, named by its `boot_id`."""
 

@@ -3,8 +3,8 @@
     change -> what has changed        a client asks; a value is checked as that of a settings file
     tick   -> what has gone back      the wall clock, so that it holds over restarts of the collector
 
-Of the collector's settings those change that decide what is found and who is told. The others are of the ranks, which
-are ordered what to take (`setting_orders.py`).
+Of the collector's settings those change that decide what is found and who is notified. The others are of the ranks,
+which are ordered what to take (`setting_orders.py`).
 """
 
 import difflib
@@ -35,8 +35,7 @@ class RankSettings(Settings):
 THRESHOLDS: Final = ("slowdown_ratio_min", "detect_steps_min")
 """How slow is slow, and how many steps it takes to open a finding."""
 OF_COLLECTOR: Final = (*THRESHOLDS, "notify_severity_min")
-"""Settings of the collector that may change while a run goes on; the last says of which incidents receivers are told.
-"""
+"""Settings of the collector that may change while a run goes on; the last says who is notified of what."""
 OF_RANKS: Final = tuple(name for name, _, _ in find_settings(RankSettings))
 CHANGEABLE: Final = (*OF_COLLECTOR, *OF_RANKS)
 SET: Final = "set"

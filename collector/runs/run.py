@@ -17,6 +17,7 @@ from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.attempt import Attempt, find_end_of_steps
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
+    AnswerSeen,
     AskClock,
     AskSamples,
     CloseFinding,
@@ -32,9 +33,7 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     RunEffect,
     RunEvent,
-    SamplesSeen,
     SettingChanged,
-    SettingsSeen,
     UnresponsiveSeen,
     find_event_time,
 )
@@ -54,6 +53,7 @@ from rankscope.collector.runs.setting_orders import SettingOrders
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.runs.speed_history import SpeedHistory
 from rankscope.measure.errors import SettingError
+from rankscope.measure.messages import SamplesTaken
 from rankscope.measure.units import s_to_ns
 
 RUN_IS_OVER: Final = "the run is over"
@@ -225,10 +225,11 @@ class RunState:
                 reported_ns = int(report.steps.column("duration_ns").sum())
                 self.goodput.add_steps(find_end_of_steps(report, now_ns), report.step_ns - attempt.step_ns, reported_ns)
                 attempt.step_ns = report.step_ns
-        elif isinstance(event, SamplesSeen):
-            self.line_search.take(number, event.taken)
-        elif isinstance(event, SettingsSeen):
-            self.setting_orders.take(event.boot_id, event.taken)
+        elif isinstance(event, AnswerSeen):
+            if isinstance(event.taken, SamplesTaken):
+                self.line_search.take(number, event.taken)
+            else:
+                self.setting_orders.take(event.boot_id, event.taken)
         else:
             attempt.ranks[number] = attempt.ranks[number].apply(event)
         if isinstance(event, ReportAdmitted | GoodbyeAdmitted | EndSeen | UnresponsiveSeen):

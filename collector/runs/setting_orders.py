@@ -39,7 +39,7 @@ class SettingOrders:
         self._asked: dict[str, _Asked] = {}
         #: By boot id of live rank processes, the last order answered and what was refused of it, as a sentence.
         self._answers: dict[str, tuple[str, str]] = {}
-        #: As of the last look.
+        #: As of the last tick that looked at the ranks.
         self.taken = NOTHING_ORDERED
         self._settled_id: str | None = None
         self._look_ns = 0
@@ -64,7 +64,7 @@ class SettingOrders:
                 self._asked[boot_id] = before._replace(last_ns=now_ns)
                 effects.append(AskSettings(boot_id, order))
         self.taken = self._count(order_id, live, now_ns)
-        # Once all have answered, it is only looked for ranks that have joined: of 16,384 each look takes 10 ms.
+        # Once all have answered, it is only looked for ranks that have joined: of 16,384 that takes 10 ms.
         self._settled_id = order_id if self.taken.taken == len(live) else None
         self._look_ns = now_ns + REPEAT_NS
         return effects

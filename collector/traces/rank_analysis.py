@@ -183,8 +183,7 @@ def _list_tables(view: RankView, origin: Origin, collectives: list[Collective], 
         "synchronizations": lambda: tables.sum_synchronizations(view),
         "memory": lambda: summarize_memory(view, asked.memory_every, with_flow=asked.memory_flow),
         "signs": lambda: find_signs(view, origin.devices),
-        "idle_time": lambda: windows.sum_idle(view),
-        "idle_gaps": lambda: windows.sum_idle_gaps(view),
+        "idle": lambda: windows.sum_idle(view),
         "launch_queue": lambda: sum_queues(view),
     }
 
@@ -201,6 +200,7 @@ def _build_report(
     counters, counter_warnings = made.pop("counters")
     breakdown = made.pop("breakdown")
     event_types: stages.EventTypes = made.pop("event_types")
+    idle: windows.IdleTime = made.pop("idle")
     return RankReport(
         rank=origin.rank,
         file=path,
@@ -217,6 +217,8 @@ def _build_report(
         hardware_counters=counters,
         event_types=event_types.whole,
         step_event_types=event_types.steps,
+        idle_time=idle.lanes,
+        idle_gaps=idle.gaps,
         warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
         cpu_use=_read_cpu_use(view),
         **breakdown,

@@ -66,10 +66,15 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
                 blocks_per_sm=weigh(found.blocks_per_sm[kernels[mine]], mine_ns),
                 occupancy_ratio=weigh(found.occupancy_percent[kernels[mine]] / 100, mine_ns),
                 median_ns=float(np.median(mine_ns)),
-                deviation_ns=float(mine_ns.std(ddof=1)) if len(mine) > 1 else None,
+                deviation_ns=deviate(mine_ns),
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+
+
+def deviate(values: Ints | Floats) -> float | None:
+    """Return the standard deviation of a sample; None of fewer than two."""
+    return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 def weigh(values: Floats, length_ns: Ints) -> float | None:
@@ -138,7 +143,7 @@ def _sum_bandwidth(size: Ints, length_ns: Ints, written: Floats) -> dict[str, An
         **dict(zip(fields, at, strict=True)),
         "bandwidth_count": len(rates),
         "bandwidth_mean_bytes_per_s": float(rates.mean()),
-        "bandwidth_deviation_bytes_per_s": float(rates.std(ddof=1)) if len(rates) > 1 else None,
+        "bandwidth_deviation_bytes_per_s": deviate(rates),
     }
 
 

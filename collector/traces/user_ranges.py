@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.collector.traces.module_ranges import is_module_range
 from rankscope.collector.traces.report import RangeKernelRow, RangeRow
-from rankscope.collector.traces.tables import by_name
+from rankscope.collector.traces.tables import by_name, deviate
 from rankscope.measure import communication
 from rankscope.measure.backward_links import ENGINE
 from rankscope.measure.errors import TraceError
@@ -84,18 +84,14 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
                 device_from="ranges" if device_ns is not None else "launches" if code in launched_ns else None,
                 host_min_ns=int(mine_ns.min()) if len(mine_ns) else None,
                 host_max_ns=int(mine_ns.max()) if len(mine_ns) else None,
-                host_deviation_ns=_deviate(mine_ns),
+                host_deviation_ns=deviate(mine_ns),
                 device_count=len(device_ns) if device_ns is not None else None,
                 device_min_ns=int(device_ns.min()) if device_ns is not None else None,
                 device_max_ns=int(device_ns.max()) if device_ns is not None else None,
-                device_deviation_ns=_deviate(device_ns) if device_ns is not None else None,
+                device_deviation_ns=deviate(device_ns) if device_ns is not None else None,
             )
         )
     return sorted(rows, key=lambda row: (-row.host_total_ns, -(row.device_total_ns or 0), row.name))
-
-
-def _deviate(values: Ints) -> float | None:
-    return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 def _sum_launched(view: RankView, names: Mapping[int, Ints]) -> dict[int, int]:

@@ -20,6 +20,7 @@ from rankscope.collector.traces.report import (
     StepTimeline,
     Timeline,
 )
+from rankscope.collector.traces.tables import deviate
 from rankscope.measure import intervals
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals
@@ -300,18 +301,25 @@ def find_streams(view: RankView) -> list[Ints]:
 # -- idle time --------------------------------------------------------------------------------------------------------
 
 
-def sum_idle(view: RankView) -> list[IdleRow]:
-    """Return for each device its idle time, then that of each of its streams; empty on a CPU.
+class IdleTime(NamedTuple):
+    """The idle time of each device and, behind it, of each of its streams; and of these the gaps by kind."""
+
+    lanes: list[IdleRow]
+    gaps: list[IdleGapRow]
+
+
+def sum_idle(view: RankView) -> IdleTime:
+    """Return the idle time, and how long the gaps of each kind are; kinds without any have no row. Empty on a CPU.
 
     A gap between two pieces of work is a whole of one kind, by the call that launched the work after it: made in the
     gap, the work waited for the host; made before, the work waited on the device, for another stream, a dependency or
     its own start; not in the trace, the kind is not known.
     """
-    rows = []
+    idle = IdleTime([], [])
     for lane in _find_lanes(view):
         found = _find_gaps(view, lane.places)
         host_ns, kernel_ns, other_ns = (int(of_kind.sum()) for of_kind in found.by_kind.values())
-        rows.append(
+        idle.lanes.append(
             IdleRow(
                 device=lane.device,
                 stream=lane.stream,
@@ -325,35 +333,10 @@ def sum_idle(view: RankView) -> list[IdleRow]:
                 other_ns=other_ns,
             )
         )
-    return rows
-
-
-def sum_idle_gaps(view: RankView) -> list[IdleGapRow]:
-    """Return for the lanes of `sum_idle` how long the gaps of each kind are; kinds without any have no row."""
-    rows = []
-    for lane in _find_lanes(view):
-        for kind, length_ns in _find_gaps(view, lane.places).by_kind.items():
-            if not len(length_ns):
-                continue
-            p25, median, p75 = np.quantile(length_ns, [0.25, 0.5, 0.75]).tolist()
-            rows.append(
-                IdleGapRow(
-                    device=lane.device,
-                    stream=lane.stream,
-                    is_device=lane.is_device,
-                    kind=kind,
-                    count=len(length_ns),
-                    total_ns=int(length_ns.sum()),
-                    mean_ns=float(length_ns.mean()),
-                    min_ns=int(length_ns.min()),
-                    p25_ns=p25,
-                    median_ns=median,
-                    p75_ns=p75,
-                    max_ns=int(length_ns.max()),
-                    deviation_ns=float(length_ns.std(ddof=1)) if len(length_ns) > 1 else None,
-                )
-            )
-    return rows
+        idle.gaps.extend(
+            _sum_gaps(lane, kind, length_ns) for kind, length_ns in found.by_kind.items() if len(length_ns)
+        )
+    return idle
 
 
 class _Lane(NamedTuple):
@@ -378,6 +361,25 @@ def _find_lanes(view: RankView) -> list[_Lane]:
             _Lane(_known(device), _known(int(work.stream[lane[0]])), is_device=False, places=lane) for lane in mine
         ]
     return found
+
+
+def _sum_gaps(lane: _Lane, kind: str, length_ns: Ints) -> IdleGapRow:
+    p25, median, p75 = np.quantile(length_ns, [0.25, 0.5, 0.75]).tolist()
+    return IdleGapRow(
+        device=lane.device,
+        stream=lane.stream,
+        is_device=lane.is_device,
+        kind=kind,
+        count=len(length_ns),
+        total_ns=int(length_ns.sum()),
+        mean_ns=float(length_ns.mean()),
+        min_ns=int(length_ns.min()),
+        p25_ns=p25,
+        median_ns=median,
+        p75_ns=p75,
+        max_ns=int(length_ns.max()),
+        deviation_ns=deviate(length_ns),
+    )
 
 
 def _known(number: int) -> int | None:

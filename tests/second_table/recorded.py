@@ -12,18 +12,18 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rankscope.collector.commands.main import main as run_collector
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors, detect
+from rankscope.collector.detect.view import Detected
 from rankscope.collector.runs.events import CloseFinding, FindingOpened
 from rankscope.collector.runs.run import RunState
 from rankscope.measure.units import ns_to_s
 from tests.second_table.real_jobs import CASES, run_once
 
 BEGIN, APPLY, TICK, VIEW = "begin", "apply", "tick", "view"
-DETECTED: Final = "Detected"
 
 
 def serve(path: Path, arguments: list[str]) -> None:
@@ -34,7 +34,7 @@ def serve(path: Path, arguments: list[str]) -> None:
             before = getattr(RunState, name)
 
             def call(self: RunState, *given: Any) -> Any:
-                if type(given[0]).__name__ != DETECTED:
+                if not isinstance(given[0], Detected):
                     file.write(pickle.dumps((kind, given)))
                 return before(self, *given)
 

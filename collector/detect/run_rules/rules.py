@@ -288,9 +288,11 @@ def _price_pauses(finding: Finding, view: RunView, ratio: float, known: Finding 
     lost_ns = beyond_ns * min(1.0, ratio * took_ns / max(1.0, float(beyond_ns[is_reported].sum())))
     lost_ns[~is_reported] = np.nan
     found = msgspec.structs.replace(finding, run_slowdown_ratio=1.0 / (1.0 - ratio))
+    if known is not None:
+        return Candidate(found, lost_ns)
     long_ns = CLASS_RATIO * find_half_of_time(beyond_ns[is_reported].tolist())
     long_steps = steps[is_reported & (beyond_ns > max(long_ns, LONG_RATIO * median_ns))]
-    if known is not None or len(long_steps) < PAUSES_MIN:
+    if len(long_steps) < PAUSES_MIN:
         return Candidate(found, lost_ns)
     gaps = np.diff(long_steps)
     breaks = np.flatnonzero(gaps > GAPS_MAX * np.mean(gaps))

@@ -108,6 +108,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
     firsts = [seen[0].first_step for seen in windows.values()]
     intervals = [one for rank in sampled if (one := _read_intervals(view.samples.allocators.get(rank, ()), steps))]
     since_step = min([int(series.steps[-steps]), *firsts])
+    latest_ns = _find_latest(view, sampled)
     return RunSignals(
         since_step=since_step,
         older_than=since_step if int(series.steps[-1]) < FIRST_PASSES * steps else None,
@@ -127,8 +128,8 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         throttled=_of_most((_find_throttled(view, rank) for rank in sampled), len(sampled)),
         machine=_find_only_machine(view),
         has_gpus=_has_gpus(view, sampled),
-        pausing=_find_pausing(view, sampled),
-        beyond=_find_beyond(view, sampled),
+        pausing=_find_pausing(view, sampled, latest_ns),
+        beyond=_find_beyond(latest_ns),
         **_read_synchronizations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 
@@ -203,23 +204,20 @@ def _host_shares(
     return [share_of_time(counts.get(rank, ()), clock.get(rank, ()), steps) for rank in ranks]
 
 
-def _find_pausing(view: RunView, sampled: Sequence[int]) -> float | None:
+def _find_pausing(view: RunView, sampled: Sequence[int], step_ns: Floats) -> float | None:
     """Return the pauses of the garbage collector of all ranks over the time, if all pause as long as the median rank,
-    so that those of one rank do not count; None where too few are known.
+    so that those of one rank do not count; None where too few are known. `step_ns`: see `_find_latest`.
     """
-    latest = view.series.steps[view.series.earlier_count :]
-    if not len(latest):
+    if not len(step_ns):
         return None
-    known = [time_per_step(view.samples.gc_pauses.get(rank, ()), int(latest[0])) for rank in sampled]
-    pauses_ns, step_ns = _known(known, len(sampled)), _find_latest(view, sampled)
-    if not pauses_ns or not len(step_ns):
-        return None
-    return median_low(pauses_ns) * len(view.series.ranks) / max(1.0, float(np.mean(step_ns)))
+    since = int(view.series.steps[view.series.earlier_count])
+    known = [time_per_step(view.samples.gc_pauses.get(rank, ()), since) for rank in sampled]
+    pauses_ns = _known(known, len(sampled))
+    return median_low(pauses_ns) * len(view.series.ranks) / max(1.0, float(np.mean(step_ns))) if pauses_ns else None
 
 
-def _find_beyond(view: RunView, sampled: Sequence[int]) -> float:
-    """Return the share of the time that steps take beyond their median, of the latest ones."""
-    step_ns = _find_latest(view, sampled)
+def _find_beyond(step_ns: Floats) -> float:
+    """Return the share of the time that steps take beyond their median."""
     return max(0.0, 1.0 - float(np.median(step_ns)) / max(1.0, float(np.mean(step_ns)))) if len(step_ns) else 0.0
 
 

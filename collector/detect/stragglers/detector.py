@@ -108,10 +108,14 @@ class Stragglers:
             return verdict
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
-        slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         loaded = {rank for one in explained if one.kind == MORE_WORK for rank in one.ranks}
-        slow_ranks = [slow for slow in slow_ranks if slow.rank not in loaded]
-        slow_ranks = [slow for slow in slow_ranks if slow.rank in known or _has_lasted(slow, view)]
+        slow_ranks = [
+            slow
+            for slow in verdict
+            if slow.rank not in loaded
+            and (slow.rank in known or _has_lasted(slow, view))
+            and not is_explained_by_links(slow, view, explained)
+        ]
         intermittently = tuple(slow for slow in intermittently if slow.rank not in loaded)
         if slow_ranks or intermittently:
             turns = find_in_turns(view, self._thresholds)

@@ -78,12 +78,13 @@ def describe_doubt(view: RunView) -> str:
     if most is not None:
         mine = lost.of(lost.owners == most)
         may_be = mine.joined(latest)  # whose these are is not known yet
+        may_be_share = float(may_be.ns.sum()) / total_ns
         few = "too few to say that it stops again and again"
         if of_rank[most] >= LOST_MIN * total_ns:
             return f"{_percent(of_rank[most] / total_ns)} was lost in {mine.text} of rank {most}: {few}"
-        if share < LOST_MIN <= float(may_be.ns.sum()) / total_ns:
+        if share < LOST_MIN <= may_be_share:
             which = f"{len(mine.steps)} of them of rank {most}"
-            return f"{_percent(float(may_be.ns.sum()) / total_ns)} was lost in {may_be.text}, {which}: {few}"
+            return f"{_percent(may_be_share)} was lost in {may_be.text}, {which}: {few}"
     if share < LOST_MIN:
         return ""
     if others_ns > float(unknown.ns.sum()):

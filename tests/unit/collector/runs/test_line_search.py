@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import HANG, PERIODIC_WORK, STRAGGLER, Finding
-from rankscope.collector.runs.events import AskSamples, SamplesSeen
+from rankscope.collector.runs.events import AnswerSeen, AskSamples
 from rankscope.collector.runs.line_search import (
     AGAIN_NS,
     GIVEN_NS,
@@ -203,7 +203,7 @@ def test_lines_stay_with_the_finding_of_the_run() -> None:
     step = SampledStep(step=90, duration_ns=100 * MS, stack_ns=((0, 100 * MS),))
     for rank, stack in ((2, SLEEP), *((rank, OTHER) for rank in (0, 1, 3))):
         answer = SamplesTaken(id=order.id, state="taken", stacks=(stack,), steps=(step,), samples=50)
-        story.run.apply(SamplesSeen(boot_of(rank), answer, story.now_ns))
+        story.run.apply(AnswerSeen(boot_of(rank), answer, story.now_ns))
     story.train(16, forward={2: 80})
     story.train(16, forward={2: 80})
     (after,) = (one for one in story.run.open_findings if one.number == finding.number)

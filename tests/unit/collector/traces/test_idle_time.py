@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.report import IdleRow
-from rankscope.collector.traces.windows import sum_idle, sum_idle_gaps
+from rankscope.collector.traces.windows import sum_idle
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events, to_json
 
@@ -17,7 +17,7 @@ WITH_ONE_DEVICE = ["a100_nccl_2ranks_r0", "h100_bert_small", "mi300x_resnet18", 
 
 
 def idle_of(*events: Event) -> list[IdleRow]:
-    return sum_idle(RankView(read_events(*events)))
+    return sum_idle(RankView(read_events(*events))).lanes
 
 
 def kinds(row: IdleRow) -> tuple[int, int, int]:
@@ -128,7 +128,7 @@ def test_gaps_of_a_kind_have_their_quantiles() -> None:
     for correlation, gap_us in enumerate((2, 4, 6, 12)):
         events += [launch(at_us + 1, correlation), kernel("k", at_us + gap_us, 1, correlation=correlation)]
         at_us += gap_us + 1
-    found = sum_idle_gaps(RankView(read_events(*events, kernel("b", at_us + 3, 1, correlation=8))))
+    found = sum_idle(RankView(read_events(*events, kernel("b", at_us + 3, 1, correlation=8)))).gaps
     stream = {row.kind: row for row in found if not row.is_device}
     host, device = stream["host_wait"], stream["kernel_wait"]
     assert (host.count, host.total_ns, host.mean_ns, host.min_ns, host.max_ns) == (4, 24_000, 6_000, 2_000, 12_000)
