@@ -128,7 +128,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         throttled=_of_most((_find_throttled(view, rank) for rank in sampled), len(sampled)),
         machine=_find_only_machine(view),
         has_gpus=_has_gpus(view, sampled),
-        pausing=_find_pausing(view, sampled, latest_ns),
+        pausing=_find_pausing(view, sampled, steps, latest_ns),
         beyond=_find_beyond(latest_ns),
         **_read_synchronizations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
@@ -204,13 +204,14 @@ def _host_shares(
     return [share_of_time(counts.get(rank, ()), clock.get(rank, ()), steps) for rank in ranks]
 
 
-def _find_pausing(view: RunView, sampled: Sequence[int], step_ns: Floats) -> float | None:
+def _find_pausing(view: RunView, sampled: Sequence[int], steps: int, step_ns: Floats) -> float | None:
     """Return the pauses of the garbage collector of all ranks over the time, if all pause as long as the median rank,
-    so that those of one rank do not count; None where too few are known. `step_ns`: see `_find_latest`.
+    so that those of one rank do not count; None where too few are known. Pauses in the first `steps` of the run are its
+    start-up's. `step_ns`: see `_find_latest`.
     """
     if not len(step_ns):
         return None
-    since = int(view.series.steps[view.series.earlier_count])
+    since = max(steps, int(view.series.steps[view.series.earlier_count]))
     known = [time_per_step(view.samples.gc_pauses.get(rank, ()), since) for rank in sampled]
     pauses_ns = _known(known, len(sampled))
     return median_low(pauses_ns) * len(view.series.ranks) / max(1.0, float(np.mean(step_ns))) if pauses_ns else None

@@ -464,6 +464,13 @@ def test_begin_of_pauses_is_where_long_steps_become_frequent() -> None:
     assert lost_ns[[39, 40, 41, 110]].tolist() == pytest.approx([0.0, 200e6, 0.0, 200e6])
 
 
+def test_pauses_of_the_start_do_not_count() -> None:
+    """A rank pauses for 400 ms in its first ten steps, when it imports and compiles, and for 1 ms in each later one."""
+    first = [TimeCount(step, round(min(step, 10) * 40 * MS + step * MS)) for step in range(0, 121, 10)]
+    view = pausing((6.0, 6.0))
+    assert kinds_in(with_samples(view, Samples({}, {0: first, 1: first}, {}))) == []
+
+
 def late_pauses(*, is_reported: bool = True) -> RunView:
     """Return a run in which rank 0 pauses for 800 ms after each tenth optimizer step, so that the others wait in the
     next one; the last such step of rank 0 may not be reported yet.
