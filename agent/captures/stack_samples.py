@@ -58,7 +58,7 @@ _COLLECTING: Final = "_on_collection"
 """The agent's function that the interpreter calls at the end of a collection, where the lock is first let go."""
 INJECTED: Final = "a fault injected on purpose"
 _LOADER: Final = "torch.utils.data."
-_FAULTS: Final = "agent/faults/"
+_FAULTS: Final = "agent/faults/actions.py"
 _COMPILING: Final = "torch/_dynamo/convert_frame.py"
 
 _SCRIPT, _LIBRARY, _PYTHON, _OWN, _COLLECTS, _COMPILES, _INJECTS = range(1, 8)

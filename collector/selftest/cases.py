@@ -31,14 +31,16 @@ CPU_PRESSURE: Final = "cpu_pressure"
 class Case(NamedTuple):
     """A fault, and the sentence that is right: a finding of this kind and cause about RANK alone, or the end of the run
     (kind FAILURE) with RANK as the first to fail, that has these words (a regular expression; `in_words` is that for
-    people where it is not the same). `needs_cores`: beside other work on all cores the fault is another one, since
-    every rank waits for a core then (docs/selftest.md).
+    people where it is not the same). `line` is what samples of the ranks have to name, too (a regular expression);
+    empty where none are taken. `needs_cores`: beside other work on all cores the fault is another one, since every
+    rank waits for a core then (docs/selftest.md).
     """
 
     kind: str
     cause: str
     words: str = ""
     in_words: str = ""
+    line: str = ""
     ms: int | None = None
     needs_cores: bool = False
 
@@ -48,21 +50,32 @@ class Case(NamedTuple):
         return f"rank={RANK} kind={name}{duration} steps={FIRST_STEP}:{LAST_STEP}"
 
 
+FAULT_LINE: Final = r"in a fault injected on purpose, called at train\.py:\d+ \(main\)"
+HANG_LINE: Final = r"wait in .*, called at train\.py:\d+ \(main\)"
+
 CASES: Final[Mapping[str, Case]] = {
-    "host_sleep": Case(STRAGGLER, "unseen_wait", "of it in forward", ms=SLOW_MS),
+    "host_sleep": Case(STRAGGLER, "unseen_wait", "of it in forward", line=FAULT_LINE, ms=SLOW_MS),
     "gil_spin": Case(
         STRAGGLER,
         "host_cpu",
         "waiting for other threads of its process or Python's interpreter lock",
+        line=FAULT_LINE,
         ms=SLOW_MS,
         needs_cores=True,
     ),
-    "garbage_collection": Case(STRAGGLER, "garbage_collection", ms=SLOW_MS),
-    "loader_delay": Case(STRAGGLER, "data_loading", ms=SLOW_MS),
-    "allocation_churn": Case(STRAGGLER, "host_cpu", "its training thread computing", ms=SLOW_MS),
+    "garbage_collection": Case(STRAGGLER, "garbage_collection", line=FAULT_LINE, ms=SLOW_MS),
+    "loader_delay": Case(STRAGGLER, "data_loading", line=FAULT_LINE, ms=SLOW_MS),
+    "allocation_churn": Case(STRAGGLER, "host_cpu", "its training thread computing", line=FAULT_LINE, ms=SLOW_MS),
     "cpu_hog": Case(STRAGGLER, CPU_PRESSURE, "more per step for a CPU core", needs_cores=True),
-    "sigstop": Case(HANG, "missing_rank", "its process stopped", ms=30_000),
-    "hang": Case(HANG, "missing_rank", r"stalled at train\.py:\d+ \(main\)", "stalled at train.py, in main", ms=30_000),
+    "sigstop": Case(HANG, "missing_rank", "its process stopped", line=HANG_LINE, ms=30_000),
+    "hang": Case(
+        HANG,
+        "missing_rank",
+        r"stalled in backward at train\.py:\d+ \(main\)",
+        "stalled in backward at train.py, in main",
+        line=rf"^Rank {RANK} waits {FAULT_LINE}.*; ranks 0, 1, 3 {HANG_LINE}",
+        ms=30_000,
+    ),
     "exit": Case(FAILURE, "failed", "exit code 3"),
     "crash": Case(FAILURE, "crashed", "SIGSEGV"),
 }
@@ -71,14 +84,15 @@ CASES: Final[Mapping[str, Case]] = {
 
 class Verdict(NamedTuple):
     """What the monitor said of a fault. `said` is the right sentence, or the last other one; empty where nothing was
-    said. `steps` is how many steps after the fault's first one the last reported one was then, `is_right` whether the
-    sentence is right, `wrong` accuses another rank, of which `wrong_cause` is the cause. `last_step` is the last
-    reported one, None before any.
+    said. `line` is what samples have shown beside it, empty without any. `steps` is how many steps after the fault's
+    first one the last reported one was then, `is_right` whether sentence and line are right, `wrong` accuses another
+    rank, of which `wrong_cause` is the cause. `last_step` is the last reported one, None before any.
     """
 
     said: str
     steps: int
     is_right: bool
+    line: str = ""
     wrong: str = ""
     wrong_cause: str = ""
     last_step: int | None = None
@@ -94,10 +108,12 @@ def judge(case: Case, run: RunSnapshot) -> Verdict:
     worst = min(wrong, key=lambda one: one.cause == CPU_PRESSURE, default=None)
     last_step = max((rank.last_step for rank in run.ranks if rank.last_step is not None), default=None)
     last = said[-1].sentence if said else ""
+    line = "" if right is None or right.lines is None else right.lines.sentence
     return Verdict(
         said=last if right is None else right.sentence,
         steps=max(0, (last_step or 0) - FIRST_STEP),
-        is_right=right is not None,
+        is_right=right is not None and re.search(case.line, line) is not None,
+        line=line,
         wrong="" if worst is None else worst.sentence,
         wrong_cause="" if worst is None else worst.cause or "",
         last_step=last_step,

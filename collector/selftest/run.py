@@ -65,8 +65,9 @@ class Result(NamedTuple):
 class KindReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was said of one kind of fault. `outcome` is `right` (its sentence was there, and no other rank was accused),
     `wrong`, or `not reached`: it could not be tried, `reason` says why. `is_right` is the first of these. `expected`
-    says which sentence is right, `said` is that one, or the last other one (empty: nothing was said), `accuses` one
-    that is not about the faulty rank alone, empty without one. `steps` is how many steps after the fault's first one
+    says which sentence is right, `said` is that one, or the last other one (empty: nothing was said), `line` what
+    samples have shown beside it (empty: nothing yet), `accuses` one that is not about the faulty rank alone, empty
+    without one. `steps` is how many steps after the fault's first one
     the last reported one was then, `took_s` the time from the start of the training, `others_cores` how many cores
     other processes used in that time.
     """
@@ -77,6 +78,7 @@ class KindReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     expected: str
     said: str
+    line: str
     accuses: str
     steps: int
     took_s: float
@@ -138,6 +140,7 @@ def build_report(result: Result) -> KindReport:
         reason=reason,
         expected=describe_expected(CASES[result.kind]),
         said=verdict.said,
+        line=verdict.line,
         accuses=verdict.wrong,
         steps=verdict.steps,
         took_s=round(result.took_s, 1),
@@ -193,6 +196,8 @@ def describe(result: Result) -> str:
     if not verdict.is_right:
         lines.append(f"       expected: {describe_expected(CASES[result.kind])}")
     lines.append(f"       said: {printable(verdict.said) if verdict.said else 'nothing'}")
+    if verdict.line:
+        lines.append(f"       line: {printable(verdict.line)}")
     if verdict.wrong:
         lines.append(f"       not about rank {RANK} alone: {printable(verdict.wrong)}")
     return "\n".join(lines)
@@ -203,7 +208,8 @@ def describe_expected(case: Case) -> str:
     words = f', with "{case.in_words or case.words}"' if case.words else ""
     if case.kind == FAILURE:
         return f"the end of the run as {case.cause}, rank {RANK} as the first to fail{words}"
-    return f"a {case.kind} with the cause {case.cause} about rank {RANK} alone{words}"
+    line = ", and a line of train.py" if case.line else ""
+    return f"a {case.kind} with the cause {case.cause} about rank {RANK} alone{words}{line}"
 
 
 def _try_kind(kind: str, case: Case, collector: RunningCollector) -> Result:

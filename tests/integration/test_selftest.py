@@ -16,7 +16,7 @@ from tests.integration.serving import wait_for
 from tests.integration.torchrun import python, run, started
 
 IS_LONG = os.environ.get("SOAK") == "1"
-KINDS = tuple(CASES) if IS_LONG else ("exit",)
+KINDS = tuple(CASES) if IS_LONG else ("hang", "exit")
 TIMES = 5 if IS_LONG else 1
 DEADLINE_S = 300.0
 """The command's own limit for a kind is 180 s and the end of its training."""

@@ -1,10 +1,14 @@
 """Which sentence about a fault is right, by runs made by hand."""
 
+import re
+
 import pytest
 
 from rankscope.agent.config import read_launch_config
 from rankscope.agent.fault_spec import KINDS, parse_fault
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.hangs.report import describe_place
+from rankscope.collector.detect.sampled_lines import SampledLines
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, Verdict, judge
@@ -19,13 +23,24 @@ from rankscope.collector.selftest.run import (
     describe_expected,
     grade,
 )
+from tests.unit.collector.detect.hang_states import still
 from tests.unit.collector.runs.run_snapshots import rank_of
 
 CASE = CASES["loader_delay"]
 
 
-def found(cause: str = "data_loading", ranks: tuple[int, ...] = (RANK,), kind: str = "straggler") -> Finding:
-    return Finding(kind=kind, ranks=ranks, cause=cause, sentence=f"{kind} {cause} {ranks}")
+LINE = SampledLines(
+    sentence="9 ms in a fault injected on purpose, called at train.py:58 (main); its peer: none.", rank=2
+)
+
+
+def found(
+    cause: str = "data_loading",
+    ranks: tuple[int, ...] = (RANK,),
+    kind: str = "straggler",
+    lines: SampledLines | None = LINE,
+) -> Finding:
+    return Finding(kind=kind, ranks=ranks, cause=cause, sentence=f"{kind} {cause} {ranks}", lines=lines)
 
 
 def grade_of(verdict: Verdict, kind: str = "loader_delay", others_cores: float = 0.0) -> str:
@@ -64,6 +79,17 @@ def test_another_cause_rank_or_kind_is_not_right(other: Finding) -> None:
 
 def test_a_right_cause_in_other_words_is_not_right() -> None:
     assert judge(CASES["allocation_churn"], run_of(found("host_cpu"))).is_right is False
+
+
+@pytest.mark.parametrize("lines", [None, SampledLines(sentence="9 ms in time.sleep, called at other.py:1.", rank=2)])
+def test_right_cause_without_the_line_is_not_right(lines: SampledLines | None) -> None:
+    verdict = judge(CASE, run_of(found(lines=lines)))
+    assert (verdict.is_right, verdict.line) == (False, "" if lines is None else lines.sentence)
+
+
+def test_words_of_a_hang_are_those_that_are_said_of_one() -> None:
+    said = describe_place(still(activity="backward"))
+    assert re.search(CASES["hang"].words, said), said
 
 
 def test_nothing_said_is_not_right() -> None:
@@ -136,12 +162,13 @@ def test_a_result_says_what_was_expected_where_it_was_not_said() -> None:
     right = Result("loader_delay", judge(CASE, run_of(found())), 17.2)
     assert describe(right) == (
         "right  loader_delay        after 23 steps of the fault, 17 s from the start\n"
-        "       said: straggler data_loading (2,)"
+        "       said: straggler data_loading (2,)\n"
+        f"       line: {LINE.sentence}"
     )
     wrong = Result("loader_delay", judge(CASE, run_of(found("unseen_wait", (1,)))), 120.0)
     assert describe(wrong) == (
         "WRONG  loader_delay        after 23 steps of the fault, 120 s from the start\n"
-        "       expected: a straggler with the cause data_loading about rank 2 alone\n"
+        "       expected: a straggler with the cause data_loading about rank 2 alone, and a line of train.py\n"
         "       said: straggler unseen_wait (1,)\n"
         "       not about rank 2 alone: straggler unseen_wait (1,)"
     )
@@ -149,7 +176,8 @@ def test_a_result_says_what_was_expected_where_it_was_not_said() -> None:
 
 def test_the_right_sentence_is_described_in_words() -> None:
     assert describe_expected(CASES["hang"]) == (
-        'a hang with the cause missing_rank about rank 2 alone, with "stalled at train.py, in main"'
+        "a hang with the cause missing_rank about rank 2 alone, "
+        'with "stalled in backward at train.py, in main", and a line of train.py'
     )
     assert describe_expected(CASES["crash"]) == (
         'the end of the run as crashed, rank 2 as the first to fail, with "SIGSEGV"'
