@@ -31,6 +31,8 @@ STAGES: Final = (IDLE, FETCH, COLLATE, HAND_OVER)
 """What a worker of a data loader does: it waits for the indices of a batch, reads and transforms its samples, makes a
 batch of them, or hands it over.
 """
+BY_LIBRARY: Final = "by_library"
+"""Stage of another thread of the rank that a library has started, as the nodes of torchdata do."""
 WORKERS_MAX: Final = 64
 """Workers of one answer."""
 
@@ -47,7 +49,7 @@ class SampledStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     `call` is what the innermost of them called, `time.sleep`, empty where it computed itself or that is not known;
     `inside` the line of another library than torch that this led to, `PIL/Image.py:3480 (open)`. `waits_in` is what the
     kernel says of most of its samples, `read of train.bin (nfs4)`, empty where the thread ran. `stage` is one of
-    STAGES, of a worker.
+    STAGES, of a worker, or BY_LIBRARY.
     """
 
     frames: Annotated[tuple[StackFrame, ...], msgspec.Meta(max_length=FRAMES_MAX)] = ()

@@ -542,6 +542,7 @@ class SamplesTaken(Message, frozen=True):
     CPU time of the sampled thread from the first to the last sample, which are `span_ns` apart; None where the system
     does not tell. `cost_ns` is the CPU time that sampling took. `workers` are those of its data
     loaders that have fetched a batch meanwhile, `loader` has the queues of the one with workers; None: there was none.
+    `threads` has the time of its other threads in the same steps, in stacks of the script.
     """
 
     KIND: ClassVar[int] = 25
@@ -556,6 +557,7 @@ class SamplesTaken(Message, frozen=True):
     cost_ns: Count = 0
     workers: Annotated[tuple[SampledWorker, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
     loader: SampledLoader | None = None
+    threads: Annotated[tuple[SampledStep, ...], msgspec.Meta(max_length=STEPS_MAX)] = ()
 
 
 class SettingsOrder(Message, frozen=True):

@@ -154,6 +154,7 @@ class OrderedSamples:
             cost_ns=on.cpu_ns,
             workers=() if self._workers is None else self._workers.collect(),
             loader=None if self._workers is None else self._workers.read_loader(),
+            threads=on.threads,
         )
 
     def _remember(self, answer: SamplesTaken) -> None:

@@ -6,13 +6,16 @@ interrupt, has its whole time: the thread is still at that call when the lock is
 Frames of torch, Python and the agent are folded into the innermost line of the script, beside which stands what that
 called: `time.sleep` at train.py:104. Of the script names of files and functions and line numbers are kept, of the
 frames' variables only `__name__` is read, and no frame is kept.
+
+Other threads of the process that run code of the script are looked at, too: what the training thread waits for may be
+what they do.
 """
 
 import os
 import threading
 import time
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
@@ -23,6 +26,7 @@ from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.line_samples import (
+    BY_LIBRARY,
     FRAMES_MAX,
     LONG,
     NO_STEP,
@@ -45,6 +49,8 @@ WALK_MAX: Final = 256
 """Frames looked at, from the innermost: a recursive model may be thousands deep."""
 PLACES_MAX: Final = 4096
 """Different stacks that are told apart while sampling."""
+THREADS_MAX: Final = 64
+"""Other threads looked at in one sample."""
 COST_RATIO_MAX: Final = 0.01
 """Share of the time that sampling may take, by the CPU time of the sampler; beyond, samples become rarer."""
 COST_FREE_NS: Final = 5 * NS_PER_MS
@@ -87,6 +93,8 @@ class StackSamples:
     sampler's thread, all else to the agent's.
     """
 
+    wants_others = True
+
     def __init__(
         self,
         order: SampleOrder,
@@ -116,17 +124,17 @@ class StackSamples:
         self._names: dict[KernelWait, str] = {}
         self._steps: list[tuple[int, int, Counter[int]]] = []
         self._last_place = -1
+        self._others: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES_MAX)  # when, place, and how long
+        self._others_steps: list[tuple[int, int, Counter[int]]] = []
+        self._looked_ns: int | None = None
+        self.threads: tuple[SampledStep, ...] = ()
+        """What other threads did in the steps, once `finish` has been called."""
 
     # -- the sampler's thread -----------------------------------------------------------------------------------------
 
     def add(self, host_ns: int, frame: FrameType | None) -> None:
         """Add a sample."""
-        key = None if frame is None else self._fold(frame)
-        place = self._place_of.get(key, -1)
-        if place < 0:
-            place = len(self._place_of)
-            if place < PLACES_MAX:
-                self._place_of[key] = place
+        place = self._find_place(None if frame is None else self._fold(frame))
         if place == self._last_place and self._waits is not None:
             self._note_wait(self._waits, place)
         self._last_place = place
@@ -137,6 +145,37 @@ class StackSamples:
             self._look()
         if self.cpu_ns > COST_FREE_NS + COST_RATIO_MAX * (host_ns - self.begun_ns):
             self.interval_s = min(INTERVAL_S_MAX, SLOWER * self.interval_s)
+
+    def add_others(self, host_ns: int, frames: dict[int, FrameType]) -> None:
+        """Add a sample of each other thread that runs code of the script, for the time since the one before."""
+        since_ns, self._looked_ns = self._looked_ns, host_ns
+        for _ in range(THREADS_MAX):
+            if not frames:
+                break
+            thread, frame = frames.popitem()
+            key = None if thread == self.thread else self._fold(frame)
+            if key is not None and key.script and since_ns is not None:
+                stage = BY_LIBRARY if self._is_by_library(frame) else ""
+                self._others.append((host_ns, self._find_place(key._replace(stage=stage)), host_ns - since_ns))
+
+    def _is_by_library(self, frame: FrameType | None) -> bool:
+        """Return whether the outermost frame that is not Python's is of a library."""
+        outermost = 0
+        for _ in range(WALK_MAX):
+            if frame is None:
+                break
+            kind = self._kinds.get(id(frame.f_code))
+            outermost = kind if kind in {_SCRIPT, _LIBRARY} else outermost
+            frame = frame.f_back
+        return outermost == _LIBRARY
+
+    def _find_place(self, key: StackKey | None) -> int:
+        place = self._place_of.get(key, -1)
+        if place < 0:
+            place = len(self._place_of)
+            if place < PLACES_MAX:
+                self._place_of[key] = place
+        return place
 
     def _note_wait(self, waits: KernelWaits, place: int) -> None:
         wait = waits.read()
@@ -213,6 +252,12 @@ class StackSamples:
         found = self._add_up(begin_ns, end_ns)
         if found:
             self._steps.append((record.step, record.duration_ns, found))
+            others: Counter[int] = Counter()
+            for index in range(len(self._others)):  # not as an iterator: the sampler adds to them
+                host_ns, place, took_ns = self._others[index]
+                if begin_ns < host_ns <= end_ns:
+                    others[place] += min(took_ns, host_ns - begin_ns)
+            self._others_steps.append((record.step, record.duration_ns, others))
 
     def _add_up(self, begin_ns: int, end_ns: int) -> Counter[int]:
         """Return the time of each place between these times. The time from the last sample to the end belongs to that
@@ -240,6 +285,8 @@ class StackSamples:
         last = next((index for index in range(count - 1, -1, -1) if self._times[index] <= host_ns), 0)
         del self._times[:last]
         del self._places[:last]
+        while self._others and self._others[0][0] <= host_ns:
+            self._others.popleft()
 
     def finish(self) -> tuple[tuple[SampledStack, ...], tuple[SampledStep, ...]]:
         """End sampling, and return the stacks with most time, and the steps."""
@@ -250,16 +297,14 @@ class StackSamples:
             begin_ns, end_ns = self._times[0], self._times[-1]
             self._steps = [(NO_STEP, end_ns - begin_ns, self._add_up(begin_ns, end_ns))]
         total_ns: Counter[int] = Counter()
-        for _, _, found in self._steps:
+        for _, _, found in (*self._steps, *self._others_steps):
             total_ns.update(found)
         keys = {place: key for key, place in self._place_of.items()}
         places = [place for place, _ in total_ns.most_common(STACKS_MAX) if place in keys]
         number = {place: index for index, place in enumerate(places)}
         stacks = tuple(self._describe(keys[place], place) for place in places)
-        return stacks, tuple(
-            SampledStep(step=step, duration_ns=duration_ns, stack_ns=_number(found, number))
-            for step, duration_ns, found in self._steps
-        )
+        self.threads = _to_steps(self._others_steps, number) if any(one[2] for one in self._others_steps) else ()
+        return stacks, _to_steps(self._steps, number)
 
     @property
     def places(self) -> Sequence[int]:
@@ -316,6 +361,13 @@ class StackSamples:
         spans = code.co_lines()
         line = next((line for begin, end, line in spans if begin <= position[1] < end and line), code.co_firstlineno)
         return StackFrame(code.co_filename, line, code.co_name)
+
+
+def _to_steps(steps: Sequence[tuple[int, int, Counter[int]]], number: dict[int, int]) -> tuple[SampledStep, ...]:
+    return tuple(
+        SampledStep(step=step, duration_ns=duration_ns, stack_ns=_number(found, number))
+        for step, duration_ns, found in steps
+    )
 
 
 def _number(found: Counter[int], number: dict[int, int]) -> tuple[tuple[int, int], ...]:

@@ -18,7 +18,7 @@ import gc
 import queue
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, Protocol
 
@@ -32,9 +32,11 @@ COLLECTS_IN_ALLOCATIONS: Final = sys.version_info < (3, 12)
 
 class Sampled(Protocol):
     """One who wants samples. `thread` is the ident of the thread, `interval_s` how often; `is_wanted` is False once it
-    wants no more. `cpu_ns` is the CPU time that sampling for it has taken, which the sampler adds to.
+    wants no more. `cpu_ns` is the CPU time that sampling for it has taken, which the sampler adds to. `wants_others`:
+    it looks at the other threads, too.
     """
 
+    wants_others: bool
     thread: int
     interval_s: float
     is_wanted: bool
@@ -44,8 +46,12 @@ class Sampled(Protocol):
         """Take the innermost frame of the thread at this time, None while it runs no Python. Keep no frame."""
         ...
 
+    def add_others(self, host_ns: int, frames: dict[int, FrameType]) -> None:
+        """Take the innermost frames of other threads at this time, by ident, each out of `frames`. Keep no frame."""
+        ...
 
-def read_all_frames() -> Mapping[int, FrameType]:
+
+def read_all_frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread. The collector must be off (`collector_off`)."""
     return sys._current_frames()  # noqa: SLF001 - documented, and the only way
 
@@ -73,7 +79,7 @@ class ThreadSampler:
         self,
         guard: Guard,
         *,
-        read_frames: Callable[[], Mapping[int, FrameType]] = read_all_frames,
+        read_frames: Callable[[], dict[int, FrameType]] = read_all_frames,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -141,11 +147,16 @@ class ThreadSampler:
             with collector_off():
                 frames = self._read_frames()
                 own = [frames.get(one.thread) for one in wanted]
-                del frames  # those of other threads: what a thread returns from is to be freed there
+                looking = next((one for one in wanted if one.wants_others), None)
+                if looking is None:
+                    frames.clear()  # those of other threads: what a thread returns from is to be freed there
                 now_ns = self._monotonic_ns()
                 for one, frame in zip(wanted, own, strict=True):
                     one.add(now_ns, frame)
                 own.clear()
+                if looking is not None:
+                    looking.add_others(now_ns, frames)
+                    frames.clear()
         except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
             self._guard.record(PART, error)
         each_ns = (time.thread_time_ns() - begin_ns) // len(wanted)

@@ -109,6 +109,8 @@ def find_worker(rank_pid: int | None = None) -> tuple[int, int] | None:
 class WorkerJob(StackSamples):
     """The samples of one worker's main thread, which end themselves, and are written to its place."""
 
+    wants_others = False
+
     def __init__(
         self,
         order: SampleOrder,

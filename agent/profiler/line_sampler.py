@@ -67,6 +67,7 @@ class WindowLines:
     """
 
     interval_s = INTERVAL_S
+    wants_others = False
 
     def __init__(
         self,
@@ -87,6 +88,9 @@ class WindowLines:
         self._monotonic_ns = monotonic_ns
         self._autograd = f"{find_torch_folder()}autograd/"
         self._place_of: dict[ScriptLine, int] = {}
+
+    def add_others(self, host_ns: int, frames: dict[int, FrameType]) -> None:
+        """Take nothing of other threads."""
 
     def add(self, host_ns: int, frame: FrameType | None) -> None:
         """Add a sample with the line that the thread was at; none where the walk was interrupted."""

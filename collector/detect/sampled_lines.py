@@ -9,7 +9,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.measure.line_samples import HAND_OVER, IDLE, NO_STEP, STAGES, SampledLoader, SampledStack, SampledWorker
+from rankscope.measure.line_samples import (
+    BY_LIBRARY,
+    HAND_OVER,
+    IDLE,
+    NO_STEP,
+    STAGES,
+    SampledLoader,
+    SampledStack,
+    SampledStep,
+    SampledWorker,
+)
 from rankscope.measure.messages import SamplesTaken
 from rankscope.measure.stalls import describe_frame
 from rankscope.measure.text import to_line
@@ -44,6 +54,8 @@ WORKER_RATIO: Final = 1.5
 """A worker stands out from this multiple of the median batch of the others on."""
 QUEUED_MIN: Final = 1.0
 """Batches in the mean from which on a queue is told."""
+FOR_ANOTHER: Final = "futex"
+"""What the kernel says of a thread that another thread of its process wakes."""
 MOSTLY: Final = 0.5
 """Share of a worker's time from which on it is told by what it does."""
 
@@ -97,7 +109,8 @@ class SampledLines(msgspec.Struct, frozen=True, kw_only=True):
     """What samples say of a finding: a sentence, and the lines behind it. They are of `steps` steps of `rank`, from
     `first_step` to `last_step`, and where `is_same_steps` of these steps of `peer` too; None without one, and of a
     hang, which has no steps. `is_named`: a line stands out. `workers` are those of the rank's data
-    loaders, where it waits for them, and `loader` has its queues then.
+    loaders, where it waits for them, and `loader` has its queues then. `threads` are lines of its other threads, where
+    it waits for one of these.
     """
 
     sentence: str
@@ -111,6 +124,7 @@ class SampledLines(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[LineCost, ...] = ()
     workers: tuple[WorkerCost, ...] = ()
     loader: LoaderState | None = None
+    threads: tuple[LineCost, ...] = ()
 
 
 class _Line(NamedTuple):
@@ -149,11 +163,14 @@ def compare_lines(
     if not own_steps or (taken.samples < SAMPLES_MIN and len(own_steps) < STEPS_MIN):
         return None
     common = own_steps & peer_steps
-    costs = _add_up(taken, common or own_steps)
-    peer_costs = _add_up(peer_taken, common or peer_steps) if peer_taken is not None and peer_steps else None
-    lines = _rank_lines(rank, costs, peer_costs)
+    costs = _add_up(taken.steps, taken.stacks, common or own_steps)
+    peer_costs = None
+    if peer_taken is not None and peer_steps:
+        peer_costs = _add_up(peer_taken.steps, peer_taken.stacks, common or peer_steps)
+    lines = _rank_lines((rank,), costs, peer_costs)
     least_ns = max(SHARE_MIN * costs.step_ns, EXPLAINS * expected_ns)
-    sentence, is_named = _write(rank, lines, None if peer_costs is None else peer, least_ns, each)
+    beside = None if peer_costs is None else peer
+    sentence, is_named = _write(rank, lines, beside, least_ns, each)
     steps = common or own_steps
     workers: tuple[WorkerCost, ...] = ()
     loader: LoaderState | None = None
@@ -163,10 +180,14 @@ def compare_lines(
         loader = read_loader(taken.loader)
         of_workers = describe_workers(workers, peer, theirs), describe_queues(loader, workers)
         sentence = " ".join(filter(None, (sentence, *of_workers)))
+    threads: list[LineCost] = []
+    if is_named and lines[0].waits_in == FOR_ANOTHER and not workers:
+        threads = _rank_threads(taken, None if peer_costs is None else peer_taken, steps, common or peer_steps)
+        sentence = " ".join(filter(None, (sentence, _describe_threads(threads, beside, least_ns, each))))
     return SampledLines(
         sentence=sentence,
         rank=rank,
-        peer=None if peer_costs is None else peer,
+        peer=beside,
         steps=len(steps),
         first_step=min(steps),
         last_step=max(steps),
@@ -175,24 +196,25 @@ def compare_lines(
         lines=tuple(lines[:LINES_MAX]),
         workers=workers,
         loader=loader,
+        threads=tuple(threads[:LINES_MAX]),
     )
 
 
-def _add_up(taken: SamplesTaken, steps: set[int]) -> _Costs:
+def _add_up(sampled: Sequence[SampledStep], stacks: Sequence[SampledStack], steps: set[int]) -> _Costs:
     total_ns: dict[_Line, float] = defaultdict(float)
     most: dict[_Line, tuple[int, SampledStack]] = {}
     by_stack: dict[int, int] = defaultdict(int)
-    counted = [one for one in taken.steps if one.step in steps]
+    counted = [one for one in sampled if one.step in steps]
     for step in counted:
         for place, ns in step.stack_ns:
             by_stack[place] += ns
     for place, ns in by_stack.items():
-        stack = taken.stacks[place] if place < len(taken.stacks) else SampledStack()
+        stack = stacks[place] if place < len(stacks) else SampledStack()
         line = _to_line(stack)
         total_ns[line] += ns / len(counted)
         if line not in most or ns > most[line][0]:
             most[line] = ns, stack
-    step_ns = sum(one.duration_ns for one in counted) / len(counted)
+    step_ns = sum(one.duration_ns for one in counted) / max(1, len(counted))
     return _Costs(dict(total_ns), {line: stack for line, (_, stack) in most.items()}, step_ns)
 
 
@@ -203,7 +225,7 @@ def _to_line(stack: SampledStack) -> _Line:
     return _Line(frame.file, frame.line, frame.function, stack.call, stack.inside)
 
 
-def _rank_lines(rank: int, costs: _Costs, peer: _Costs | None) -> list[LineCost]:
+def _rank_lines(ranks: tuple[int, ...], costs: _Costs, peer: _Costs | None) -> list[LineCost]:
     """Return the lines of both, those that cost the rank most more first."""
     known = costs.ns.keys() | (set() if peer is None else peer.ns.keys())
     lines = [
@@ -211,7 +233,7 @@ def _rank_lines(rank: int, costs: _Costs, peer: _Costs | None) -> list[LineCost]
             costs.stacks[line] if line in costs.stacks else peer.stacks[line],  # type: ignore[union-attr]
             ns=costs.ns.get(line, 0.0),
             peer_ns=None if peer is None else peer.ns.get(line, 0.0),
-            ranks=(rank,),
+            ranks=ranks,
         )
         for line in known
     ]
@@ -275,6 +297,33 @@ def _name_lines(function: Sequence[LineCost]) -> str:
     file, name = _name_function(function[0])
     numbers = sorted(int(one.line.partition(":")[2].partition(" ")[0]) for one in function)
     return f"{file}:{numbers[0]}-{numbers[-1]} {name}"
+
+
+# -- other threads ----------------------------------------------------------------------------------------------------
+
+
+def _rank_threads(
+    taken: SamplesTaken, peer: SamplesTaken | None, steps: set[int], peer_steps: set[int]
+) -> list[LineCost]:
+    """Return the lines of a rank's other threads, those first that take most more than in its peer. Without a peer they
+    are of threads that a library has started: one of the script's own may look after a file in every step.
+    """
+    if not taken.threads:
+        return []
+    costs = _add_up(taken.threads, taken.stacks, steps)
+    if peer is None:
+        lines = {line: ns for line, ns in costs.ns.items() if costs.stacks[line].stage == BY_LIBRARY}
+        return _rank_lines((), costs._replace(ns=lines), None)
+    return _rank_lines((), costs, _add_up(peer.threads, peer.stacks, peer_steps))
+
+
+def _describe_threads(lines: Sequence[LineCost], peer: int | None, least_ns: float, each: str) -> str:
+    """Return where other threads are that the training thread may wait for; empty where none of them stands out."""
+    if not lines or lines[0].excess_ns < least_ns:
+        return ""
+    worst = lines[0]
+    theirs = "" if peer is None else f"; those of rank {peer}: {_describe_share(worst.peer_ns or 0.0, worst.ns)}"
+    return f"Its other threads together: {format_duration(worst.ns)} per {each} {describe_line(worst)}{theirs}."
 
 
 # -- workers of data loaders ------------------------------------------------------------------------------------------
@@ -398,8 +447,8 @@ def _find_place(rank: int, taken: SamplesTaken) -> _Stood | None:
     known = {one.step for one in taken.steps}
     if known != {NO_STEP} or not taken.span_ns:
         return None
-    costs = _add_up(taken, known)
-    lines = sorted(_rank_lines(rank, costs, None), key=lambda one: -one.ns)
+    costs = _add_up(taken.steps, taken.stacks, known)
+    lines = sorted(_rank_lines((rank,), costs, None), key=lambda one: -one.ns)
     visited = [one for one in lines if one.ns >= VISITED_SHARE_MIN * costs.step_ns]
     cores = None if taken.cpu_ns is None else taken.cpu_ns / taken.span_ns
     is_loop = len({one.line for one in visited}) > 1 or (cores is not None and cores >= BUSY_CPU_RATIO)

@@ -1,4 +1,4 @@
-"""Twenty-four causes in a real job of two ranks: samples of both name the line that costs one of them time."""
+"""Twenty-five causes in a real job of two ranks: samples of both name the line that costs one of them time."""
 
 import re
 from collections.abc import Iterator
@@ -28,12 +28,13 @@ CALLS = {
     "checkpoint": "torch.save", "loader_stage": "time.sleep", "parse_json": "json.loads",
     "tokenize": "TOKENIZER.encode", "decode_image": "PIL.ImageFile.ImageFile.load", "convert": ".to", "python_loop": "",
     "look_up": "socket.getaddrinfo", "transform": "time.sleep", "nodes": "time.sleep",
+    "node_threads": "torchdata.nodes.base_node.BaseNode.__next__",
     "worker": "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
 }  # fmt: skip
 """What each line calls, as it is written there, or as the function is called where it is one of Python."""
-NEEDS = {"transform": "datasets", "nodes": "torchdata"}
+NEEDS = {"transform": "datasets", "nodes": "torchdata", "node_threads": "torchdata"}
 """Libraries that are not on every Python."""
-WAITS = {"read_pipe": "read of a pipe", "receive": "receive of a socket", "lock": "futex"}
+WAITS = {"read_pipe": "read of a pipe", "receive": "receive of a socket", "lock": "futex", "node_threads": "futex"}
 """What the kernel says of some."""
 
 
@@ -90,6 +91,12 @@ def test_line_that_costs_a_rank_time_is_named(job: Job, cause: str) -> None:
     assert worst.line.partition(" ")[0] == f"{SCRIPT}:{LINES[cause]}", found
     assert worst.call == CALLS[cause], found
     assert WAITS.get(cause, worst.waits_in) == worst.waits_in, found
+    if cause == "node_threads":
+        place = (
+            f"in time.sleep, called at {SCRIPT}:{line_of(SCRIPT, '# in the threads')} (map_in_thread); those of rank 0"
+        )
+        assert "Its other threads together: " in found.sentence
+        assert place in found.sentence, found
     if cause == "worker":
         place = f"called at {SCRIPT}:{line_of(SCRIPT, '# in the worker')} (__getitem__)."
         assert "Its worker needs" in found.sentence

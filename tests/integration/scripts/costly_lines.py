@@ -250,7 +250,7 @@ def transform() -> None:
         pass
 
 
-NODES: list[Any] = []
+NODES: dict[str, Any] = {}
 
 
 def map_row(row: int) -> int:
@@ -260,12 +260,27 @@ def map_row(row: int) -> int:
 
 def nodes() -> None:
     """Nodes of torchdata that have no threads."""
-    if not NODES:
+    if "plain" not in NODES:
         from torchdata import nodes as made  # noqa: PLC0415 - as above
 
         source = made.IterableWrapper(range(1_000_000))
-        NODES.append(iter(made.Loader(made.Mapper(source, map_row))))
-    next(NODES[0])
+        NODES["plain"] = iter(made.Loader(made.Mapper(source, map_row)))
+    next(NODES["plain"])
+
+
+def map_in_thread(row: int) -> int:
+    time.sleep(2 * COST_S)  # in the threads
+    return row
+
+
+def node_threads() -> None:
+    """Nodes of torchdata that map rows on two threads."""
+    if "threads" not in NODES:
+        from torchdata import nodes as made  # noqa: PLC0415 - as above
+
+        source = made.IterableWrapper(range(1_000_000))
+        NODES["threads"] = iter(made.Loader(made.ParallelMapper(source, map_in_thread, num_workers=2, method="thread")))
+    next(NODES["threads"])  # cost: node_threads
 
 
 TEXT = json.dumps([{"name": str(number), "values": list(range(10))} for number in range(12_000)])
@@ -314,7 +329,8 @@ CAUSES: dict[str, Callable[[], None]] = {
     "regex": regex, "numpy_objects": numpy_objects, "held_lock": held_lock, "collect": collect,
     "collect_by_itself": collect_by_itself, "recompile": recompile, "log": log, "print_out": print_out,
     "checkpoint": checkpoint, "loader_stage": loader_stage, "parse_json": parse_json, "tokenize": tokenize,
-    "decode_image": decode_image, "look_up": look_up, "transform": transform, "nodes": nodes, "convert": convert,
+    "decode_image": decode_image, "look_up": look_up, "transform": transform, "nodes": nodes,
+    "node_threads": node_threads, "convert": convert,
     "python_loop": python_loop, "worker": worker,
 }  # fmt: skip
 

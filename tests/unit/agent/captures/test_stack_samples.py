@@ -14,7 +14,7 @@ from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stack_samples import COLLECTION, INJECTED, StackSamples, find_native_id
 from rankscope.agent.faults import actions
 from rankscope.agent.sample.host import GcMeter
-from rankscope.measure.line_samples import LONG, NO_STEP, NOW, WHOLE, SampledStack, SampledStep
+from rankscope.measure.line_samples import BY_LIBRARY, LONG, NO_STEP, NOW, WHOLE, SampledStack, SampledStep
 from rankscope.measure.messages import SampleOrder
 from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import describe_frame
@@ -124,6 +124,33 @@ def test_only_long_steps_count_where_these_are_wanted() -> None:
     add(samples, ms0=HERE, ms10=HERE, ms20=HERE, ms30=HERE, ms40=HERE)
     samples.take_steps([step(3, 2, 12), step(4, 12, 38)])
     assert [one.step for one in samples.finish()[1]] == [4]
+
+
+def test_time_of_other_threads_is_that_between_the_samples_of_a_step() -> None:
+    samples = make()
+    of_library = cut(frame_in(LIBRARY, SCRIPT), 2)  # started by a library, at a line of the script now
+    idle = cut(frame_in(LIBRARY), 1)
+    for at in (0, 10, 20, 30):
+        add(samples, **{f"ms{at}": HERE})
+        samples.add_others(at * NS_PER_MS, {1: HERE, 2: cut(THERE, 1), 3: of_library, 4: idle})
+    samples.take_steps([step(3, 5, 15), step(4, 15, 30)])
+    stacks, _ = samples.finish()
+    found = [{stacks[place]: ns / NS_PER_MS for place, ns in one.stack_ns} for one in samples.threads]
+    assert [one.step for one in samples.threads] == [3, 4]
+    assert [sorted((stack.stage, ms) for stack, ms in one.items()) for one in found] == [
+        [("", 5), (BY_LIBRARY, 5)],  # the sample at 10, for the time since the begin of the step
+        [("", 5 + 10), (BY_LIBRARY, 5 + 10)],
+    ]
+
+
+def test_without_other_threads_of_the_script_there_is_nothing_of_them() -> None:
+    samples = make()
+    for at in (0, 10, 20):
+        add(samples, **{f"ms{at}": HERE})
+        samples.add_others(at * NS_PER_MS, {1: HERE, 4: cut(frame_in(LIBRARY), 1)})
+    samples.take_steps([step(3, 2, 15)])
+    assert samples.finish()[1]
+    assert samples.threads == ()
 
 
 def test_time_of_a_stalled_rank_is_of_no_step() -> None:

@@ -24,8 +24,10 @@ class Kept:
 
     interval_s = 0.01
 
-    def __init__(self, thread: int = 1, samples: int = 1) -> None:
+    def __init__(self, thread: int = 1, samples: int = 1, *, wants_others: bool = False) -> None:
         self.thread = thread
+        self.wants_others = wants_others
+        self.others: dict[int, FrameType] = {}
         self.is_wanted = True
         self.cpu_ns = 0
         self.times_ns: list[int] = []
@@ -37,10 +39,17 @@ class Kept:
         self.frames.append(frame)
         self.is_wanted = len(self.frames) < self._samples
 
+    def add_others(self, host_ns: int, frames: dict[int, FrameType]) -> None:
+        assert host_ns == 7
+        self.others = dict(frames)
+
 
 def make(guard: Guard | None = None, frames: Mapping[int, FrameType] = {1: FRAME}) -> ThreadSampler:
     return ThreadSampler(
-        guard or Guard(error_budget=3), read_frames=lambda: frames, monotonic_ns=lambda: 7, sleep=lambda _seconds: None
+        guard or Guard(error_budget=3),
+        read_frames=lambda: dict(frames),
+        monotonic_ns=lambda: 7,
+        sleep=lambda _seconds: None,
     )
 
 
@@ -56,6 +65,12 @@ def test_each_gets_the_frame_of_its_thread() -> None:
     first, second = Kept(1), Kept(2)
     make().sample([first, second])
     assert (first.times_ns, first.frames, second.frames) == ([7], [FRAME], [None])
+
+
+def test_frames_of_all_threads_are_for_those_who_want_them() -> None:
+    alone, looking = Kept(1), Kept(1, wants_others=True)
+    make(frames={1: FRAME, 2: FRAME}).sample([alone, looking])
+    assert (alone.frames, alone.others, looking.frames, looking.others) == ([FRAME], {}, [FRAME], {1: FRAME, 2: FRAME})
 
 
 def test_who_wants_no_more_gets_none() -> None:

@@ -12,6 +12,7 @@ from rankscope.collector.detect.sampled_lines import (
     describe_stalled,
 )
 from rankscope.measure.line_samples import (
+    BY_LIBRARY,
     FETCH,
     HAND_OVER,
     IDLE,
@@ -269,3 +270,59 @@ def test_workers_that_did_not_answer_are_not_known() -> None:
     found = compare_queues(SampledLoader(workers=8, looks=20))
     assert found.sentence.endswith(" What its 8 workers do is not known: none has answered.")
     assert compare_queues(SampledLoader(workers=8)).loader is None
+
+
+# -- other threads ----------------------------------------------------------------------------------------------------
+
+GET = at(19, "main", call="next", waits_in="futex")
+LOAD = at(12, "load", call="time.sleep", waits_in="sleep")
+BY_NODES = msgspec.structs.replace(LOAD, stage=BY_LIBRARY)
+
+
+def with_threads(samples: SamplesTaken, *steps: dict[SampledStack, int]) -> SamplesTaken:
+    """Return samples with the time of other threads in each step."""
+    stacks = tuple(dict.fromkeys((*samples.stacks, *(stack for step in steps for stack in step))))
+    threads = tuple(
+        msgspec.structs.replace(
+            own, stack_ns=tuple((stacks.index(stack), ms * NS_PER_MS) for stack, ms in step.items())
+        )
+        for own, step in zip(samples.steps, steps, strict=True)
+    )
+    return msgspec.structs.replace(samples, stacks=stacks, threads=threads)
+
+
+def test_other_threads_are_told_where_the_rank_waits_for_one() -> None:
+    rank = with_threads(taken({GET: 146, BACKWARD: 20}, {GET: 150, BACKWARD: 16}), {LOAD: 300}, {LOAD: 320})
+    peer = with_threads(taken({BACKWARD: 166}, {BACKWARD: 166}), {LOAD: 8}, {})
+    found = compare(rank, peer)
+    assert found.sentence.endswith(
+        "Its other threads together: 310.0 ms per step in time.sleep, called at train.py:12 (load); "
+        "those of rank 1: 4.0 ms."
+    )
+    assert [(one.line, one.ns / NS_PER_MS, one.peer_ns) for one in found.threads] == [
+        ("train.py:12 (load)", 310.0, 4.0 * NS_PER_MS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "peer"),
+    [
+        # The peer's do the same: what a script's thread looks after is no reason.
+        (with_threads(taken({GET: 146}), {LOAD: 146}), with_threads(taken({BACKWARD: 146}), {LOAD: 146})),
+        # It does not wait for a thread.
+        (with_threads(taken({SLEEP: 146}), {LOAD: 146}), taken({BACKWARD: 146})),
+        # No peer, and a thread that no library has started.
+        (with_threads(taken({GET: 146}), {LOAD: 146}), None),
+        (taken({GET: 146}), taken({BACKWARD: 146})),
+    ],
+)
+def test_other_threads_are_not_told_without_reason(rank: SamplesTaken, peer: SamplesTaken | None) -> None:
+    assert "other threads" not in compare(rank, peer).sentence
+
+
+def test_threads_of_a_library_are_told_without_a_peer() -> None:
+    found = compare(with_threads(taken({GET: 146}), {BY_NODES: 140}), None)
+    assert found.sentence == (
+        "Rank 3 spends 146.0 ms per step in next, called at train.py:19 (main), in a futex. "
+        "Its other threads together: 140.0 ms per step in time.sleep, called at train.py:12 (load)."
+    )
