@@ -139,7 +139,7 @@ def sum_modules(view: RankView) -> tuple[list[ModuleRow], int]:
         return [], 0
     host = _sum_host(found.ranges, len(found.tree.names))
     device = _sum_device(view, found.ranges, len(found.tree.names)) if view.has_device else None
-    rows = _build_rows(found, host, device)
+    rows = _build_rows(found, host, device, _count_operators(view, found.ranges, len(found.tree.names)))
     return [*rows, *_build_rest(host, device)], len(found.tree.names) - len(rows)
 
 
@@ -248,14 +248,24 @@ def _sum_by_path(ranges: ModuleRanges, inside: Ints, own_ns: Ints, path_count: i
     return _Sums(add_up(~backward), add_up(backward & ~elsewhere), int(own_ns[elsewhere].sum()))
 
 
+def _count_operators(view: RankView, ranges: ModuleRanges, path_count: int) -> Ints:
+    """Return by path the operators that its forwards called themselves: not the modules inside, nor other operators."""
+    inside = ranges.find(view, view.host.operator_rows)
+    above = view.host.operators.parent
+    is_called = (above == OUTSIDE) | (inside[above] != inside)
+    counted = inside[is_called & (inside != OUTSIDE)]
+    return np.bincount(ranges.path[counted[~ranges.is_backward[counted]]], minlength=path_count)
+
+
 _NO_DEVICE = (None, None, None, None)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _build_rows(found: ModuleCalls, host: _Sums, device: _Sums | None) -> list[ModuleRow]:
+def _build_rows(found: ModuleCalls, host: _Sums, device: _Sums | None, operators: Ints) -> list[ModuleRow]:
     tree, length, count = found.tree, found.length_ns, len(found.tree.names)
+    operators_total = tree.sum_up(operators)
     backward_total = tree.sum_up(host.backward[:count])
     on_device = (device.forward[:count], device.backward[:count]) if device is not None else ()
     device_totals = [tree.sum_up(one) for one in on_device]
@@ -271,6 +281,7 @@ def _build_rows(found: ModuleCalls, host: _Sums, device: _Sums | None) -> list[M
                 backward_host_total_ns=int(backward_total[place]), backward_host_self_ns=int(host.backward[place]),
                 device_self_ns=own, device_total_ns=total,
                 backward_device_self_ns=backward_own, backward_device_total_ns=backward,
+                operator_self_count=int(operators[place]), operator_count=int(operators_total[place]),
             )
         )  # fmt: skip
     return rows

@@ -504,6 +504,8 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
     without a forward one in the trace, or by a call that is not in it. `host_` and `device_` times without `backward_`
     are those of the forward, self without the modules inside; `backward_` times are those of the backward operators of
     what ran in it. The self times on the device of all rows sum to that of all device work; None without a device.
+    `operator_count` are the operators that all calls of the forward called, with the modules inside; those inside of
+    other operators do not count. `operator_self_count` is without the modules inside; None for what is in no module.
     """
 
     path: str | None
@@ -518,6 +520,8 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
     device_self_ns: int | None
     backward_device_total_ns: int | None
     backward_device_self_ns: int | None
+    operator_count: int | None = None
+    operator_self_count: int | None = None
 
 
 class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
