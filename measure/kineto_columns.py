@@ -88,16 +88,19 @@ def read_trace(
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
     launches: bool = False,
+    arguments: bool = False,
 ) -> KinetoTrace:
     """Return the trace in these bytes, which may be cut anywhere; with `every_shape` the input shapes of all operators,
     otherwise only those that the breakdown uses; with `every_wait` the waits of streams for events; with the arguments
     of the operators and the splits of the collectives in `values_of`; with `autograd` the links of backward operators
-    to forward ones; with `launches` how kernels were launched. Raises TraceError with the reason and the byte.
+    to forward ones; with `launches` how kernels were launched; with `arguments` strides and values of the inputs of all
+    operators. Raises TraceError with the reason and the byte.
     """
     blocks = TraceBlocks(block_bytes)
     columns = TraceColumns(
-        every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd, launches=launches
-    )
+        every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd, launches=launches,
+        arguments=arguments,
+    )  # fmt: skip
     columns.read(blocks, chunks)
     return columns.build(blocks.head, blocks.warnings)
 
@@ -131,6 +134,7 @@ class TraceColumns:
         values_of: AbstractSet[str] = frozenset(),
         autograd: bool = False,
         launches: bool = False,
+        arguments: bool = False,
     ) -> None:
         """Begin without events. The options are those of `read_trace`."""
         self._values_of = MESSAGE_CALLS | values_of
@@ -138,6 +142,8 @@ class TraceColumns:
         self._every_wait = every_wait
         self._reads_autograd = autograd
         self._reads_launches = launches
+        self._reads_arguments = arguments
+        self._arguments: dict[int, tuple[bytes, bytes]] = {}
         self._launch_shapes: dict[int, LaunchShape] = {}
         self._distinct_launches: dict[LaunchShape, LaunchShape] = {}
         self._autograd_rows = _Growing(_AUTOGRAD_TYPES)
@@ -152,6 +158,7 @@ class TraceColumns:
         self._memory_rows: list[tuple[int, ...]] = []
         self._collectives: dict[int, CollectiveArguments] = {}
         self._shapes: dict[int, tuple[bytes, bytes]] = {}
+        #: Shapes, and arguments, that are equal are there once.
         self._distinct_shapes: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._addresses: dict[int, bytes] = {}
         self._stream_waits: dict[int, StreamWait] = {}
@@ -195,7 +202,8 @@ class TraceColumns:
         first = len(self._rows)
         category, names = self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
         has_waits = self._every_wait and any(event.cat == WAITS_CATEGORY for event in complete)
-        if has_waits or self._has_values(first, names):
+        has_arguments = self._reads_arguments and any(map(block.mentions, _ARGUMENT_KEYS))
+        if has_waits or has_arguments or self._has_values(first, names):
             addresses = [one for one, kept in zip(block.read_addresses(), timed, strict=True) if kept]
             self._add_addresses(first, complete, addresses)
         if self._reads_autograd and block.mentions(b'"Sequence number"'):
@@ -271,12 +279,15 @@ class TraceColumns:
         return any(found.op in _MESSAGE_OPS or found.op in self._values_of for _, found in latest)
 
     def _add_addresses(self, first: int, complete: list[Any], addresses: list[Address]) -> None:
-        """Append to whom the messages of the rows from `first` on went, and for what streams waited."""
+        """Append to whom the messages of the rows from `first` on went, for what streams waited, and arguments."""
         for row, one in enumerate(addresses):
             if self._every_wait and is_int64(one.record_correlation) and is_int64(one.awaited) and is_int64(one.stream):
                 self._stream_waits[first + row] = StreamWait(one.stream, one.awaited, one.record_correlation)
             if len(one.concrete_inputs) and complete[row].name in self._values_of:
                 self._addresses[first + row] = bytes(one.concrete_inputs)
+            if self._reads_arguments and (len(one.concrete_inputs) or len(one.strides)):
+                arguments = (bytes(one.strides), bytes(one.concrete_inputs))
+                self._arguments[first + row] = self._distinct_shapes.setdefault(arguments, arguments)
             found = self._collectives.get(first + row)
             if found is not None:
                 self._collectives[first + row] = found._replace(
@@ -362,6 +373,7 @@ class TraceColumns:
         self._addresses.update({first + row: found for row, found in later._addresses.items()})
         self._stream_waits.update({first + row: found for row, found in later._stream_waits.items()})
         self._launch_shapes.update({first + row: found for row, found in later._launch_shapes.items()})
+        self._arguments.update({first + row: found for row, found in later._arguments.items()})
         self._stacks.update({first + row: found for row, found in later._stacks.items()})
         self._counters.update({first + row: found for row, found in later._counters.items()})
         self._phases.update(later._phases)
@@ -436,6 +448,7 @@ class TraceColumns:
             autograd=_place_autograd(self._autograd_rows.take(), place) if self._reads_autograd else None,
             counters=_place(self._counters, place),
             launch_shapes=_place(self._launch_shapes, place),
+            arguments=_place(self._arguments, place),
         )
 
     def _build_memory(self, threads: list[tuple[str, str]], start_ns: Ints, warnings: list[str]) -> MemoryEvents:
@@ -468,6 +481,7 @@ class TraceColumns:
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
 _DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 _AUTOGRAD_TYPES = (np.int64, np.int64, np.int64)
+_ARGUMENT_KEYS = (b'"Concrete Inputs"', b'"Input Strides"')
 DIMENSIONS_MAX = 3
 _MESSAGE_OPS = frozenset({"send", "recv"})
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])

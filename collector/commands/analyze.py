@@ -112,6 +112,7 @@ class Analyze:
                     rank_from=options.rank_from,
                     communication_kernels=options.communication_kernels,
                     shapes=options.shapes,
+                    arguments=options.arguments,
                     critical_path=options.critical_path,
                     all_to_all=options.all_to_all,
                     roofline=options.roofline,
@@ -205,6 +206,12 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         "--shapes",
         action="store_true",
         help="also the operators by the shapes of their inputs, recorded with record_shapes=True; takes longer",
+    )
+    parser.add_argument(
+        "--arguments",
+        action="store_true",
+        help="also the operators by shapes, strides and values of their inputs, recorded with record_shapes=True; "
+        "takes longer",
     )
     parser.add_argument(
         "--modules",

@@ -728,6 +728,20 @@ _OPERATOR_SHAPES = _ByName(
     lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     by=("device_self_ns", "host_self_ns"),
 )  # fmt: skip
+_OPERATOR_ARGUMENTS = _ByName(
+    Section(
+        "operator_arguments", "Operators by arguments",
+        "Operators as above, by all that was recorded of their inputs: shapes and types, and of each the strides of a "
+        "tensor, `(64, 1)`, or its value.",
+        columns_of(
+            "<operator, <inputs, <strides or value, calls, device self ms, device total ms, host self ms, host total ms"
+        ),
+        "No operators: record with ProfilerActivity.CPU.",
+    ),
+    lambda rank: rank.operator_arguments or (), ("name", "shapes", "arguments"),
+    lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
+    by=("device_self_ns", "host_self_ns"),
+)  # fmt: skip
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
@@ -883,7 +897,11 @@ def build_sections(
     kernels, copies and ranges are the summaries sorted by it.
     """
     of_ranks = rank_rows_max or top
-    by_shape = [_OPERATOR_SHAPES] if any(rank.operator_shapes is not None for rank in report.ranks) else []
+    by_inputs = [
+        table
+        for table in (_OPERATOR_SHAPES, _OPERATOR_ARGUMENTS)
+        if any(getattr(rank, table.section.key) is not None for rank in report.ranks)
+    ]
     return [
         *build_difference_sections(report.comparison, top),
         *build_cycle_sections(report.cycles, of_ranks),
@@ -911,7 +929,7 @@ def build_sections(
         *_bandwidths(report, of_ranks),
         *build_operator_groups(report, top),
         *build_range_kernels(report, top),
-        *(table.build(report, top) for table in (*by_shape, _SYNCHRONIZATIONS)),
+        *(table.build(report, top) for table in (*by_inputs, _SYNCHRONIZATIONS)),
         *build_roofline_sections(report.ranks, top),
         *build_kernel_groups(report),
         *build_launches(report, top),

@@ -37,11 +37,12 @@ class Asked(NamedTuple):
     memory_flow: bool = False
     operator_groups: GroupsAsked | None = None
     launches: bool = False
+    arguments: bool = False
 
     @property
     def every_shape(self) -> bool:
         """Return whether the shapes of all operators are needed."""
-        return self.shapes or self.roofline is not None or self.flops is not None
+        return self.shapes or self.arguments or self.roofline is not None or self.flops is not None
 
     @property
     def autograd(self) -> bool:

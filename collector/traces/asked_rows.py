@@ -18,6 +18,7 @@ from rankscope.collector.traces.operator_groups import sum_operator_groups
 from rankscope.collector.traces.report import (
     DeviceReport,
     KernelLaunchRow,
+    OperatorArgumentsRow,
     OperatorShapeRow,
     RangeKernelRow,
     RankReport,
@@ -32,7 +33,9 @@ from rankscope.measure.rank_view import RankView
 RANGE_KERNELS_MAX = 10_000
 KERNEL_LAUNCHES_MAX = 10_000
 OPERATOR_SHAPES_MAX = 10_000
-"""Operators by shape of one trace, those with the most time: about 3 MB of JSON. Sequences of any length have many."""
+"""Operators by shape, and by arguments, of one trace, those with the most time: about 3 MB of JSON. Sequences of any
+length have many.
+"""
 
 
 def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequence[DeviceReport]) -> Makers:
@@ -46,6 +49,8 @@ def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequen
     }
     if asked.shapes:
         makers["operator_shapes"] = partial(tables.sum_operators_by_shape, view)
+    if asked.arguments:
+        makers["operator_arguments"] = partial(tables.sum_operators_by_arguments, view)
     if asked.modules:
         makers["modules"] = partial(sum_modules, view)
     if asked.roofline is not None:
@@ -66,6 +71,7 @@ def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequen
 def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[str, Any]) -> RankReport:
     """Return the report with the tables of `list_asked`, made, and with warnings of what is left out or not known."""
     shapes: list[OperatorShapeRow] | None = made.get("operator_shapes")
+    arguments: list[OperatorArgumentsRow] | None = made.get("operator_arguments")
     roofline: list[RooflineRow] | None = made.get("roofline")
     range_kernels: list[RangeKernelRow] | None = made.get("range_kernels")
     launches: list[KernelLaunchRow] | None = made.get("kernel_launches")
@@ -73,6 +79,7 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
     warnings = [
         *report.warnings,
         *_warn_of_rest(len(shapes or ()) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
+        *_warn_of_rest(len(arguments or ()) - OPERATOR_SHAPES_MAX, "operators by arguments", OPERATOR_SHAPES_MAX),
         *_warn_of_rest(len(range_kernels or ()) - RANGE_KERNELS_MAX, "kernels in user ranges", RANGE_KERNELS_MAX),
         *_warn_of_rest(len(launches or ()) - KERNEL_LAUNCHES_MAX, "kernels by launch", KERNEL_LAUNCHES_MAX),
         *_warn_of_rest(modules_left_out, "modules", MODULES_MAX),
@@ -83,6 +90,7 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
         report,
         warnings=warnings,
         operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if shapes is not None else None,
+        operator_arguments=arguments[:OPERATOR_SHAPES_MAX] if arguments is not None else None,
         operator_groups=made.get("operator_groups"),
         kernel_launches=launches[:KERNEL_LAUNCHES_MAX] if launches is not None else None,
         range_kernels=range_kernels[:RANGE_KERNELS_MAX] if range_kernels is not None else None,

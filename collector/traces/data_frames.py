@@ -13,6 +13,7 @@ Rows = list[dict[str, Any]]
 ASKED_OF_RANKS = (
     "cpu_use",
     "operator_shapes",
+    "operator_arguments",
     "operator_groups",
     "range_kernels",
     "kernel_launches",

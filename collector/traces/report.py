@@ -469,6 +469,14 @@ class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
     device_max_ns: int | None = None
 
 
+class OperatorArgumentsRow(OperatorShapeRow, frozen=True, kw_only=True):
+    """All calls of one operator of which all that was recorded of their inputs is the same. `arguments` has the strides
+    of each tensor, `(64, 1)`, and the values of the other inputs, `-` for one without; None where none was recorded.
+    """
+
+    arguments: str | None
+
+
 class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator with inputs of the same shapes and types that launched computing kernels. `device_ns`
     is the time of these kernels, of which `kernel` has the most, `kernel_ns`. `flops`: operations of the products, None
@@ -782,8 +790,8 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
-    `operator_shapes`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`, `modules`, `kernel_groups`,
-    `kernel_sequences` and `flops` are None where they were not asked for.
+    `operator_shapes`, `operator_arguments`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`,
+    `modules`, `kernel_groups`, `kernel_sequences` and `flops` are None where they were not asked for.
     """
 
     rank: int | None
@@ -814,6 +822,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     launch_queue: list[QueueRow] = []
     hardware_counters: list[CounterRow] = []
     operator_shapes: list[OperatorShapeRow] | None = None
+    operator_arguments: list[OperatorArgumentsRow] | None = None
     operator_groups: list[OperatorGroupRow] | None = None
     range_kernels: list[RangeKernelRow] | None = None
     kernel_launches: list[KernelLaunchRow] | None = None
