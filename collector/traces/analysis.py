@@ -22,6 +22,7 @@ from rankscope.collector.traces.asked import (
 from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns
+from rankscope.collector.traces.memory_stretch import parse_stretch
 from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.operator_groups import choose_operator_groups
 from rankscope.collector.traces.origin import ByRank
@@ -79,6 +80,8 @@ def analyze(
     by_frames: int | None = None,
     launches: bool = False,
     arguments: bool = False,
+    allocations: bool = False,
+    memory_between: str | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -104,9 +107,11 @@ def analyze(
     `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of memory
     flow. `nest` adds the operators and the user ranges with the kernels that each launched, `by_thread` the operators
     by their thread, `by_frames` by so many innermost frames around them, `launches` the kernels by operator and by how
-    they were launched; it takes longer. `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask
-    cluster that sees the same files; None uses the cores of this machine. A file that cannot be used is listed in
-    `errors`. Raises UnavailableError when a path has no file, SettingError for what cannot be asked for.
+    they were launched; it takes longer. `allocations` adds each allocation of memory, `memory_between` sums the memory
+    of a stretch of time, `3:5` (steps) or `120ms:450ms`, and limits the allocations to it. `executor` is a
+    `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the
+    cores of this machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has no
+    file, SettingError for what cannot be asked for.
     """
     asked = Asked(
         shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,
@@ -114,6 +119,7 @@ def analyze(
         choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
         check_every(memory_every), memory_flow,
         choose_operator_groups(nests=nest, by_thread=by_thread, frames=by_frames), launches, arguments,
+        allocations, parse_stretch(memory_between),
     )  # fmt: skip
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:

@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces import tables
+from rankscope.collector.traces.allocations import has_addresses, list_allocations
 from rankscope.collector.traces.asked import Asked
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_launches import sum_launches
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.made_tables import Makers
+from rankscope.collector.traces.memory import split_allocators
+from rankscope.collector.traces.memory_stretch import find_bounds, sum_stretch
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.operator_groups import sum_operator_groups
@@ -65,6 +68,16 @@ def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequen
         makers["kernel_sequences"] = partial(sum_sequences, view, asked.sequence_length)
     if asked.flops is not None:
         makers["flops"] = partial(profile_model, view, _name_devices(device, devices), asked.flops)
+    return {**makers, **_list_memory(view, asked)}
+
+
+def _list_memory(view: RankView, asked: Asked) -> Makers:
+    """Return what makes the tables of memory that are asked for."""
+    makers: dict[str, Callable[[], Any]] = {}
+    if asked.memory_between is not None:
+        makers["memory_stretch"] = partial(sum_stretch, view, asked.memory_between)
+    if asked.allocations:
+        makers["allocations"] = partial(list_allocations, view, asked.memory_between)
     return makers
 
 
@@ -76,6 +89,7 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
     range_kernels: list[RangeKernelRow] | None = made.get("range_kernels")
     launches: list[KernelLaunchRow] | None = made.get("kernel_launches")
     modules, modules_left_out = made.get("modules", (None, 0))
+    stretch, stretch_operators = made.get("memory_stretch", (None, None))
     warnings = [
         *report.warnings,
         *_warn_of_rest(len(shapes or ()) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
@@ -83,6 +97,7 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
         *_warn_of_rest(len(range_kernels or ()) - RANGE_KERNELS_MAX, "kernels in user ranges", RANGE_KERNELS_MAX),
         *_warn_of_rest(len(launches or ()) - KERNEL_LAUNCHES_MAX, "kernels by launch", KERNEL_LAUNCHES_MAX),
         *_warn_of_rest(modules_left_out, "modules", MODULES_MAX),
+        *_warn_of_memory(view, asked),
         *([NO_FRAMES] if asked.modules and not modules and not len(view.trace.rows(Category.PYTHON)) else []),
         *(_warn_of_roofline(report.device, roofline or [], asked.roofline) if asked.roofline is not None else []),
     ]
@@ -99,6 +114,9 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
         kernel_sequences=made.get("kernel_sequences"),
         roofline=roofline[:ROOFLINE_ROWS_MAX] if roofline is not None else None,
         flops=made.get("flops"),
+        memory_stretch=stretch,
+        memory_stretch_operators=stretch_operators,
+        allocations=made.get("allocations"),
     )
 
 
@@ -109,6 +127,15 @@ def _name_devices(device: str | None, devices: Sequence[DeviceReport]) -> list[s
 
 def _warn_of_rest(left_out: int, what: str, rows_max: int) -> list[str]:
     return [f"{left_out:,} {what} left out, those with the least time: {rows_max:,} are listed"] if left_out > 0 else []
+
+
+def _warn_of_memory(view: RankView, asked: Asked) -> list[str]:
+    found = []
+    if asked.memory_between is not None and find_bounds(view, asked.memory_between) is None:
+        found.append("nothing of the stretch of --memory-between is in it: no memory of it")
+    if asked.allocations and not all(has_addresses(view, mine) for _, mine in split_allocators(view)):
+        found.append("memory events without addresses: the single allocations are not known")
+    return found
 
 
 def _warn_of_roofline(device: str | None, rows: list[RooflineRow], override: PeakOverride) -> list[str]:

@@ -4,11 +4,12 @@ Integers that end in `_ns` are nanoseconds; starts count from the trace's first 
 not applicable or unknown. The JSON schema made from these classes is `docs/analyze.schema.json`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from rankscope.collector.traces.column_table import ColumnTable
 from rankscope.collector.traces.data_frames import build_tables
 from rankscope.collector.traces.profile_rows import ModelProfile
 from rankscope.measure.kernel_classes import OTHER
@@ -622,6 +623,48 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
     total_kept_bytes: int = 0
 
 
+class MemoryStretchOperator(MemoryRow, frozen=True, kw_only=True):
+    """Memory by operator in a stretch of time, as MemoryRow; `calls` are those that ran in it."""
+
+    device: int | None
+
+
+class MemoryStretchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one allocator in a stretch of time: what was held just before its start, at most, and at its end, which
+    is not in it; what was allocated and freed in it. `device` is None for the CPU.
+    """
+
+    device: int | None
+    start_ns: int
+    end_ns: int
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_ns: int
+    allocated_count: int
+    allocated_bytes: int
+    freed_count: int
+    freed_bytes: int
+
+
+class AllocationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One allocation, `device` None for the CPU: the operator and the module that made it, None for none, and the step.
+    `end` is `freed`; `held`, where it was still there at the end; or `unknown`, where something else was allocated at
+    its address before a free: that is not in the trace. `freed_ns` and `lifetime_ns` are None then. Memory that was
+    allocated before the trace has a row where it is freed: `allocated_ns` and all that it says of that are None.
+    """
+
+    device: int | None
+    operator: str | None
+    module: str | None
+    step: int | None
+    bytes: int
+    allocated_ns: int | None
+    freed_ns: int | None
+    lifetime_ns: int | None
+    end: str
+
+
 class MemoryPeakRow(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that was held at the peak, by the operator that allocated it, the line of the user's code that called it
     (None without stacks) and what it is for.
@@ -791,7 +834,8 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
     `operator_shapes`, `operator_arguments`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`,
-    `modules`, `kernel_groups`, `kernel_sequences` and `flops` are None where they were not asked for.
+    `modules`, `kernel_groups`, `kernel_sequences`, `flops`, `memory_stretch`, `memory_stretch_operators` and
+    `allocations` are None where they were not asked for.
     """
 
     rank: int | None
@@ -834,6 +878,9 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     kernel_sequences: list[SequenceRow] | None = None
     flops: ModelProfile | None = None
     cpu_use: CpuUse | None = None
+    memory_stretch: list[MemoryStretchRow] | None = None
+    memory_stretch_operators: list[MemoryStretchOperator] | None = None
+    allocations: Sequence[AllocationRow] | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -1211,7 +1258,10 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
         """
         import pandas as pd  # noqa: PLC0415 - an optional dependency
 
-        return {name: pd.DataFrame(rows) for name, rows in build_tables(self).items()}
+        return {
+            name: rows.to_pandas() if isinstance(rows, ColumnTable) else pd.DataFrame(rows)
+            for name, rows in build_tables(self).items()
+        }
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the report: its verdict, and the first rows of its tables."""
