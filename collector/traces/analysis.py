@@ -82,6 +82,7 @@ def analyze(
     arguments: bool = False,
     allocations: bool = False,
     memory_between: str | None = None,
+    events: bool = False,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -108,10 +109,10 @@ def analyze(
     flow. `nest` adds the operators and the user ranges with the kernels that each launched, `by_thread` the operators
     by their thread, `by_frames` by so many innermost frames around them, `launches` the kernels by operator and by how
     they were launched; it takes longer. `allocations` adds each allocation of memory, `memory_between` sums the memory
-    of a stretch of time, `3:5` (steps) or `120ms:450ms`, and limits the allocations to it. `executor` is a
-    `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the
-    cores of this machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has no
-    file, SettingError for what cannot be asked for.
+    of a stretch of time, `3:5` (steps) or `120ms:450ms`, and limits the allocations to it. `events` adds every event,
+    with what it is in: for DataFrames. `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask
+    cluster that sees the same files; None uses the cores of this machine. A file that cannot be used is listed in
+    `errors`. Raises UnavailableError when a path has no file, SettingError for what cannot be asked for.
     """
     asked = Asked(
         shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,
@@ -119,7 +120,7 @@ def analyze(
         choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
         check_every(memory_every), memory_flow,
         choose_operator_groups(nests=nest, by_thread=by_thread, frames=by_frames), launches, arguments,
-        allocations, parse_stretch(memory_between),
+        allocations, parse_stretch(memory_between), events,
     )  # fmt: skip
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:
@@ -248,7 +249,7 @@ def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable
             every_wait=job.asked.critical_path,
             values_of=job.asked.values_of,
             autograd=job.asked.autograd,
-            launches=job.asked.launches,
+            launches=job.asked.launches or job.asked.events,
             arguments=job.asked.arguments,
             on_part=_scale(on_part, 0.0, PART_OF_READING),
         ),

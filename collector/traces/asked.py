@@ -42,6 +42,7 @@ class Asked(NamedTuple):
     arguments: bool = False
     allocations: bool = False
     memory_between: Stretch | None = None
+    events: bool = False
 
     @property
     def every_shape(self) -> bool:
@@ -51,7 +52,7 @@ class Asked(NamedTuple):
     @property
     def autograd(self) -> bool:
         """Return whether the links of backward operators to forward ones are needed."""
-        return self.modules or self.allocations or self.flops is not None
+        return self.modules or self.allocations or self.events or self.flops is not None
 
     @property
     def values_of(self) -> frozenset[str]:

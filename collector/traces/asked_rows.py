@@ -9,6 +9,7 @@ import msgspec
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.allocations import has_addresses, list_allocations
 from rankscope.collector.traces.asked import Asked
+from rankscope.collector.traces.event_rows import list_events
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_launches import sum_launches
 from rankscope.collector.traces.kernel_sequences import sum_sequences
@@ -68,16 +69,18 @@ def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequen
         makers["kernel_sequences"] = partial(sum_sequences, view, asked.sequence_length)
     if asked.flops is not None:
         makers["flops"] = partial(profile_model, view, _name_devices(device, devices), asked.flops)
-    return {**makers, **_list_memory(view, asked)}
+    return {**makers, **_list_columns(view, asked)}
 
 
-def _list_memory(view: RankView, asked: Asked) -> Makers:
-    """Return what makes the tables of memory that are asked for."""
+def _list_columns(view: RankView, asked: Asked) -> Makers:
+    """Return what makes the memory of a stretch of time, and the tables with a row for each allocation and event."""
     makers: dict[str, Callable[[], Any]] = {}
     if asked.memory_between is not None:
         makers["memory_stretch"] = partial(sum_stretch, view, asked.memory_between)
     if asked.allocations:
         makers["allocations"] = partial(list_allocations, view, asked.memory_between)
+    if asked.events:
+        makers["events"] = partial(list_events, view)
     return makers
 
 
@@ -117,6 +120,7 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
         memory_stretch=stretch,
         memory_stretch_operators=stretch_operators,
         allocations=made.get("allocations"),
+        events=made.get("events"),
     )
 
 

@@ -28,9 +28,10 @@ ASKED_OF_RANKS = (
     "memory_stretch",
     "memory_stretch_operators",
     "allocations",
+    "events",
 )
 """Tables of a rank that are None where they were not asked for."""
-COLUMNS = ("allocations",)
+COLUMNS = ("allocations", "events")
 """Tables of a rank that may have millions of rows, held as columns."""
 
 

@@ -573,6 +573,35 @@ class RangeKernelRow(msgspec.Struct, frozen=True, kw_only=True):
     own_ns: int
 
 
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One event, numbered by start. `category` is its kind: `cpu_op`, `annotation`, `python`, `runtime`, `driver`,
+    `sync`, `kernel`, `memcpy`, `memset`, `gpu_annotation`, `overhead`, `span`, `counters`, `other`. `parent` is the
+    number of the range around it on its thread, of device work that of the call that launched it; `operator` that of
+    the innermost operator around. Step, module (as in ModuleRow) and innermost user range are those at the start of the
+    event, of device work at its launch. `device`, `stream`, `bytes` (of copies), `grid` and `block` (of kernels,
+    `512x1x1`) are of device work. None where there is none, or where it is not known.
+    """
+
+    event: int
+    name: str
+    category: str
+    start_ns: int
+    duration_ns: int
+    step: int | None
+    process: str
+    thread: str
+    device: int | None
+    stream: int | None
+    parent: int | None
+    operator: int | None
+    correlation: int | None
+    module: str | None
+    user_range: str | None
+    bytes: int | None
+    grid: str | None
+    block: str | None
+
+
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of the training step: data_loader, forward, backward, optimizer, other. Host times sum to the steps;
     device time is that of the work launched in the stage.
@@ -834,8 +863,8 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
     `operator_shapes`, `operator_arguments`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`,
-    `modules`, `kernel_groups`, `kernel_sequences`, `flops`, `memory_stretch`, `memory_stretch_operators` and
-    `allocations` are None where they were not asked for.
+    `modules`, `kernel_groups`, `kernel_sequences`, `flops`, `memory_stretch`, `memory_stretch_operators`, `allocations`
+    and `events` are None where they were not asked for.
     """
 
     rank: int | None
@@ -881,6 +910,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     memory_stretch: list[MemoryStretchRow] | None = None
     memory_stretch_operators: list[MemoryStretchOperator] | None = None
     allocations: Sequence[AllocationRow] | None = None
+    events: Sequence[EventRow] | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
