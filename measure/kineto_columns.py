@@ -155,7 +155,7 @@ class TraceColumns:
         self._categories = _Codes()
         self._rows = _Growing(_COLUMN_TYPES)
         self._device_rows = _Growing(_DEVICE_TYPES)
-        self._memory_rows: list[tuple[int, ...]] = []
+        self._memory_rows = _Growing(_MEMORY_TYPES)
         self._collectives: dict[int, CollectiveArguments] = {}
         self._shapes: dict[int, tuple[bytes, bytes]] = {}
         #: Shapes, and arguments, that are equal are there once.
@@ -343,6 +343,7 @@ class TraceColumns:
         times_ns = to_ns([event.ts for event in found])
         if times_ns is None:
             times_ns = np.array([one_to_ns(event.ts, str(event.ts)) for event in found], dtype=np.int64)
+        rows = []
         for event, time_ns in zip(found, times_ns.tolist(), strict=True):
             a = event.args
             if a is None or time_ns == NO_TIME or not is_int64(a.bytes):
@@ -351,7 +352,9 @@ class TraceColumns:
             values = (a.device_type, a.device, a.allocated, a.reserved, a.address)
             numbers = [value if is_int64(value) else NONE for value in values]
             thread = self._threads[_hashable(event.pid), _hashable(event.tid)]
-            self._memory_rows.append((time_ns, a.bytes, *numbers, thread))
+            rows.append((time_ns, a.bytes, *numbers, thread))
+        if rows:
+            self._memory_rows.append(*np.array(rows, dtype=np.int64).T)
 
     def absorb(self, later: "TraceColumns") -> None:
         """Append what another instance has collected of the events that follow, and empty it."""
@@ -367,7 +370,8 @@ class TraceColumns:
         ):
             row, *others = of_later.take()
             own.append(row + first, *others)
-        self._memory_rows += [(*row[:-1], int(threads[row[-1]])) for row in later._memory_rows]
+        *others, thread = later._memory_rows.take()
+        self._memory_rows.append(*others, threads[thread])
         self._collectives.update({first + row: found for row, found in later._collectives.items()})
         self._shapes.update({first + row: found for row, found in later._shapes.items()})
         self._addresses.update({first + row: found for row, found in later._addresses.items()})
@@ -453,15 +457,17 @@ class TraceColumns:
 
     def _build_memory(self, threads: list[tuple[str, str]], start_ns: Ints, warnings: list[str]) -> MemoryEvents:
         """Return the allocations whose time may be right, beside the events that start at `start_ns`."""
-        rows = np.array(self._memory_rows, dtype=np.int64).reshape(-1, len(MemoryEvents.__slots__))
-        if len(rows):
-            middle_ns = find_middle(start_ns if len(start_ns) else rows[:, 0])
-            far = np.abs(rows[:, 0] - middle_ns) >= PROFILE_NS_MAX
+        *columns, thread = self._memory_rows.take()
+        columns.append(_sort_codes(threads, thread)[1].astype(np.int64))
+        times_ns = columns[0]
+        order = np.argsort(times_ns, kind="stable")
+        if len(order):
+            middle_ns = find_middle(start_ns if len(start_ns) else times_ns)
+            far = np.abs(times_ns - middle_ns) >= PROFILE_NS_MAX
             if far.any():
                 warnings.append(f"{int(far.sum()):,} [memory] events left out: a time a day or more from the others")
-                rows = rows[~far]
-        rows[:, -1] = _sort_codes(threads, rows[:, -1])[1]
-        return MemoryEvents(*rows[np.argsort(rows[:, 0], kind="stable")].T)
+                order = order[~far[order]]
+        return MemoryEvents(*_put_in_order(columns, order))
 
     def _warnings(self, duration_ns: Ints) -> list[str]:
         reasons = sorted(self._rejected.items(), key=lambda item: (-item[1], item[0]))
@@ -481,6 +487,7 @@ class TraceColumns:
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
 _DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 _AUTOGRAD_TYPES = (np.int64, np.int64, np.int64)
+_MEMORY_TYPES = (np.int64,) * len(MemoryEvents.__slots__)
 _ARGUMENT_KEYS = (b'"Concrete Inputs"', b'"Input Strides"')
 DIMENSIONS_MAX = 3
 _MESSAGE_OPS = frozenset({"send", "recv"})
