@@ -219,8 +219,9 @@ class KinetoTrace:
     the reader of a damaged file first, which are `mended`; `left_out` counts events with impossible times by reason;
     `addresses` has the recorded arguments of the calls that send and receive, and of operators whose arguments are
     asked for, as JSON; `stream_waits` the waits of streams for events by row, empty unless they are asked for.
-    `autograd` is None, and `launch_shapes` (of kernels) empty, where it was not read. `counters` has the hardware
-    counters of each range of CUPTI's range profiler, by name.
+    `autograd` is None, `launch_shapes` (of kernels) and `arguments` (of operators: the JSON of the strides and of the
+    values of their inputs) are empty, where they were not read. `counters` has the hardware counters of each range of
+    CUPTI's range profiler, by name.
     """
 
     head: Mapping[str, Any]
@@ -243,6 +244,7 @@ class KinetoTrace:
     autograd: AutogradLinks | None = None
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     launch_shapes: Mapping[int, LaunchShape] = field(default_factory=dict)
+    arguments: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     def name(self, row: int) -> str:
         """Return the name of an event."""

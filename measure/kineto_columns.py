@@ -88,16 +88,19 @@ def read_trace(
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
     launches: bool = False,
+    arguments: bool = False,
 ) -> KinetoTrace:
     """Return the trace in these bytes, which may be cut anywhere; with `every_shape` the input shapes of all operators,
     otherwise only those that the breakdown uses; with `every_wait` the waits of streams for events; with the arguments
     of the operators and the splits of the collectives in `values_of`; with `autograd` the links of backward operators
-    to forward ones; with `launches` how kernels were launched. Raises TraceError with the reason and the byte.
+    to forward ones; with `launches` how kernels were launched; with `arguments` strides and values of the inputs of all
+    operators. Raises TraceError with the reason and the byte.
     """
     blocks = TraceBlocks(block_bytes)
     columns = TraceColumns(
-        every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd, launches=launches
-    )
+        every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd, launches=launches,
+        arguments=arguments,
+    )  # fmt: skip
     columns.read(blocks, chunks)
     return columns.build(blocks.head, blocks.warnings)
 
@@ -131,6 +134,7 @@ class TraceColumns:
         values_of: AbstractSet[str] = frozenset(),
         autograd: bool = False,
         launches: bool = False,
+        arguments: bool = False,
     ) -> None:
         """Begin without events. The options are those of `read_trace`."""
         self._values_of = MESSAGE_CALLS | values_of
@@ -138,6 +142,8 @@ class TraceColumns:
         self._every_wait = every_wait
         self._reads_autograd = autograd
         self._reads_launches = launches
+        self._reads_arguments = arguments
+        self._arguments: dict[int, tuple[bytes, bytes]] = {}
         self._launch_shapes: dict[int, LaunchShape] = {}
         self._distinct_launches: dict[LaunchShape, LaunchShape] = {}
         self._autograd_rows = _Growing(_AUTOGRAD_TYPES)
@@ -149,9 +155,10 @@ class TraceColumns:
         self._categories = _Codes()
         self._rows = _Growing(_COLUMN_TYPES)
         self._device_rows = _Growing(_DEVICE_TYPES)
-        self._memory_rows: list[tuple[int, ...]] = []
+        self._memory_rows = _Growing(_MEMORY_TYPES)
         self._collectives: dict[int, CollectiveArguments] = {}
         self._shapes: dict[int, tuple[bytes, bytes]] = {}
+        #: Shapes, and arguments, that are equal are there once.
         self._distinct_shapes: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._addresses: dict[int, bytes] = {}
         self._stream_waits: dict[int, StreamWait] = {}
@@ -195,7 +202,8 @@ class TraceColumns:
         first = len(self._rows)
         category, names = self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
         has_waits = self._every_wait and any(event.cat == WAITS_CATEGORY for event in complete)
-        if has_waits or self._has_values(first, names):
+        has_arguments = self._reads_arguments and any(map(block.mentions, _ARGUMENT_KEYS))
+        if has_waits or has_arguments or self._has_values(first, names):
             addresses = [one for one, kept in zip(block.read_addresses(), timed, strict=True) if kept]
             self._add_addresses(first, complete, addresses)
         if self._reads_autograd and block.mentions(b'"Sequence number"'):
@@ -271,12 +279,15 @@ class TraceColumns:
         return any(found.op in _MESSAGE_OPS or found.op in self._values_of for _, found in latest)
 
     def _add_addresses(self, first: int, complete: list[Any], addresses: list[Address]) -> None:
-        """Append to whom the messages of the rows from `first` on went, and for what streams waited."""
+        """Append to whom the messages of the rows from `first` on went, for what streams waited, and arguments."""
         for row, one in enumerate(addresses):
             if self._every_wait and is_int64(one.record_correlation) and is_int64(one.awaited) and is_int64(one.stream):
                 self._stream_waits[first + row] = StreamWait(one.stream, one.awaited, one.record_correlation)
             if len(one.concrete_inputs) and complete[row].name in self._values_of:
                 self._addresses[first + row] = bytes(one.concrete_inputs)
+            if self._reads_arguments and (len(one.concrete_inputs) or len(one.strides)):
+                arguments = (bytes(one.strides), bytes(one.concrete_inputs))
+                self._arguments[first + row] = self._distinct_shapes.setdefault(arguments, arguments)
             found = self._collectives.get(first + row)
             if found is not None:
                 self._collectives[first + row] = found._replace(
@@ -332,6 +343,7 @@ class TraceColumns:
         times_ns = to_ns([event.ts for event in found])
         if times_ns is None:
             times_ns = np.array([one_to_ns(event.ts, str(event.ts)) for event in found], dtype=np.int64)
+        rows = []
         for event, time_ns in zip(found, times_ns.tolist(), strict=True):
             a = event.args
             if a is None or time_ns == NO_TIME or not is_int64(a.bytes):
@@ -340,7 +352,9 @@ class TraceColumns:
             values = (a.device_type, a.device, a.allocated, a.reserved, a.address)
             numbers = [value if is_int64(value) else NONE for value in values]
             thread = self._threads[_hashable(event.pid), _hashable(event.tid)]
-            self._memory_rows.append((time_ns, a.bytes, *numbers, thread))
+            rows.append((time_ns, a.bytes, *numbers, thread))
+        if rows:
+            self._memory_rows.append(*np.array(rows, dtype=np.int64).T)
 
     def absorb(self, later: "TraceColumns") -> None:
         """Append what another instance has collected of the events that follow, and empty it."""
@@ -356,12 +370,14 @@ class TraceColumns:
         ):
             row, *others = of_later.take()
             own.append(row + first, *others)
-        self._memory_rows += [(*row[:-1], int(threads[row[-1]])) for row in later._memory_rows]
+        *others, thread = later._memory_rows.take()
+        self._memory_rows.append(*others, threads[thread])
         self._collectives.update({first + row: found for row, found in later._collectives.items()})
         self._shapes.update({first + row: found for row, found in later._shapes.items()})
         self._addresses.update({first + row: found for row, found in later._addresses.items()})
         self._stream_waits.update({first + row: found for row, found in later._stream_waits.items()})
         self._launch_shapes.update({first + row: found for row, found in later._launch_shapes.items()})
+        self._arguments.update({first + row: found for row, found in later._arguments.items()})
         self._stacks.update({first + row: found for row, found in later._stacks.items()})
         self._counters.update({first + row: found for row, found in later._counters.items()})
         self._phases.update(later._phases)
@@ -436,19 +452,22 @@ class TraceColumns:
             autograd=_place_autograd(self._autograd_rows.take(), place) if self._reads_autograd else None,
             counters=_place(self._counters, place),
             launch_shapes=_place(self._launch_shapes, place),
+            arguments=_place(self._arguments, place),
         )
 
     def _build_memory(self, threads: list[tuple[str, str]], start_ns: Ints, warnings: list[str]) -> MemoryEvents:
         """Return the allocations whose time may be right, beside the events that start at `start_ns`."""
-        rows = np.array(self._memory_rows, dtype=np.int64).reshape(-1, len(MemoryEvents.__slots__))
-        if len(rows):
-            middle_ns = find_middle(start_ns if len(start_ns) else rows[:, 0])
-            far = np.abs(rows[:, 0] - middle_ns) >= PROFILE_NS_MAX
+        *columns, thread = self._memory_rows.take()
+        columns.append(_sort_codes(threads, thread)[1].astype(np.int64))
+        times_ns = columns[0]
+        order = np.argsort(times_ns, kind="stable")
+        if len(order):
+            middle_ns = find_middle(start_ns if len(start_ns) else times_ns)
+            far = np.abs(times_ns - middle_ns) >= PROFILE_NS_MAX
             if far.any():
                 warnings.append(f"{int(far.sum()):,} [memory] events left out: a time a day or more from the others")
-                rows = rows[~far]
-        rows[:, -1] = _sort_codes(threads, rows[:, -1])[1]
-        return MemoryEvents(*rows[np.argsort(rows[:, 0], kind="stable")].T)
+                order = order[~far[order]]
+        return MemoryEvents(*_put_in_order(columns, order))
 
     def _warnings(self, duration_ns: Ints) -> list[str]:
         reasons = sorted(self._rejected.items(), key=lambda item: (-item[1], item[0]))
@@ -468,6 +487,8 @@ class TraceColumns:
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
 _DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 _AUTOGRAD_TYPES = (np.int64, np.int64, np.int64)
+_MEMORY_TYPES = (np.int64,) * len(MemoryEvents.__slots__)
+_ARGUMENT_KEYS = (b'"Concrete Inputs"', b'"Input Strides"')
 DIMENSIONS_MAX = 3
 _MESSAGE_OPS = frozenset({"send", "recv"})
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])

@@ -121,12 +121,14 @@ class ExactCompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 class Address(msgspec.Struct, gc=False):
     """Fields of an event's `args` that say to whom a message goes, of NCCL's kernels and of torch's calls, how much
-    of an all-to-all goes to whom, or for what a stream waits (cuda_sync, "Stream Wait Event").
+    of an all-to-all goes to whom, for what a stream waits (cuda_sync, "Stream Wait Event"), or how the inputs of an
+    operator lie in memory.
     """
 
     source: Any = msgspec.field(default=None, name="Src Rank")
     destination: Any = msgspec.field(default=None, name="Dst Rank")
     concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
+    strides: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Strides")
     in_split: Any = msgspec.field(default=None, name="In split size")
     stream: Any = None
     awaited: Any = msgspec.field(default=None, name="wait_on_stream")
@@ -261,8 +263,8 @@ class EventBlock:
         return self._read_again(_EXACT_BLOCK, _EXACT_EVENT)
 
     def read_addresses(self) -> list[Address]:
-        """Return of each complete event to whom its message went, if it is one, and for what its stream waits, if it is
-        a wait. It decodes the block again.
+        """Return of each complete event to whom its message went, if it is one, for what its stream waits, if it is a
+        wait, and the values and strides of its inputs, if it is an operator. It decodes the block again.
         """
         found = self._read_again(_ADDRESSED_BLOCK, _ADDRESSED_EVENT)
         return [event.args or Address() for event in found if type(event) is AddressedEvent]

@@ -5,6 +5,7 @@ Everything is computed at most once, when it is first asked for.
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -271,6 +272,16 @@ class RankView:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
+        """Return the chosen ones of the profiler's steps, by start."""
+        return tuple(
+            step
+            for step in self.all_steps
+            if (self._first_step is None or step.number >= self._first_step)
+            and (self._end_step is None or step.number < self._end_step)
+        )
+
+    @cached_property
+    def all_steps(self) -> tuple[Step, ...]:
         """Return the profiler's steps by start. Of a number that occurs twice (several threads may record it) the first
         counts.
         """
@@ -281,10 +292,7 @@ class RankView:
         found = sorted((start, end, number) for number, (start, end) in first.items())
         starts = [start for start, _, _ in found[1:]] + [found[-1][1]] if found else []
         return tuple(
-            Step(number, start, end, following)
-            for (start, end, number), following in zip(found, starts, strict=True)
-            if (self._first_step is None or number >= self._first_step)
-            and (self._end_step is None or number < self._end_step)
+            Step(number, start, end, following) for (start, end, number), following in zip(found, starts, strict=True)
         )
 
     @cached_property
@@ -306,13 +314,12 @@ class RankView:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def find_step_numbers(self, times_ns: Ints) -> list[int | None]:
-        """Return the number of the step in which each time lies, None outside of the steps."""
-        starts_ns = np.array([step.start_ns for step in self.steps], dtype=np.int64)
-        places = (np.searchsorted(starts_ns, times_ns, side="right") - 1).tolist()
-        return [
-            self.steps[place].number if place >= 0 and time_ns < self.steps[place].next_start_ns else None
-            for place, time_ns in zip(places, times_ns.tolist(), strict=True)
-        ]
+        """Return the number of the chosen step in which each time lies, None outside of them."""
+        return [None if number == NONE else number for number in _find_numbers(self.steps, times_ns).tolist()]
+
+    def number_steps(self, times_ns: Ints) -> Ints:
+        """Return the number of the step in which each time lies, chosen or not, NONE outside of the steps."""
+        return _find_numbers(self.all_steps, times_ns)
 
     # -- the sets of time ---------------------------------------------------------------------------------------------
 
@@ -370,3 +377,12 @@ class RankView:
         if len(starts_ns) == 0:
             starts_ns = self.trace.memory.time_ns
         return int(starts_ns.min()) if len(starts_ns) else 0
+
+
+def _find_numbers(steps: Sequence[Step], times_ns: Ints) -> Ints:
+    """Return the number of the step in which each time lies, NONE outside of these."""
+    if not steps:
+        return np.full(len(times_ns), NONE, dtype=np.int64)
+    number, start_ns, _, end_ns = np.array(steps, dtype=np.int64).T
+    place = np.searchsorted(start_ns, times_ns, side="right") - 1
+    return np.where((place >= 0) & (times_ns < end_ns[place]), number[place], NONE)

@@ -11,6 +11,7 @@ from rankscope.collector.commands.memory import write_flows_of
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.analysis import ALL_CYCLES
+from rankscope.collector.traces.column_table import encode_table
 from rankscope.collector.traces.files import STDIN, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns, compile_groups, read_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_DEFAULT, LENGTH_MAX
@@ -112,6 +113,7 @@ class Analyze:
                     rank_from=options.rank_from,
                     communication_kernels=options.communication_kernels,
                     shapes=options.shapes,
+                    arguments=options.arguments,
                     critical_path=options.critical_path,
                     all_to_all=options.all_to_all,
                     roofline=options.roofline,
@@ -122,6 +124,8 @@ class Analyze:
                     sequences=options.sequences,
                     flops=options.flops,
                     memory_every=options.memory_every,
+                    allocations=options.allocations,
+                    memory_between=options.memory_between,
                     memory_flow=options.memory_flow is not None,
                     nest=options.nest,
                     by_thread=options.by_thread,
@@ -133,7 +137,7 @@ class Analyze:
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE
-        wants_text = give_json(options, report)
+        wants_text = give_json(options, report, encode_table)
         _write_outputs(report, options, sort_by)
         if report.ranks and wants_text:
             print(render_text(report, options.top, sort_by=sort_by))
@@ -205,6 +209,12 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         "--shapes",
         action="store_true",
         help="also the operators by the shapes of their inputs, recorded with record_shapes=True; takes longer",
+    )
+    parser.add_argument(
+        "--arguments",
+        action="store_true",
+        help="also the operators by shapes, strides and values of their inputs, recorded with record_shapes=True; "
+        "takes longer",
     )
     parser.add_argument(
         "--modules",
@@ -317,6 +327,18 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="FILE",
         help="draw the memory of each device, time by address, into this SVG file; needs profile_memory=True",
+    )
+    parser.add_argument(
+        "--allocations",
+        action="store_true",
+        help="also the single allocations of memory, the largest first; needs profile_memory=True",
+    )
+    parser.add_argument(
+        "--memory-between",
+        default=None,
+        metavar="A:B",
+        help="also the memory of a stretch of time, the end not included: of steps, as 3:5, or from the start of the "
+        "trace, as 120ms:450ms; --allocations are then those made or freed in it",
     )
     parser.add_argument(
         "--memory-every",

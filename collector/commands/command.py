@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -123,12 +123,12 @@ def asks_for_json(options: argparse.Namespace) -> bool:
     return bool(options.json) or options.json_file is not None
 
 
-def give_json(options: argparse.Namespace, value: object) -> bool:
-    """Print and write what a command has found as JSON, as far as it is asked to. Return whether the text is wanted.
-    Raises UnavailableError where the file cannot be written.
+def give_json(options: argparse.Namespace, value: object, encode_other: Callable[[Any], object] | None = None) -> bool:
+    """Print and write what a command has found as JSON, as far as it is asked to; `encode_other` is a hook of msgspec.
+    Return whether the text is wanted. Raises UnavailableError where the file cannot be written.
     """
     if asks_for_json(options):
-        content = msgspec.json.format(msgspec.json.encode(value), indent=2)
+        content = msgspec.json.format(msgspec.json.encode(value, enc_hook=encode_other), indent=2)
         if options.json_file is not None:
             write_output(options.json_file, "--json-file", content + b"\n")
         if options.json:

@@ -10,11 +10,12 @@ from rankscope.collector.traces.report import ModuleRow, TraceReport
 _MODULES = Section(
     "modules", "Modules",
     "Instances of nn.Module in the tree of their calls: device time launched in the forward (fwd) and in the backward "
-    "operators (bwd) of what ran in them, and host time; self is without the modules inside. What belongs to no "
-    "module has rows of its own, so that self times sum to all device work.",
+    "operators (bwd) of what ran in them, and host time; self is without the modules inside. Operators are those that "
+    "its forward called itself, in all calls. What belongs to no module has rows of its own, so that self times sum to "
+    "all device work.",
     columns_of(
-        "<module, calls, fwd self ms, fwd ms, bwd self ms, bwd ms, host fwd self ms, host fwd ms, host bwd self ms, "
-        "host bwd ms"
+        "<module, calls, operators, fwd self ms, fwd ms, bwd self ms, bwd ms, host fwd self ms, host fwd ms, "
+        "host bwd self ms, host bwd ms"
     ), "No nn.Module was called in a trace that has Python frames.",
 )  # fmt: skip
 _TIMES = (
@@ -77,4 +78,9 @@ def _cells(rows: list[ModuleRow]) -> Cells:
         return sum(values) if values else None
 
     name = INDENT * rows[0].depth + rows[0].name
-    return (text_cell(name), amount(total("count")), *(ms(total(field)) for field in _TIMES))
+    return (
+        text_cell(name),
+        amount(total("count")),
+        amount(total("operator_self_count")),
+        *(ms(total(field)) for field in _TIMES),
+    )

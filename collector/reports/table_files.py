@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rankscope.collector.traces.data_frames import Rows, build_tables
+from rankscope.collector.traces.column_table import ColumnTable
+from rankscope.collector.traces.data_frames import Table, build_tables
 from rankscope.collector.traces.report import TraceReport
 from rankscope.measure.errors import SettingError, UnavailableError
 
@@ -32,7 +33,7 @@ def write_tables(report: TraceReport, folder: Path, kind: str) -> list[Path]:
         for name, rows in build_tables(report).items():
             if rows:
                 path = folder / f"{name}.{kind}"
-                write(path, [_flatten(row) for row in rows])
+                write(path, rows)
                 written.append(path)
     except OSError as error:
         problem = f"{folder} (from --tables) cannot be written: {error.strerror}. Name another folder."
@@ -40,25 +41,28 @@ def write_tables(report: TraceReport, folder: Path, kind: str) -> list[Path]:
     return written
 
 
-def _flatten(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in row.items()}
+def _flatten(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def _columns_of(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+def _columns_of(rows: Table) -> list[str]:
+    return list(rows.columns if isinstance(rows, ColumnTable) else dict.fromkeys(name for row in rows for name in row))
 
 
-def _write_csv(path: Path, rows: Rows) -> None:
+def _read(rows: Table, name: str) -> list[Any]:
+    return rows.read(name) if isinstance(rows, ColumnTable) else [_flatten(row.get(name)) for row in rows]
+
+
+def _write_csv(path: Path, rows: Table) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _columns_of(rows))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _flatten(value) for name, value in row.items()} for row in rows)
 
 
-def _write_parquet(path: Path, rows: Rows) -> None:
+def _write_parquet(path: Path, rows: Table) -> None:
     pa, parquet = _import_pyarrow()
-    columns = {name: [row.get(name) for row in rows] for name in _columns_of(rows)}
-    parquet.write_table(pa.table(columns), path)
+    parquet.write_table(pa.table({name: pa.array(_read(rows, name)) for name in _columns_of(rows)}), path)
 
 
 def _import_pyarrow() -> tuple[Any, Any]:

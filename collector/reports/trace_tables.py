@@ -23,6 +23,7 @@ from rankscope.collector.reports.kernel_tables import (
     build_launches,
     build_sequences,
 )
+from rankscope.collector.reports.memory_tables import NO_MEMORY, build_allocations, build_by_operator, build_stretch
 from rankscope.collector.reports.module_table import build_modules
 from rankscope.collector.reports.sorted_tables import build_operator_groups, build_range_kernels, build_sorted_sections
 from rankscope.collector.reports.source_links import source_cell
@@ -265,7 +266,6 @@ _PARTS_EXPLAINED = (
 )
 _NO_STEPS = "No steps: call profiler.step() once a step."
 _ONE_RANK = "One rank's trace: waiting shows only where all ranks are compared."
-_NO_MEMORY = "No memory events: record with profile_memory=True."
 _RANKS = Section(
     "ranks", "Distributed overview, by rank", f"{_PARTS_EXPLAINED}.", columns_of(f"rank, {_PARTS}, <file"),
     "No trace could be used.",
@@ -354,7 +354,7 @@ _MODEL = Section(
 _MEMORY = Section(
     "memory", "Memory",
     "The allocators' peaks and when they were reached; growth is from the first step's end to the last one's.",
-    columns_of("rank, device, peak MiB, at ms, reserved MiB, growth MiB, <growth by step (MiB)"), _NO_MEMORY,
+    columns_of("rank, device, peak MiB, at ms, reserved MiB, growth MiB, <growth by step (MiB)"), NO_MEMORY,
 )  # fmt: skip
 
 
@@ -366,7 +366,7 @@ _MEMORY_PEAK = Section(
     columns_of(
         "rank, device, peak MiB, older MiB, parameters MiB, gradients MiB, optimizer state MiB, activations MiB, "
         "temporary MiB, unknown MiB, fragmentation %, <model recorded"
-    ), _NO_MEMORY,
+    ), NO_MEMORY,
 )  # fmt: skip
 
 
@@ -728,6 +728,20 @@ _OPERATOR_SHAPES = _ByName(
     lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     by=("device_self_ns", "host_self_ns"),
 )  # fmt: skip
+_OPERATOR_ARGUMENTS = _ByName(
+    Section(
+        "operator_arguments", "Operators by arguments",
+        "Operators as above, by all that was recorded of their inputs: shapes and types, and of each the strides of a "
+        "tensor, `(64, 1)`, or its value.",
+        columns_of(
+            "<operator, <inputs, <strides or value, calls, device self ms, device total ms, host self ms, host total ms"
+        ),
+        "No operators: record with ProfilerActivity.CPU.",
+    ),
+    lambda rank: rank.operator_arguments or (), ("name", "shapes", "arguments"),
+    lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
+    by=("device_self_ns", "host_self_ns"),
+)  # fmt: skip
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
@@ -805,14 +819,8 @@ def _collective_sizes(report: TraceReport, top: int) -> Section:
     return _COLLECTIVE_SIZES.of(rows, top)
 
 
-# -- memory by operator, warnings -------------------------------------------------------------------------------------
+# -- memory at the peak, warnings --------------------------------------------------------------------------------------
 
-_MEMORY_OPERATORS = Section(
-    "memory_operators", "Memory by operator",
-    "Memory that each operator allocated itself, on all ranks, and the part that outlived it; in all is with what the "
-    "operators inside it allocated.",
-    columns_of("<operator, <where, allocations, allocated MiB, kept MiB, allocated in all MiB"), _NO_MEMORY,
-)  # fmt: skip
 _WARNINGS = Section(
     "warnings", "Warnings", "Irregularities in the traces, and their effect on the numbers.",
     columns_of("<warning, files, <ranks"), "No warnings.", is_prose=True,
@@ -822,7 +830,7 @@ _WARNINGS = Section(
 _MEMORY_LARGEST = Section(
     "memory_largest", "Largest memory at the peak",
     "What was there at the peak of each rank, by the operator that allocated it; memory older than the trace is not.",
-    columns_of("rank, <device, <operator, <where, <category, bytes MiB, allocations, largest MiB"), _NO_MEMORY,
+    columns_of("rank, <device, <operator, <where, <category, bytes MiB, allocations, largest MiB"), NO_MEMORY,
 )  # fmt: skip
 
 
@@ -840,21 +848,6 @@ def _memory_largest(report: TraceReport, top: int) -> Section:
         for rank, device, row in found
     ]  # fmt: skip
     return _MEMORY_LARGEST.of(rows, top)
-
-
-def _memory_operators(report: TraceReport, top: int) -> Section:
-    found: dict[tuple[str, str], tuple[int, ...]] = {}
-    for one in chain.from_iterable(rank.memory for rank in report.ranks):
-        for row in one.operators:
-            key = (row.operator, "CPU" if one.device is None else "device")
-            mine = (row.allocated_bytes, row.total_allocated_bytes, row.count, row.kept_bytes)
-            found[key] = tuple(map(sum, zip(found.get(key, (0, 0, 0, 0)), mine, strict=True)))
-    ordered = sorted(found.items(), key=lambda item: (-item[1][0], -item[1][1]))
-    rows = [
-        (*map(text_cell, key), amount(count), mib(size), mib(kept), mib(total))
-        for key, (size, total, count, kept) in ordered
-    ]
-    return _MEMORY_OPERATORS.of(rows, top)
 
 
 def _warnings(report: TraceReport, top: int) -> Section:
@@ -883,7 +876,11 @@ def build_sections(
     kernels, copies and ranges are the summaries sorted by it.
     """
     of_ranks = rank_rows_max or top
-    by_shape = [_OPERATOR_SHAPES] if any(rank.operator_shapes is not None for rank in report.ranks) else []
+    by_inputs = [
+        table
+        for table in (_OPERATOR_SHAPES, _OPERATOR_ARGUMENTS)
+        if any(getattr(rank, table.section.key) is not None for rank in report.ranks)
+    ]
     return [
         *build_difference_sections(report.comparison, top),
         *build_cycle_sections(report.cycles, of_ranks),
@@ -911,7 +908,7 @@ def build_sections(
         *_bandwidths(report, of_ranks),
         *build_operator_groups(report, top),
         *build_range_kernels(report, top),
-        *(table.build(report, top) for table in (*by_shape, _SYNCHRONIZATIONS)),
+        *(table.build(report, top) for table in (*by_inputs, _SYNCHRONIZATIONS)),
         *build_roofline_sections(report.ranks, top),
         *build_kernel_groups(report),
         *build_launches(report, top),
@@ -920,6 +917,8 @@ def build_sections(
         _by_rank(report, _MEMORY, _of_memory, of_ranks),
         _by_rank(report, _MEMORY_PEAK, _of_memory_peak, of_ranks),
         _memory_largest(report, top),
-        _memory_operators(report, top),
+        build_by_operator(report, top),
+        *build_stretch(report, top, of_ranks),
+        *build_allocations(report, top),
         _warnings(report, top),
     ]

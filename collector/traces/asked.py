@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rankscope.collector.traces.kernel_groups import KernelGroup, Patterns, compile_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_MAX
+from rankscope.collector.traces.memory_stretch import Stretch
 from rankscope.collector.traces.operator_groups import GroupsAsked
 from rankscope.measure.device_peaks import PeakOverride
 from rankscope.measure.errors import SettingError
@@ -22,7 +23,8 @@ class FlopsAsked(NamedTuple):
 class Asked(NamedTuple):
     """What is asked for; `roofline` is None, or the peaks that the user gives; `kernel_groups` None, or those of
     the user; `sequence_length` 0, or the most kernels of a sequence; `flops` None, or how to count them; `memory_every`
-    0, or of how many operators one is a point of the curve of memory; `operator_groups` None, or how to group them.
+    0, or of how many operators one is a point of the curve of memory; `operator_groups` None, or how to group them;
+    `memory_between` None, or the stretch of time whose memory is summed, and to which `allocations` are limited.
     """
 
     shapes: bool = False
@@ -37,16 +39,20 @@ class Asked(NamedTuple):
     memory_flow: bool = False
     operator_groups: GroupsAsked | None = None
     launches: bool = False
+    arguments: bool = False
+    allocations: bool = False
+    memory_between: Stretch | None = None
+    events: bool = False
 
     @property
     def every_shape(self) -> bool:
         """Return whether the shapes of all operators are needed."""
-        return self.shapes or self.roofline is not None or self.flops is not None
+        return self.shapes or self.arguments or self.roofline is not None or self.flops is not None
 
     @property
     def autograd(self) -> bool:
         """Return whether the links of backward operators to forward ones are needed."""
-        return self.modules or self.flops is not None
+        return self.modules or self.allocations or self.events or self.flops is not None
 
     @property
     def values_of(self) -> frozenset[str]:

@@ -7,17 +7,22 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces import tables
+from rankscope.collector.traces.allocations import has_addresses, list_allocations
 from rankscope.collector.traces.asked import Asked
+from rankscope.collector.traces.event_rows import list_events
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_launches import sum_launches
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.made_tables import Makers
+from rankscope.collector.traces.memory import split_allocators
+from rankscope.collector.traces.memory_stretch import find_bounds, sum_stretch
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.operator_groups import sum_operator_groups
 from rankscope.collector.traces.report import (
     DeviceReport,
     KernelLaunchRow,
+    OperatorArgumentsRow,
     OperatorShapeRow,
     RangeKernelRow,
     RankReport,
@@ -32,7 +37,9 @@ from rankscope.measure.rank_view import RankView
 RANGE_KERNELS_MAX = 10_000
 KERNEL_LAUNCHES_MAX = 10_000
 OPERATOR_SHAPES_MAX = 10_000
-"""Operators by shape of one trace, those with the most time: about 3 MB of JSON. Sequences of any length have many."""
+"""Operators by shape, and by arguments, of one trace, those with the most time: about 3 MB of JSON. Sequences of any
+length have many.
+"""
 
 
 def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequence[DeviceReport]) -> Makers:
@@ -46,6 +53,8 @@ def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequen
     }
     if asked.shapes:
         makers["operator_shapes"] = partial(tables.sum_operators_by_shape, view)
+    if asked.arguments:
+        makers["operator_arguments"] = partial(tables.sum_operators_by_arguments, view)
     if asked.modules:
         makers["modules"] = partial(sum_modules, view)
     if asked.roofline is not None:
@@ -60,22 +69,38 @@ def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequen
         makers["kernel_sequences"] = partial(sum_sequences, view, asked.sequence_length)
     if asked.flops is not None:
         makers["flops"] = partial(profile_model, view, _name_devices(device, devices), asked.flops)
+    return {**makers, **_list_columns(view, asked)}
+
+
+def _list_columns(view: RankView, asked: Asked) -> Makers:
+    """Return what makes the memory of a stretch of time, and the tables with a row for each allocation and event."""
+    makers: dict[str, Callable[[], Any]] = {}
+    if asked.memory_between is not None:
+        makers["memory_stretch"] = partial(sum_stretch, view, asked.memory_between)
+    if asked.allocations:
+        makers["allocations"] = partial(list_allocations, view, asked.memory_between)
+    if asked.events:
+        makers["events"] = partial(list_events, view)
     return makers
 
 
 def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[str, Any]) -> RankReport:
     """Return the report with the tables of `list_asked`, made, and with warnings of what is left out or not known."""
     shapes: list[OperatorShapeRow] | None = made.get("operator_shapes")
+    arguments: list[OperatorArgumentsRow] | None = made.get("operator_arguments")
     roofline: list[RooflineRow] | None = made.get("roofline")
     range_kernels: list[RangeKernelRow] | None = made.get("range_kernels")
     launches: list[KernelLaunchRow] | None = made.get("kernel_launches")
     modules, modules_left_out = made.get("modules", (None, 0))
+    stretch, stretch_operators = made.get("memory_stretch", (None, None))
     warnings = [
         *report.warnings,
         *_warn_of_rest(len(shapes or ()) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
+        *_warn_of_rest(len(arguments or ()) - OPERATOR_SHAPES_MAX, "operators by arguments", OPERATOR_SHAPES_MAX),
         *_warn_of_rest(len(range_kernels or ()) - RANGE_KERNELS_MAX, "kernels in user ranges", RANGE_KERNELS_MAX),
         *_warn_of_rest(len(launches or ()) - KERNEL_LAUNCHES_MAX, "kernels by launch", KERNEL_LAUNCHES_MAX),
         *_warn_of_rest(modules_left_out, "modules", MODULES_MAX),
+        *_warn_of_memory(view, asked),
         *([NO_FRAMES] if asked.modules and not modules and not len(view.trace.rows(Category.PYTHON)) else []),
         *(_warn_of_roofline(report.device, roofline or [], asked.roofline) if asked.roofline is not None else []),
     ]
@@ -83,6 +108,7 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
         report,
         warnings=warnings,
         operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if shapes is not None else None,
+        operator_arguments=arguments[:OPERATOR_SHAPES_MAX] if arguments is not None else None,
         operator_groups=made.get("operator_groups"),
         kernel_launches=launches[:KERNEL_LAUNCHES_MAX] if launches is not None else None,
         range_kernels=range_kernels[:RANGE_KERNELS_MAX] if range_kernels is not None else None,
@@ -91,6 +117,10 @@ def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[st
         kernel_sequences=made.get("kernel_sequences"),
         roofline=roofline[:ROOFLINE_ROWS_MAX] if roofline is not None else None,
         flops=made.get("flops"),
+        memory_stretch=stretch,
+        memory_stretch_operators=stretch_operators,
+        allocations=made.get("allocations"),
+        events=made.get("events"),
     )
 
 
@@ -101,6 +131,15 @@ def _name_devices(device: str | None, devices: Sequence[DeviceReport]) -> list[s
 
 def _warn_of_rest(left_out: int, what: str, rows_max: int) -> list[str]:
     return [f"{left_out:,} {what} left out, those with the least time: {rows_max:,} are listed"] if left_out > 0 else []
+
+
+def _warn_of_memory(view: RankView, asked: Asked) -> list[str]:
+    found = []
+    if asked.memory_between is not None and find_bounds(view, asked.memory_between) is None:
+        found.append("nothing of the stretch of --memory-between is in it: no memory of it")
+    if asked.allocations and not all(has_addresses(view, mine) for _, mine in split_allocators(view)):
+        found.append("memory events without addresses: the single allocations are not known")
+    return found
 
 
 def _warn_of_roofline(device: str | None, rows: list[RooflineRow], override: PeakOverride) -> list[str]:

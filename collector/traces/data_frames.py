@@ -5,14 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rankscope.collector.traces.column_table import ColumnTable, join_tables
+
 if TYPE_CHECKING:
     from rankscope.collector.traces.report import RankReport, TraceReport
 
 Rows = list[dict[str, Any]]
+Table = Rows | ColumnTable[dict[str, Any]]
 
 ASKED_OF_RANKS = (
     "cpu_use",
     "operator_shapes",
+    "operator_arguments",
     "operator_groups",
     "range_kernels",
     "kernel_launches",
@@ -21,11 +25,17 @@ ASKED_OF_RANKS = (
     "kernel_groups",
     "kernel_sequences",
     "flops",
+    "memory_stretch",
+    "memory_stretch_operators",
+    "allocations",
+    "events",
 )
 """Tables of a rank that are None where they were not asked for."""
+COLUMNS = ("allocations", "events")
+"""Tables of a rank that may have millions of rows, held as columns."""
 
 
-def build_tables(report: "TraceReport") -> dict[str, Rows]:
+def build_tables(report: "TraceReport") -> dict[str, Table]:
     """Return the rows of every table by name. What is a list in the report is a table of its name; those of ranks have
     the rank in each row. `ranks` has the figures of whole traces, `signs` the input of the advice, `warnings` a line
     each; `findings`, `standings`, `waits`, `matched_collectives` and `pipeline_stages` are of the comparison of ranks,
@@ -35,6 +45,7 @@ def build_tables(report: "TraceReport") -> dict[str, Rows]:
     tables: dict[str, Rows] = {"ranks": []}
     for rank in report.ranks:
         _add_rank(tables, rank)
+    columns = {name: join_tables(found) for name in COLUMNS if (found := _find_columns(report, name))}
     of_all = {name: getattr(report, name) for name in report.__struct_fields__ if name != "ranks"}
     tables |= {name: _to_rows(value) for name, value in of_all.items() if isinstance(value, list)}
     across = report.cross_rank
@@ -51,11 +62,17 @@ def build_tables(report: "TraceReport") -> dict[str, Rows]:
     if report.all_to_all is not None:
         tables["all_to_all_ranks"] = _to_rows(report.all_to_all.ranks)
         tables["all_to_all_calls"] = _to_rows(report.all_to_all.calls)
-    return tables
+    return {**tables, **columns}
+
+
+def _find_columns(report: "TraceReport", name: str) -> list[tuple[int | None, ColumnTable[Any]]]:
+    """Return the tables of this name that ranks have as columns, with the rank."""
+    found = ((rank.rank, getattr(rank, name)) for rank in report.ranks)
+    return [(rank, table) for rank, table in found if table is not None]
 
 
 def _add_rank(tables: dict[str, Rows], rank: "RankReport") -> None:
-    fields: dict[str, Any] = msgspec.to_builtins(rank)
+    fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(rank, **dict.fromkeys(COLUMNS)))
     key = {"rank": rank.rank}
     for name, rows in _find_tables(fields).items():
         tables.setdefault(name, []).extend({**key, **row} for row in rows)

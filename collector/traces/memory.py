@@ -17,16 +17,15 @@ def summarize_memory(view: RankView, every: int = 0, *, with_flow: bool = False)
     """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`. `every`: of so
     many operators one is a point of the curve; 0: its points are events. `with_flow` adds the chart.
     """
+    return [_summarize(view, mine, device, every, with_flow=with_flow) for device, mine in split_allocators(view)]
+
+
+def split_allocators(view: RankView) -> list[tuple[int | None, Ints]]:
+    """Return the device of each allocator, None for the CPU, which is the first, and its events."""
     memory = view.trace.memory
     pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
     return [
-        _summarize(
-            view,
-            np.flatnonzero((memory.device_type == kind) & (memory.device == device)),
-            None if kind == CPU_TYPE else device,
-            every,
-            with_flow=with_flow,
-        )
+        (None if kind == CPU_TYPE else device, np.flatnonzero((memory.device_type == kind) & (memory.device == device)))
         for kind, device in pairs
     ]
 
@@ -37,7 +36,7 @@ def _summarize(view: RankView, mine: Ints, device: int | None, every: int, *, wi
     peak = int(np.argmax(held))
     times_ns = memory.time_ns[mine]
     reserved = memory.reserved_bytes[mine]
-    at_steps = [_held_at(times_ns, held, step.next_start_ns) for step in view.steps]
+    at_steps = [held_at(memory, mine, held, step.next_start_ns) for step in view.steps]
     growth = [after - before for before, after in pairwise(at_steps)]
     followed = follow_memory(view, mine, device, every=every, with_flow=with_flow)
     return MemoryReport(
@@ -47,7 +46,7 @@ def _summarize(view: RankView, mine: Ints, device: int | None, every: int, *, wi
         reserved_peak_bytes=int(reserved.max()) if (reserved != NONE).any() else None,
         growth_bytes=sum(growth),
         growth_by_step_bytes=growth,
-        operators=_sum_operators(view, memory, mine),
+        operators=sum_operators(view, mine),
         timeline=followed.timeline if followed is not None else None,
         flow=followed.flow if followed is not None else None,
     )
@@ -61,15 +60,18 @@ def held_bytes(memory: MemoryEvents, mine: Ints) -> Ints:
     return totals if (totals != NONE).all() else np.cumsum(memory.bytes[mine])
 
 
-def _held_at(times_ns: Ints, held: Ints, time_ns: int) -> int:
-    place = int(np.searchsorted(times_ns, time_ns, side="left")) - 1
-    return int(held[place]) if place >= 0 else 0
+def held_at(memory: MemoryEvents, mine: Ints, held: Ints, time_ns: int) -> int:
+    """Return the bytes held just before a time; `held` are those after each of the events `mine`."""
+    place = int(np.searchsorted(memory.time_ns[mine], time_ns, side="left")) - 1
+    return int(held[place]) if place >= 0 else max(int(held[0] - memory.bytes[mine[0]]), 0)
 
 
-def _sum_operators(view: RankView, memory: MemoryEvents, mine: Ints) -> list[MemoryRow]:
-    """Return for each operator the bytes that it allocated itself, those of them that it did not free, and both with
-    the operators inside it; what was allocated outside of operators has a row, too.
+def sum_operators(view: RankView, mine: Ints, between_ns: tuple[int, int] | None = None) -> list[MemoryRow]:
+    """Return for each operator the bytes that it allocated itself in these events, those of them that it did not free,
+    and both with the operators inside it; what was allocated outside of operators has a row, too. The calls are those
+    that ran between two times, of all without these.
     """
+    memory = view.trace.memory
     nesting, names = view.host.operators, view.events.name[view.host.operator_rows]
     inside = nesting.find_innermost(memory.thread[mine].astype(np.int32), memory.time_ns[mine])
     size = memory.bytes[mine]
@@ -88,7 +90,9 @@ def _sum_operators(view: RankView, memory: MemoryEvents, mine: Ints) -> list[Mem
         of_name = np.zeros(len(codes), dtype=np.int64)
         np.add.at(of_name, which, of_call[touched])
         sums.append(of_name.tolist())
-    calls = np.bincount(names, minlength=1)
+    first_ns, end_ns = between_ns or (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+    runs = (view.host.operators.start_ns < end_ns) & (view.host.operators.end_ns > first_ns)
+    calls = np.bincount(names[runs], minlength=len(view.trace.names))
     rows = [
         MemoryRow(
             operator=view.trace.names[code], count=count, allocated_bytes=allocated, kept_bytes=kept,

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.collector.traces.column_table import Texts, text_column
 from rankscope.collector.traces.module_ranges import find_module_ranges
 from rankscope.collector.traces.report import ModuleRow
 from rankscope.measure.backward_links import find_backward
 from rankscope.measure.capture_limits import MODULE_PREFIX
 from rankscope.measure.errors import TraceError
-from rankscope.measure.kineto import NONE, Ints
+from rankscope.measure.kineto import NONE, Codes, Ints
 from rankscope.measure.kineto_columns import bound_name
 from rankscope.measure.nesting import OUTSIDE, Nesting
 from rankscope.measure.rank_view import RankView
@@ -90,10 +91,14 @@ class ModuleRanges(NamedTuple):
 
     def find(self, view: RankView, rows: Ints) -> Ints:
         """Return the innermost of these ranges around the start of each row, OUTSIDE for none."""
-        return _find_around(view, self.rows[~self.is_backward], self.nesting, rows)
+        return self.find_at(view, view.events.thread[rows], view.events.start_ns[rows])
+
+    def find_at(self, view: RankView, threads: Codes, times_ns: Ints) -> Ints:
+        """Return the innermost of these ranges that is open at each time on a thread, OUTSIDE for none."""
+        return _find_around(view, self.rows[~self.is_backward], self.nesting, threads, times_ns)
 
     def path_of(self, found: Ints) -> Ints:
-        """Return the paths of these ranges, OUTSIDE for none."""
+        """Return the paths of these ranges, OUTSIDE for none, NO_FORWARD where the forward one is not in the trace."""
         return np.where(found == OUTSIDE, OUTSIDE, self.path[found])
 
 
@@ -129,6 +134,18 @@ def find_module_calls(view: RankView) -> ModuleCalls | None:
     return ModuleCalls(tree, _find_ranges(view, frames, nesting, tree), count, length_ns)
 
 
+def find_module_names(view: RankView, threads: Codes, times_ns: Ints) -> Texts:
+    """Return the path of the module to which what runs on these threads at these times belongs, as a column; none
+    where it belongs to no module, and without ranges of modules. Raises TraceError as `find_module_calls`.
+    """
+    found = find_module_calls(view)
+    if found is None:
+        return Texts(np.full(len(times_ns), NONE, dtype=np.int32), [])
+    paths = np.maximum(found.ranges.path_of(found.ranges.find_at(view, threads, times_ns)), NONE)
+    names = {place: found.tree.path(place) for place in np.unique(paths).tolist() if place != NONE}
+    return text_column(paths, [names.get(place, "") for place in range(len(found.tree.names))])
+
+
 def sum_modules(view: RankView) -> tuple[list[ModuleRow], int]:
     """Return the tree of modules in its order, the most costly first among siblings, then what belongs to none, and how
     many rows beyond MODULES_MAX are left out. Empty without ranges of modules. The device times of all rows sum to
@@ -139,7 +156,7 @@ def sum_modules(view: RankView) -> tuple[list[ModuleRow], int]:
         return [], 0
     host = _sum_host(found.ranges, len(found.tree.names))
     device = _sum_device(view, found.ranges, len(found.tree.names)) if view.has_device else None
-    rows = _build_rows(found, host, device)
+    rows = _build_rows(found, host, device, _count_operators(view, found.ranges, len(found.tree.names)))
     return [*rows, *_build_rest(host, device)], len(found.tree.names) - len(rows)
 
 
@@ -200,7 +217,8 @@ def _find_ranges(view: RankView, frames: Ints, modules: Nesting, tree: ModuleTre
     """Return the ranges to which calls belong, each with its path."""
     backward, forward = find_backward(view)
     known = np.flatnonzero(forward != NONE)
-    inside = _find_around(view, frames, modules, forward[known])
+    rows = forward[known]
+    inside = _find_around(view, frames, modules, view.events.thread[rows], view.events.start_ns[rows])
     path = np.full(len(backward), NO_FORWARD, dtype=np.int64)
     path[known] = np.where(inside == OUTSIDE, OUTSIDE, tree.path_of_frame[inside])
     rows = np.concatenate([frames, backward])
@@ -208,15 +226,15 @@ def _find_ranges(view: RankView, frames: Ints, modules: Nesting, tree: ModuleTre
     return ModuleRanges(rows, view.host.nest_rows(rows), np.concatenate([tree.path_of_frame, path]), is_backward)
 
 
-def _find_around(view: RankView, frames: Ints, nesting: Nesting, rows: Ints) -> Ints:
-    """Return the innermost range around the start of each row, by its index. Some versions of Kineto give Python's
+def _find_around(view: RankView, frames: Ints, nesting: Nesting, threads: Codes, times_ns: Ints) -> Ints:
+    """Return the innermost range at each time on a thread, by its index. Some versions of Kineto give Python's
     frames other thread ids: a single thread of frames that has no operators stands in for threads without ranges.
     """
-    threads = view.events.thread[rows].copy()
+    threads = threads.copy()
     own = np.unique(view.events.thread[frames])
     if len(own) == 1 and not (view.events.thread[view.host.operator_rows] == own[0]).any():
         threads[~np.isin(threads, nesting.thread)] = own[0]
-    return nesting.find_innermost(threads, view.events.start_ns[rows])
+    return nesting.find_innermost(threads, times_ns)
 
 
 # -- sums -------------------------------------------------------------------------------------------------------------
@@ -248,14 +266,24 @@ def _sum_by_path(ranges: ModuleRanges, inside: Ints, own_ns: Ints, path_count: i
     return _Sums(add_up(~backward), add_up(backward & ~elsewhere), int(own_ns[elsewhere].sum()))
 
 
+def _count_operators(view: RankView, ranges: ModuleRanges, path_count: int) -> Ints:
+    """Return by path the operators that its forwards called themselves: not the modules inside, nor other operators."""
+    inside = ranges.find(view, view.host.operator_rows)
+    above = view.host.operators.parent
+    is_called = (above == OUTSIDE) | (inside[above] != inside)
+    counted = inside[is_called & (inside != OUTSIDE)]
+    return np.bincount(ranges.path[counted[~ranges.is_backward[counted]]], minlength=path_count)
+
+
 _NO_DEVICE = (None, None, None, None)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _build_rows(found: ModuleCalls, host: _Sums, device: _Sums | None) -> list[ModuleRow]:
+def _build_rows(found: ModuleCalls, host: _Sums, device: _Sums | None, operators: Ints) -> list[ModuleRow]:
     tree, length, count = found.tree, found.length_ns, len(found.tree.names)
+    operators_total = tree.sum_up(operators)
     backward_total = tree.sum_up(host.backward[:count])
     on_device = (device.forward[:count], device.backward[:count]) if device is not None else ()
     device_totals = [tree.sum_up(one) for one in on_device]
@@ -271,6 +299,7 @@ def _build_rows(found: ModuleCalls, host: _Sums, device: _Sums | None) -> list[M
                 backward_host_total_ns=int(backward_total[place]), backward_host_self_ns=int(host.backward[place]),
                 device_self_ns=own, device_total_ns=total,
                 backward_device_self_ns=backward_own, backward_device_total_ns=backward,
+                operator_self_count=int(operators[place]), operator_count=int(operators_total[place]),
             )
         )  # fmt: skip
     return rows

@@ -37,6 +37,7 @@ class _Wanted(TypedDict):
     values_of: AbstractSet[str]
     autograd: bool
     launches: bool
+    arguments: bool
 
 
 def read_file(
@@ -48,11 +49,12 @@ def read_file(
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
     launches: bool = False,
+    arguments: bool = False,
     on_part: Callable[[float], None] | None = None,
 ) -> KinetoTrace:
     """Return the trace in a file, decoded by up to `workers` processes; `every_shape`, `every_wait`, `values_of`,
-    `autograd` and `launches` are those of `read_trace`; `on_part` is told how much of the file is read. Raises
-    TraceError and UnavailableError.
+    `autograd`, `launches` and `arguments` are those of `read_trace`; `on_part` is told how much of the file is read.
+    Raises TraceError and UnavailableError.
     """
     wanted: _Wanted = {
         "every_shape": every_shape,
@@ -60,6 +62,7 @@ def read_file(
         "values_of": values_of,
         "autograd": autograd,
         "launches": launches,
+        "arguments": arguments,
     }
     if workers > 1 and _is_large(path):
         try:
@@ -86,6 +89,7 @@ def read_in_parallel(
     values_of: AbstractSet[str] = frozenset(),
     autograd: bool = False,
     launches: bool = False,
+    arguments: bool = False,
 ) -> KinetoTrace:
     """Return the trace in these bytes. Raises TraceError also for a wrong cut."""
     blocks = TraceBlocks(piece_bytes, mends=False)
@@ -96,6 +100,7 @@ def read_in_parallel(
         values_of=values_of,
         autograd=autograd,
         launches=launches,
+        arguments=arguments,
     )
     whole, last = new_columns(), new_columns()
     pending: deque[Future[TraceColumns]] = deque()

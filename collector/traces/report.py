@@ -4,11 +4,12 @@ Integers that end in `_ns` are nanoseconds; starts count from the trace's first 
 not applicable or unknown. The JSON schema made from these classes is `docs/analyze.schema.json`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from rankscope.collector.traces.column_table import ColumnTable
 from rankscope.collector.traces.data_frames import build_tables
 from rankscope.collector.traces.profile_rows import ModelProfile
 from rankscope.measure.kernel_classes import OTHER
@@ -469,6 +470,14 @@ class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
     device_max_ns: int | None = None
 
 
+class OperatorArgumentsRow(OperatorShapeRow, frozen=True, kw_only=True):
+    """All calls of one operator of which all that was recorded of their inputs is the same. `arguments` has the strides
+    of each tensor, `(64, 1)`, and the values of the other inputs, `-` for one without; None where none was recorded.
+    """
+
+    arguments: str | None
+
+
 class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator with inputs of the same shapes and types that launched computing kernels. `device_ns`
     is the time of these kernels, of which `kernel` has the most, `kernel_ns`. `flops`: operations of the products, None
@@ -504,6 +513,8 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
     without a forward one in the trace, or by a call that is not in it. `host_` and `device_` times without `backward_`
     are those of the forward, self without the modules inside; `backward_` times are those of the backward operators of
     what ran in it. The self times on the device of all rows sum to that of all device work; None without a device.
+    `operator_count` are the operators that all calls of the forward called, with the modules inside; those inside of
+    other operators do not count. `operator_self_count` is without the modules inside; None for what is in no module.
     """
 
     path: str | None
@@ -518,6 +529,8 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
     device_self_ns: int | None
     backward_device_total_ns: int | None
     backward_device_self_ns: int | None
+    operator_count: int | None = None
+    operator_self_count: int | None = None
 
 
 class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -558,6 +571,35 @@ class RangeKernelRow(msgspec.Struct, frozen=True, kw_only=True):
     pct: float
     own_count: int
     own_ns: int
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One event, numbered by start. `category` is its kind: `cpu_op`, `annotation`, `python`, `runtime`, `driver`,
+    `sync`, `kernel`, `memcpy`, `memset`, `gpu_annotation`, `overhead`, `span`, `counters`, `other`. `parent` is the
+    number of the range around it on its thread, of device work that of the call that launched it; `operator` that of
+    the innermost operator around. Step, module (as in ModuleRow) and innermost user range are those at the start of the
+    event, of device work at its launch. `device`, `stream`, `bytes` (of copies), `grid` and `block` (of kernels,
+    `512x1x1`) are of device work. None where there is none, or where it is not known.
+    """
+
+    event: int
+    name: str
+    category: str
+    start_ns: int
+    duration_ns: int
+    step: int | None
+    process: str
+    thread: str
+    device: int | None
+    stream: int | None
+    parent: int | None
+    operator: int | None
+    correlation: int | None
+    module: str | None
+    user_range: str | None
+    bytes: int | None
+    grid: str | None
+    block: str | None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -608,6 +650,48 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
     total_count: int = 0
     total_allocated_bytes: int = 0
     total_kept_bytes: int = 0
+
+
+class MemoryStretchOperator(MemoryRow, frozen=True, kw_only=True):
+    """Memory by operator in a stretch of time, as MemoryRow; `calls` are those that ran in it."""
+
+    device: int | None
+
+
+class MemoryStretchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one allocator in a stretch of time: what was held just before its start, at most, and at its end, which
+    is not in it; what was allocated and freed in it. `device` is None for the CPU.
+    """
+
+    device: int | None
+    start_ns: int
+    end_ns: int
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_ns: int
+    allocated_count: int
+    allocated_bytes: int
+    freed_count: int
+    freed_bytes: int
+
+
+class AllocationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One allocation, `device` None for the CPU: the operator and the module that made it, None for none, and the step.
+    `end` is `freed`; `held`, where it was still there at the end; or `unknown`, where something else was allocated at
+    its address before a free: that is not in the trace. `freed_ns` and `lifetime_ns` are None then. Memory that was
+    allocated before the trace has a row where it is freed: `allocated_ns` and all that it says of that are None.
+    """
+
+    device: int | None
+    operator: str | None
+    module: str | None
+    step: int | None
+    bytes: int
+    allocated_ns: int | None
+    freed_ns: int | None
+    lifetime_ns: int | None
+    end: str
 
 
 class MemoryPeakRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -778,8 +862,9 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
-    `operator_shapes`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`, `modules`, `kernel_groups`,
-    `kernel_sequences` and `flops` are None where they were not asked for.
+    `operator_shapes`, `operator_arguments`, `operator_groups`, `range_kernels`, `kernel_launches`, `roofline`,
+    `modules`, `kernel_groups`, `kernel_sequences`, `flops`, `memory_stretch`, `memory_stretch_operators`, `allocations`
+    and `events` are None where they were not asked for.
     """
 
     rank: int | None
@@ -810,6 +895,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     launch_queue: list[QueueRow] = []
     hardware_counters: list[CounterRow] = []
     operator_shapes: list[OperatorShapeRow] | None = None
+    operator_arguments: list[OperatorArgumentsRow] | None = None
     operator_groups: list[OperatorGroupRow] | None = None
     range_kernels: list[RangeKernelRow] | None = None
     kernel_launches: list[KernelLaunchRow] | None = None
@@ -821,6 +907,10 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     kernel_sequences: list[SequenceRow] | None = None
     flops: ModelProfile | None = None
     cpu_use: CpuUse | None = None
+    memory_stretch: list[MemoryStretchRow] | None = None
+    memory_stretch_operators: list[MemoryStretchOperator] | None = None
+    allocations: Sequence[AllocationRow] | None = None
+    events: Sequence[EventRow] | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -1198,7 +1288,10 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
         """
         import pandas as pd  # noqa: PLC0415 - an optional dependency
 
-        return {name: pd.DataFrame(rows) for name, rows in build_tables(self).items()}
+        return {
+            name: rows.to_pandas() if isinstance(rows, ColumnTable) else pd.DataFrame(rows)
+            for name, rows in build_tables(self).items()
+        }
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the report: its verdict, and the first rows of its tables."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ from rankscope.collector.traces.report import (
     CollectiveRow,
     CopyRow,
     KernelRow,
+    OperatorArgumentsRow,
     OperatorRow,
     OperatorShapeRow,
     SourceRow,
@@ -248,21 +250,82 @@ def sum_operators_by_shape(view: RankView) -> list[OperatorShapeRow]:
     """Return all operators by name and the shapes of their inputs, sorted as `sum_operators`. The trace was read with
     every shape.
     """
-    kinds: dict[tuple[int, tuple[bytes, bytes] | None], int] = {}
-    rows = view.host.operator_rows
-    names = view.events.name[rows].tolist()
-    keys = ((name, view.trace.shapes.get(row)) for name, row in zip(names, rows.tolist(), strict=True))
-    codes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], dtype=np.int32)
-    of_code = list(kinds)
     found = [
-        OperatorShapeRow(name=view.trace.names[of_code[code][0]], shapes=_shapes_text(of_code[code][1]), **sums)
-        for code, sums in sum_calls(view, codes)
+        OperatorShapeRow(name=name, shapes=_shapes_text(shapes), **sums)
+        for name, (shapes,), sums in _sum_by(view, view.trace.shapes)
     ]
     return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name, row.shapes or ""))
 
 
+def sum_operators_by_arguments(view: RankView) -> list[OperatorArgumentsRow]:
+    """Return all operators by name and all that was recorded of their inputs, sorted as `sum_operators`. The trace was
+    read with every shape and with the arguments.
+    """
+    found = [
+        OperatorArgumentsRow(
+            name=name, shapes=_shapes_text(shapes),
+            arguments=describe_arguments(*arguments) if arguments is not None else None, **sums,
+        )
+        for name, (shapes, arguments), sums in _sum_by(view, view.trace.shapes, view.trace.arguments)
+    ]  # fmt: skip
+    return sorted(
+        found,
+        key=lambda row: (
+            -row.device_self_ns, -row.host_self_ns, row.name, row.shapes or "", row.arguments or "",
+        ),
+    )  # fmt: skip
+
+
+def _sum_by(
+    view: RankView, *recorded: Mapping[int, tuple[bytes, bytes]]
+) -> Iterator[tuple[str, Sequence[tuple[bytes, bytes] | None], dict[str, int]]]:
+    """Yield the operators by name and by what was recorded of their calls, None where nothing was, with their sums."""
+    kinds: dict[tuple[int, tuple[tuple[bytes, bytes] | None, ...]], int] = {}
+    rows = view.host.operator_rows
+    names = view.events.name[rows].tolist()
+    keys = ((name, tuple(found.get(row) for found in recorded)) for name, row in zip(names, rows.tolist(), strict=True))
+    codes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], dtype=np.int32)
+    of_code = list(kinds)
+    for code, sums in sum_calls(view, codes):
+        name, found = of_code[code]
+        yield view.trace.names[name], found, sums
+
+
 def _shapes_text(recorded: tuple[bytes, bytes] | None) -> str | None:
     return describe_shapes(*recorded) if recorded is not None else None
+
+
+def describe_arguments(strides_json: bytes, values_json: bytes) -> str:
+    """Return of each input its strides, `(64, 1)`, or its value, `-` where neither was recorded, from the JSON of
+    `Input Strides` and `Concrete Inputs`; cut at SHAPES_TEXT_MAX. What is no such JSON stays as it is.
+
+    >>> describe_arguments(b"[[64, 1], [], [], [[1], [2]]]", b'["", "1", "[0, 1]", ""]')
+    '(64, 1), 1, [0, 1], ((1), (2))'
+    >>> describe_arguments(b"", b'["", "True"]'), describe_arguments(b"[[1", b"")
+    ('-, True', '[[1')
+    """
+    try:
+        strides, values = (
+            msgspec.json.decode(recorded, type=list[Any]) if recorded else []
+            for recorded in (strides_json, values_json)
+        )
+        text = ", ".join(
+            _describe_strides(of) or str(value) or "-" for of, value in zip_longest(strides, values, fillvalue="")
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = " ".join(one.decode(errors="replace") for one in (strides_json, values_json) if one)
+    return _cut(text)
+
+
+def _describe_strides(strides: Any) -> str:
+    """Return `(64, 1)` for the strides of a tensor, `((1), (2))` for those of a list, nothing for no tensor."""
+    if not isinstance(strides, list):
+        return str(strides)
+    return f"({', '.join(_describe_strides(one) or '()' for one in strides)})" if strides else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHAPES_TEXT_MAX else f"{text[: SHAPES_TEXT_MAX - 3]}..."
 
 
 def describe_shapes(types_json: bytes, dims_json: bytes) -> str:
@@ -281,7 +344,7 @@ def describe_shapes(types_json: bytes, dims_json: bytes) -> str:
         text = ", ".join(_describe(*one) for one in zip(types, dims, strict=True))
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
         text = f"{types_json.decode(errors='replace')} {dims_json.decode(errors='replace')}"
-    return text if len(text) <= SHAPES_TEXT_MAX else f"{text[: SHAPES_TEXT_MAX - 3]}..."
+    return _cut(text)
 
 
 def _describe(kind: Any, shape: Any) -> str:

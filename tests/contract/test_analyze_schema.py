@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.traces import analyze
+from rankscope.collector.traces.column_table import encode_table
 from rankscope.collector.traces.report import SCHEMA, TraceReport
 from tests.contract.schema_text import settle
 
@@ -61,6 +62,15 @@ def test_tables_that_are_asked_for_keep_to_the_schema_too() -> None:
     assert written_report["ranks"][0]["range_kernels"]
     assert written_report["ranks"][0]["kernel_launches"]
     assert written_report["all_to_all"]["ranks"] == []  # these traces describe no kernel
+    jsonschema.validate(written_report, json.loads(SCHEMA_FILE.read_text()))
+
+
+def test_tables_of_columns_keep_to_the_schema_too() -> None:
+    path = str(TRACES / "h100_bert_small.json.gz")
+    report = analyze(path, allocations=True, memory_between="0ms:", arguments=True)
+    written_report = json.loads(msgspec.json.encode(report, enc_hook=encode_table))
+    rank = written_report["ranks"][0]
+    assert (len(rank["allocations"]), rank["memory_stretch_operators"] != []) == (118, True)
     jsonschema.validate(written_report, json.loads(SCHEMA_FILE.read_text()))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.traces.asked import Asked
+from rankscope.collector.traces.memory_stretch import Stretch
 from rankscope.collector.traces.operator_groups import GroupsAsked
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import RankReport
@@ -186,12 +188,20 @@ def recorded(draw: st.DrawFn) -> list[Event]:
         found.append(event("user_annotation", f"ProfilerStep#{start}", start, length))
     # No two at one time: for those the order in the file is the order in which they happened.
     moments = draw(st.lists(st.integers(0, 20), max_size=4, unique=True))
-    return found + [allocation(moment, draw(st.integers(-64, 64))) for moment in moments]
+    sizes = [draw(st.integers(-64, 64)) for _ in moments]
+    return found + [allocation(at, size, Addr=draw(st.integers(1, 2))) for at, size in zip(moments, sizes, strict=True)]
 
 
 def to_report(events: Sequence[Event]) -> RankReport:
-    asked = Asked(operator_groups=GroupsAsked(nests=True), launches=True)
+    asked = Asked(
+        operator_groups=GroupsAsked(nests=True), launches=True, arguments=True, allocations=True, events=True,
+        memory_between=Stretch(0, None, is_steps=False),
+    )  # fmt: skip
     return reduce_trace(read_events(*events), "trace.json", asked=asked).report
+
+
+def to_plain(report: RankReport) -> Any:
+    return msgspec.to_builtins(report, enc_hook=list)  # of tables of columns
 
 
 def shift(events: Sequence[Event], shift_us: int) -> list[Event]:
@@ -201,12 +211,12 @@ def shift(events: Sequence[Event], shift_us: int) -> list[Event]:
 @given(recorded(), st.data())
 def test_the_order_of_the_events_does_not_matter_to_any_table(events: list[Event], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(events))
-    assert msgspec.to_builtins(to_report(shuffled)) == msgspec.to_builtins(to_report(events))
+    assert to_plain(to_report(shuffled)) == to_plain(to_report(events))
 
 
 @given(recorded(), st.integers(-(10**15), 10**15))
 def test_the_time_of_day_does_not_matter_to_any_table(events: list[Event], shift_us: int) -> None:
-    assert msgspec.to_builtins(to_report(shift(events, shift_us))) == msgspec.to_builtins(to_report(events))
+    assert to_plain(to_report(shift(events, shift_us))) == to_plain(to_report(events))
 
 
 @given(recorded())
@@ -237,6 +247,29 @@ def test_kinds_of_events_and_stages_sum_to_the_steps(events: list[Event]) -> Non
     assert sum(row.total_ns for row in report.event_types) == (steps_ns if report.steps else report.window_ns)
     by_step = {row.step: sum(msgspec.to_builtins(row).values()) - row.step for row in report.step_event_types}
     assert by_step == {step.step: step.window_ns for step in report.steps}
+
+
+@given(recorded())
+def test_single_allocations_sum_to_what_was_allocated_and_freed(events: list[Event]) -> None:
+    report = to_report(events)
+    rows = list(report.allocations or ())
+    made = sum(row.bytes for row in rows if row.allocated_ns is not None)
+    assert made == sum(row.allocated_bytes for row in report.memory_stretch or ())
+    assert made == sum(row.allocated_bytes for row in report.memory_stretch_operators or ())
+    for row in report.memory_stretch or ():
+        assert row.peak_bytes >= max(row.start_bytes, row.end_bytes)
+
+
+@given(recorded())
+def test_every_event_begins_in_its_parent(events: list[Event]) -> None:
+    rows = list(to_report(events).events or ())
+    assert len(rows) == sum(one["ph"] == "X" for one in events)
+    for row in rows:
+        if row.parent is not None and row.device is None:
+            above = rows[row.parent]
+            assert (above.process, above.thread) == (row.process, row.thread)
+            assert above.start_ns <= row.start_ns
+            assert above.start_ns + above.duration_ns >= row.start_ns + row.duration_ns
 
 
 @given(recorded())

@@ -132,6 +132,22 @@ def test_host_time_of_forward_and_backward(tmp_path: Path) -> None:
     assert [rows[path].count for path in ("Net_0", "Net_0/Linear_0", OUTSIDE_MODULES)] == [1, 2, None]
 
 
+def test_operators_are_counted_where_a_forward_calls_them(tmp_path: Path) -> None:
+    # aten::mm has one inside, which counts no more; a product of Net_0 has a module inside, whose operator does.
+    inside = [event("cpu_op", "aten::empty", 14, 2), event("cpu_op", "Checkpoint", 80, 8), module("ReLU_0", 82, 4)]
+    rows = rows_of(tmp_path, *KNOWN, *inside, event("cpu_op", "aten::relu", 83, 2))
+    assert {path: (row.operator_self_count, row.operator_count) for path, row in rows.items()} == {
+        "Net_0": (2, 5), "Net_0/Linear_0": (2, 2), "Net_0/Linear_1": (0, 0), "Net_0/ReLU_0": (1, 1),
+        OUTSIDE_MODULES: (None, None), BACKWARD_ELSEWHERE: (None, None), NOT_LAUNCHED: (None, None),
+    }  # fmt: skip
+
+
+def test_operators_of_a_repeated_forward_count_as_those_of_a_call(tmp_path: Path) -> None:
+    again = forward("aten::mm", 312, 2, 12, tid=2)
+    rows = rows_of(tmp_path, *mark(REPEATED), again)
+    assert (rows["Net_0/Linear_0"].operator_self_count, rows["Net_0"].operator_count) == (2, 2)
+
+
 def test_backward_belongs_to_the_operator_that_began_last(tmp_path: Path) -> None:
     seen_as_next = forward("aten::t", 2, 1, 7)  # in Net_0: it saw 7 as the next number, aten::mm then took it
     assert on_device(rows_of(tmp_path, *KNOWN, seen_as_next)["Net_0/Linear_0"]) == (70, 70, 60, 60)
@@ -241,5 +257,5 @@ def test_table_shows_the_tree_cut_to_the_most_costly(tmp_path: Path) -> None:
     assert [row[0].text for row in found.rows] == [
         "Net_0", ". Linear_0", OUTSIDE_MODULES, BACKWARD_ELSEWHERE, NOT_LAUNCHED,
     ]  # fmt: skip
-    assert [cell.text for cell in found.rows[1][:6]] == [". Linear_0", "2", "0.070", "0.070", "0.060", "0.060"]
+    assert [cell.text for cell in found.rows[1][:7]] == [". Linear_0", "2", "2", "0.070", "0.070", "0.060", "0.060"]
     assert found.left_out == 1

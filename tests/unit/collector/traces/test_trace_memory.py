@@ -65,6 +65,12 @@ def test_before_its_first_event_an_allocator_holds_nothing() -> None:
     assert report_of(step(1, 0, 10), step(2, 10, 10), allocation(15, 5)).growth_by_step_bytes == [5]
 
 
+def test_totals_tell_what_is_held_before_the_first_event() -> None:
+    # 100 bytes at 10 us, 105 at 20 us.
+    assert report_of(step(1, 0, 10), step(2, 10, 10), total(15, 5, 105)).growth_by_step_bytes == [5]
+    assert report_of(step(1, 0, 10), step(2, 10, 10), step(3, 20, 9), total(25, 5, 105)).growth_by_step_bytes == [0, 5]
+
+
 def test_without_steps_there_is_no_growth() -> None:
     report = report_of(allocation(5, 10))
     assert (report.growth_by_step_bytes, report.growth_bytes) == ([], 0)
