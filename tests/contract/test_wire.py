@@ -344,6 +344,7 @@ STATED: dict[str, Message] = {
             ),
         ),
         loader=SampledLoader(workers=8, start_method="spawn", looks=20, ready=3, early=2, unpinned=1),
+        threads=(SampledStep(step=7, duration_ns=186_000_000, stack_ns=((1, 90_000_000),)),),
     ),
     "ras_answered": RasAnswered(
         sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
@@ -577,6 +578,13 @@ def test_earlier_hello_without_left_behind_decodes() -> None:
 def test_earlier_hello_without_fault_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_fault.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(without_scheduler("hello"), fault="", **LATER_IN_HELLO)
+
+
+def test_earlier_samples_without_other_threads_decode() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "samples_taken_without_threads.hex").read_text())
+    stated = STATED["samples_taken"]
+    assert isinstance(stated, SamplesTaken)
+    assert decode(frame) == msgspec.structs.replace(stated, threads=())
 
 
 @pytest.mark.parametrize("name", ["hello", "rank_ended"])
