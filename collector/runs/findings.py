@@ -19,6 +19,7 @@ from rankscope.collector.detect.finding import (
     match_open,
     order_findings,
 )
+from rankscope.collector.detect.run_rules.batch_imbalance import UNEVEN_WORK
 from rankscope.collector.detect.sampled_lines import SampledLines
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, fill_commands
 from rankscope.collector.detect.view import Candidate, Detected, RunView, SingleLosses
@@ -94,13 +95,19 @@ class _Open:
         self.seen_step = step
         self.passed_collector_ns = None
 
-    def close(self) -> Finding:
-        """Return the finding in its closed form."""
-        lasted_s = ns_to_s(max(0, self.seen_collector_ns - self.began_collector_ns))
-        began_wall_s = self.finding.since_wall_s
+    def close(self, others: "Sequence[_Open]" = ()) -> Finding:
+        """Return the finding in its closed form. That no single rank was slow held until one of the `others` began."""
+        began_wall_s, since_step = self.finding.since_wall_s, self.finding.since_step
+        until_step, until_ns = self.seen_step, self.seen_collector_ns
+        if self.finding.kind == UNEVEN_WORK and since_step is not None and until_step is not None:
+            for other in others:
+                step = other.finding.since_step
+                if other.finding.kind == STRAGGLER and step is not None and since_step < step <= until_step:
+                    until_step, until_ns = step - 1, other.began_collector_ns
+        lasted_s = ns_to_s(max(0, until_ns - self.began_collector_ns))
         return close_finding(
             self.finding,
-            until_step=self.seen_step,
+            until_step=until_step,
             until_wall_s=None if began_wall_s is None else began_wall_s + lasted_s,
             lasted_s=lasted_s,
         )
@@ -381,7 +388,7 @@ class RunFindings:
 
     def _close(self, one: _Open, reason: str, passed_collector_ns: int | None = None) -> CloseFinding:
         self._open.remove(one)
-        closed = one.close()
+        closed = one.close(self._open)
         if reason == PASSED and passed_collector_ns is not None and closed.kind == STRAGGLER:
             self._passed = [*self._passed, (closed, passed_collector_ns)][-self._findings_max :]
         self._closed = [*self._closed, closed][-self._findings_max :]

@@ -21,7 +21,7 @@ from tests.unit.collector.steps.step_series import view_of
 class Told:
     """The detector: `answer` is what it finds, `passed` what it says of findings it does not give again."""
 
-    kinds = frozenset({"straggler", "slow_link"})
+    kinds = frozenset({"straggler", "slow_link", "uneven_work"})
 
     def __init__(self) -> None:
         self.answer: Sequence[Candidate] | Abstain = []
@@ -92,6 +92,18 @@ def test_finding_not_detected_again_stays_until_it_passes() -> None:
     assert (verdicts.open_findings, len(verdicts.closed_findings)) == ((), 1)
 
 
+def test_no_single_straggler_held_until_a_straggler_began() -> None:
+    uneven = Finding(kind="uneven_work", ranks=(), cause="unattributed", since_step=2, sentence="")
+    told, verdicts = started(uneven)
+    told.answer = [Candidate(uneven), Candidate(slow(2, since_step=6))]
+    look(verdicts, told, view_until(9))
+    told.answer, told.passed = told.answer[1:], True
+    (closed,) = (one for one in look(verdicts, told, view_until(12)) if isinstance(one, CloseFinding))
+    assert (closed.finding.kind, closed.finding.until_step) == ("uneven_work", 5)
+    assert closed.finding.lasted_s is not None
+    assert closed.finding.lasted_s < 0.006  # it began after step 1, and steps are of 1 ms
+
+
 def test_finding_that_cannot_be_judged_any_more_closes_with_the_reason() -> None:
     told, verdicts = started(slow(2), slow(3))
     told.answer, told.passed = [], Abstain("full windows ended after step 80")
@@ -104,7 +116,7 @@ def test_finding_and_reason_stay_while_a_detector_abstains() -> None:
     told, verdicts = started(slow(2))
     told.answer, told.passed = Abstain("too few steps"), True
     assert look(verdicts, told, view_until(4)) == []
-    assert verdicts.abstained == {"slow_link": "too few steps", "straggler": "too few steps"}
+    assert verdicts.abstained == dict.fromkeys(Told.kinds, "too few steps")
     told.answer = []
     look(verdicts, told, view_until(5))
     assert (verdicts.abstained, verdicts.open_findings) == ({}, ())
