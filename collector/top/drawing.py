@@ -9,6 +9,7 @@ from rankscope.collector.reports.finding_text import list_facts
 from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.terminal_colors import BLINK, BOLD, CYAN, GRAY, GREEN, RED, YELLOW
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.live_settings import describe_changed
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.run_ratios import choose_counted, describe_absence
@@ -126,17 +127,18 @@ def _draw_findings(view: FetchedRun, width: int, *, is_tall: bool) -> list[Line]
     if run is None:
         return []
     lines_max, shown_max = FINDING_LINES_MAX[is_tall], FINDINGS_SHOWN_MAX[is_tall]
-    injected = wrap(printable(run.injected_faults), width - 1, lines_max) if run.injected_faults else []
+    told = [run.injected_faults] if run.injected_faults else []
+    beside = _wrap_all([*told, *describe_changed(run.settings, run.settings_taken)], width, lines_max)
     if run.end is not None:
         texts = [*describe_ended_run(run)[1:], f"verdict: {verdict(run)}"]
-        return injected + _wrap_all(texts, width, lines_max)
+        return beside + _wrap_all(texts, width, lines_max)
     if not run.open_findings:
         quiet = "no rank is slower than the others" if run.abstained is None else f"no verdict yet: {run.abstained}"
         texts = [quiet, *([text] if (text := describe_ranks_without_peers(run)) is not None else [])]
-        return injected + _wrap_all(texts, width, lines_max, (GRAY,))
+        return beside + _wrap_all(texts, width, lines_max, (GRAY,))
     shown = [line for one in run.open_findings[:shown_max] for line in _draw_finding(one, width, is_tall=is_tall)]
     more = len(run.open_findings) - shown_max
-    return injected + shown + ([(ColoredText(f"and {more} more findings", (GRAY,)),)] if more > 0 else [])
+    return beside + shown + ([(ColoredText(f"and {more} more findings", (GRAY,)),)] if more > 0 else [])
 
 
 def _wrap_all(texts: Sequence[str], width: int, lines_max: int, codes: tuple[str, ...] = ()) -> list[Line]:

@@ -8,6 +8,7 @@ import pytest
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.terminal_colors import PLAIN, Colors
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.live_settings import RunSettings, SettingChange
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
@@ -47,6 +48,13 @@ def test_device_bars_that_are_absent_have_a_reason() -> None:
 
 
 FINDING = Finding(kind="straggler", ranks=(2,), cause="host_cpu", sentence=SENTENCE)
+
+
+def test_changed_settings_are_said_before_what_is_found_by_them() -> None:
+    change = SettingChange(name="slowdown_ratio_min", value=1.2, before=1.05, own=1.05, by="ada", wall_s=0.0)
+    changed = view((line(0),), settings=RunSettings(changed=(change,), past=(change,)))
+    assert lines_of(Board(), changed, width=160)[1] == change.text
+    assert not any(change.text in text for text in lines_of(Board(), view((line(0),)), width=160))
 
 
 def test_title_has_mfu_where_every_live_rank_has_it() -> None:
