@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
@@ -30,10 +31,10 @@ CLOCK = "return new Date(1000 * arguments[0]).toISOString().slice(0, 19).replace
 PAINTED = """
 window.painted = {};
 window.paintedAt = {};
+window.widthNow = (name) => document.getElementById(name).getBoundingClientRect().width;
 window.readPainted = () => {
-  const texts = Object.entries(window.painted).filter(([, found]) => found.length);
-  const isNow = ([name]) => document.getElementById(name).getBoundingClientRect().width === window.paintedAt[name];
-  if (!texts.every(isNow)) return null;
+  const texts = Object.entries(window.painted).filter(([name, found]) => found.length && window.widthNow(name));
+  if (!texts.every(([name]) => window.widthNow(name) === window.paintedAt[name])) return null;
   return Object.fromEntries(texts.map(([name, found]) => [name, { width: window.paintedAt[name], texts: found }]));
 };
 const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
@@ -53,6 +54,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 was then. `readPainted` returns null until every canvas was painted at its present width: that changes when a scroll bar
 appears, which the page sees in the frame that follows.
 """
+PAINTED_S = 60.0
 CHART_RIGHT, CHART_TOP = 6, 14
 """What the chart of step time leaves free, in CSS pixels (step_chart.js)."""
 
@@ -380,8 +382,12 @@ def train(world: LiveWorld, step_ms: float) -> None:
 
 
 def read_painted(page: LivePage) -> dict[str, Any]:
-    """What each canvas shows, once each is painted at its present width."""
-    return wait_until(page.browser, lambda: page.run("return window.readPainted()"))
+    """What each canvas that is shown has, once each is painted at its present width."""
+    try:
+        return wait_until(page.browser, lambda: page.run("return window.readPainted()"), PAINTED_S)
+    except TimeoutException:
+        widths = "return Object.entries(window.paintedAt).map(([name, at]) => [name, at, window.widthNow(name)])"
+        raise AssertionError(f"canvas, painted at, now: {page.run(widths)}") from None
 
 
 @pytest.mark.parametrize("wide_px", [1300, 420])
