@@ -279,7 +279,7 @@ def _write(rank: int, lines: Sequence[LineCost], peer: int | None, least_ns: flo
     is_one_line = worst.excess_ns >= LINE_HOLDS * whole_ns or len(function) == 1
     shown = [worst] if is_one_line else function
     spent_ns = sum(one.ns for one in shown)
-    where = describe_line(worst) if is_one_line else f"in {_name_lines(function)}"
+    where = describe_line(worst) if is_one_line else f"at {_name_lines(function)}"
     if peer is None:
         return f"Rank {rank} spends {format_duration(spent_ns)} per {each} {where}.", True
     peer_ns = sum(one.peer_ns or 0.0 for one in shown)
@@ -293,10 +293,10 @@ def _name_function(one: LineCost) -> tuple[str, str]:
 
 
 def _name_lines(function: Sequence[LineCost]) -> str:
-    """Return several lines of a function, `train.py:104-108 (augment)`."""
+    """Return several lines of a function, `train.py:104-108 (augment)`, or one that calls several others."""
     file, name = _name_function(function[0])
-    numbers = sorted(int(one.line.partition(":")[2].partition(" ")[0]) for one in function)
-    return f"{file}:{numbers[0]}-{numbers[-1]} {name}"
+    numbers = sorted({int(one.line.partition(":")[2].partition(" ")[0]) for one in function})
+    return f"{file}:{'-'.join(map(str, numbers[:1] + numbers[1:][-1:]))} {name}"
 
 
 # -- other threads ----------------------------------------------------------------------------------------------------

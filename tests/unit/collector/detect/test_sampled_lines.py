@@ -94,7 +94,13 @@ def test_lines_of_one_function_count_together() -> None:
     rank = taken({at(104): 30, at(105): 40, at(108): 35, BACKWARD: 20})
     found = compare(rank, taken({BACKWARD: 125}))
     assert [one.ns / NS_PER_MS for one in found.lines[:3]] == [40, 35, 30]
-    assert "105.0 ms per step in train.py:104-108 (augment)" in found.sentence
+    assert "105.0 ms per step at train.py:104-108 (augment)" in found.sentence
+
+
+def test_line_that_calls_several_functions_is_one_line() -> None:
+    tanh, product = at(87, "fault", call="torch.tanh"), at(87, "fault", call="torch.matmul")
+    found = compare(taken({tanh: 50, product: 55, BACKWARD: 20}), taken({BACKWARD: 125}))
+    assert found.sentence == "105.0 ms per step at train.py:87 (fault); its peer rank 1: none."
 
 
 def test_line_that_is_reached_in_two_ways_is_told_as_in_most_of_its_time() -> None:
