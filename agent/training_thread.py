@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
 """Budget of device times as a share of `overhead_ratio_max`, in addition to it: 0.1 % of training by default."""
+PIPELINES = {"torch.distributed.pipelining.schedules", "megatron.core.parallel_state"}
 COUNTS_MAX = 8
 """Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
 
@@ -85,9 +86,7 @@ class TrainingThread:
         self.device_timers = self._make_device_timers()
         """None if torch has no GPU, or device times are switched off."""
         self.read_event_ns = time.monotonic_ns if self.device_timers is None else self.device_timers.read_event_ns
-        timers = [] if self.device_timers is None else [self.device_timers]
-        faults = [] if fault is None else [fault]
-        self.sessions.inline_parts += [*timers, *faults]
+        self.sessions.inline_parts += [part for part in (self.device_timers, fault) if part is not None]
         self._boundaries = StepBoundaries(self.sessions.inline_parts)
         # A thread that waits for a GPU may spin, and then its CPU time says nothing.
         self._backward_clock = BackwardClock() if self.device_timers is None else None
@@ -183,8 +182,8 @@ class TrainingThread:
         return None if self._guard.is_off(event_buffer.PART) else self.hooks.event_count
 
     def read_pipeline(self) -> PipelineSchedule | None:
-        """Return the pipeline that torch's schedules announce; None without one."""
-        if self._pipelines is None and self.is_measured and "torch.distributed.pipelining.schedules" in sys.modules:
+        """Return the pipeline that torch's schedules or Megatron announce; None without one."""
+        if self._pipelines is None and self.is_measured and sys.modules.keys() & PIPELINES:
             with LATE_IMPORTS:
                 from rankscope.agent.steps.pipeline_schedules import PipelineSchedules  # noqa: PLC0415 - see above
             self._pipelines = PipelineSchedules(self._guard)

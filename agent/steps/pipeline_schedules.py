@@ -1,10 +1,14 @@
-"""Reads what torch.distributed.pipelining announces of this rank's pipeline: the schedule, its stages, microbatches.
+"""Reads what is announced of this rank's pipeline: the schedule, its stages, microbatches.
 
-`step` of both kinds of schedules is wrapped to note which schedule object trains, and nothing else; the agent's thread
-reads its fields. A schedule that does not train (`eval`, one without a loss) is not noted, nor is a class of the user's
-with a `step` of its own. The times are those that all steps have (collector/steps/pipeline_stages.py).
+    torch.distributed.pipelining    `step` of both kinds of schedules is wrapped to note which schedule object trains,
+                                    and nothing else; the agent's thread reads its fields. A schedule that does not
+                                    train (`eval`, one without a loss) is not noted, nor is a class of the user's with
+                                    a `step` of its own.
+    Megatron-core                   its parallel state and its calculator of microbatches are asked. The schedule
+                                    follows from them, as its `get_forward_backward_func` has it.
 
-Imported on the agent's thread, once the script has imported torch's schedules.
+The times are those that all steps have (collector/steps/pipeline_stages.py). Imported on the agent's thread, once the
+script has imported either.
 """
 
 import functools
@@ -21,6 +25,8 @@ from rankscope.measure.text import to_unicode
 
 PART: Final = "pipelines"
 SCHEDULES: Final = "torch.distributed.pipelining.schedules"
+MEGATRON: Final = "megatron.core.parallel_state"
+MICROBATCHES: Final = "megatron.core.num_microbatches_calculator"
 KINDS: Final = ("PipelineScheduleSingle", "PipelineScheduleMulti")
 """Its classes whose `step` every schedule of torch's inherits, of one stage a rank and of several."""
 
@@ -41,12 +47,12 @@ class PipelineSchedules:
         `is_last` reading torch is restored.
         """
         try:
-            if self._is_waiting:
+            if self._is_waiting and SCHEDULES in sys.modules:
                 self._install()
             schedule = self._last()
             if is_last or self._guard.is_off(PART):
                 self.remove()
-            return None if schedule is None else _read(schedule)
+            return _read_megatron() if schedule is None else _read(schedule)
         except Exception as error:  # noqa: BLE001 - torch keeps these fields private
             self._guard.record(PART, error)
             return None
@@ -81,6 +87,27 @@ class PipelineSchedules:
             return original(schedule, *args, **kwargs)
 
         return step
+
+
+def _read_megatron() -> PipelineSchedule | None:
+    """Return the pipeline of Megatron-core; None where it has none. Without its calculator, as in a script that is not
+    Megatron-LM's, the number of microbatches is 0.
+    """
+    state, batches = sys.modules.get(MEGATRON), sys.modules.get(MICROBATCHES)
+    if state is None or not getattr(state, "model_parallel_is_initialized", bool)():
+        return None
+    ranks, place = state.get_pipeline_model_parallel_world_size(), state.get_pipeline_model_parallel_rank()
+    held = state.get_virtual_pipeline_model_parallel_world_size() or 1
+    if ranks == 1 or held > ITEMS_MAX:
+        return None
+    calculator = getattr(batches, "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", None)
+    return PipelineSchedule(
+        name=f"forward_backward_pipelining_with{'' if held > 1 else 'out'}_interleaving",
+        stages=tuple(place + chunk * ranks for chunk in range(held)),
+        stage_count=held * ranks,
+        ranks=ranks,
+        microbatches=0 if calculator is None else int(calculator.get()),
+    )
 
 
 def _read(schedule: Any) -> PipelineSchedule | None:

@@ -9,7 +9,7 @@ that on a host the transfer is no part of the bubble; on a device its exposed pa
 
 The schedule itself has a bubble, where all `p` ranks need the same time for each microbatch (`ideal_ratio`):
 
-    GPipe, 1F1B                     (p-1) / (m + p-1)        Huang 2019 (arXiv 1811.06965), Narayanan 2021 (2104.04473)
+    GPipe, 1F1B (also Megatron's)   (p-1) / (m + p-1)        Huang 2019 (arXiv 1811.06965), Narayanan 2021 (2104.04473)
     interleaved 1F1B, looped BFS    (p-1) / (v m + p-1)      Narayanan 2021, Lamy-Poirier 2022 (2211.05953)
     interleaved zero-bubble         (p-1) / (3 v m + p-1)    Qi 2023 (2401.10241), its ZB-H1 where v = 1
     DualPipeV                       (p-1) / (3 m + p-1)      as simulated, below
@@ -50,6 +50,8 @@ PARTS: Final[Mapping[str, tuple[int, bool]]] = {
     "ScheduleInterleaved1F1B": (1, True),
     "ScheduleInterleavedZeroBubble": (3, True),
     "ScheduleDualPipeV": (3, False),
+    "forward_backward_pipelining_without_interleaving": (1, False),
+    "forward_backward_pipelining_with_interleaving": (1, True),
 }
 """By schedule: pieces of equal length of the work on a microbatch, one of which a rank waits for each rank before it,
 and whether they are as many again for each stage that it holds.
@@ -107,6 +109,11 @@ def find_ideal_ratio(schedule: PipelineSchedule) -> float | None:
     return (schedule.ranks - 1) / (own + schedule.ranks - 1)
 
 
+def _explain_absence(schedule: PipelineSchedule) -> str:
+    is_known = schedule.name in PARTS
+    return "the number of microbatches is not announced" if is_known else f"no formula for {schedule.name} is known"
+
+
 def needs_equal_parts(schedule: str) -> bool:
     """Return whether the formula of a schedule holds only where forward and both backwards last equally long."""
     return schedule in PARTS and PARTS[schedule][0] > 1
@@ -124,7 +131,7 @@ def find_pipeline(series: StepSeries, announced: Mapping[int, PipelineSchedule])
         ranks=first.ranks,
         microbatches=first.microbatches,
         ideal_ratio=ideal,
-        ideal_absent="" if ideal is not None else f"no formula for {first.name} is known",
+        ideal_absent="" if ideal is not None else _explain_absence(first),
     )
     if missing := sum(rank not in announced for rank in series.ranks):
         return _without(found, f"{missing} of {len(series.ranks)} ranks announce no pipeline")
@@ -239,9 +246,8 @@ def describe_pipeline(found: PipelineTimes | None) -> list[str]:
     """
     if found is None:
         return []
-    head = (
-        f"{found.schedule}, {found.stage_count:,} stages on {found.ranks:,} ranks, {found.microbatches:,} microbatches"
-    )
+    batches = f", {found.microbatches:,} microbatches" if found.microbatches else ""
+    head = f"{found.schedule}, {found.stage_count:,} stages on {found.ranks:,} ranks{batches}"
     if not found.stages:
         return [f"{head}: bubble not known, {found.absent}"]
     ratios = sorted(one.bubble_ratio for one in found.stages)

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.pipeline_schedules import PART, SCHEDULES, PipelineSchedules
+from rankscope.agent.steps.pipeline_schedules import MEGATRON, MICROBATCHES, PART, SCHEDULES, PipelineSchedules
 from rankscope.measure.records import PipelineSchedule
 
 
@@ -136,3 +136,60 @@ def test_module_that_is_being_imported_is_waited_for(guard: Guard, monkeypatch: 
     assert made.read() is not None
     made.remove()
     assert schedule is not None
+
+
+# -- Megatron-core, by modules with its functions ---------------------------------------------------------------------
+
+
+def use_megatron(patched: pytest.MonkeyPatch, *, ranks: int, held: int | None, microbatches: int | None) -> None:
+    """Be rank 1 of a pipeline of Megatron-core; without `microbatches` there is no calculator of them."""
+    state, batches = ModuleType(MEGATRON), ModuleType(MICROBATCHES)
+    known: dict[str, Any] = {
+        "model_parallel_is_initialized": lambda: True,
+        "get_pipeline_model_parallel_world_size": lambda: ranks,
+        "get_pipeline_model_parallel_rank": lambda: 1 % ranks,
+        "get_virtual_pipeline_model_parallel_world_size": lambda: held,
+    }
+    vars(state).update(known)
+    calculator = None if microbatches is None else SimpleNamespace(get=lambda: microbatches)
+    vars(batches).update(_GLOBAL_NUM_MICROBATCHES_CALCULATOR=calculator)
+    patched.setitem(sys.modules, MEGATRON, state)
+    patched.setitem(sys.modules, MICROBATCHES, batches)
+
+
+def test_stages_of_megatron_are_read(read: PipelineSchedules, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_megatron(monkeypatch, ranks=4, held=None, microbatches=8)
+    assert read.read() == PipelineSchedule(
+        name="forward_backward_pipelining_without_interleaving", stages=(1,), stage_count=4, ranks=4, microbatches=8
+    )
+
+
+def test_chunks_of_megatron_are_stages_and_microbatches_may_be_unknown(
+    read: PipelineSchedules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_megatron(monkeypatch, ranks=4, held=2, microbatches=None)
+    assert read.read() == PipelineSchedule(
+        name="forward_backward_pipelining_with_interleaving", stages=(1, 5), stage_count=8, ranks=4, microbatches=0
+    )
+
+
+def test_megatron_without_a_pipeline_announces_none(
+    read: PipelineSchedules, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_megatron(monkeypatch, ranks=1, held=None, microbatches=8)
+    assert read.read() is None
+    monkeypatch.setattr(sys.modules[MEGATRON], "model_parallel_is_initialized", lambda: False)
+    assert read.read() is None
+    monkeypatch.delattr(sys.modules[MEGATRON], "model_parallel_is_initialized")  # it is being imported
+    assert read.read() is None
+    assert guard.errors == {}
+
+
+def test_torch_is_not_needed_for_megatron(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, SCHEDULES)
+    use_megatron(monkeypatch, ranks=4, held=None, microbatches=8)
+    made = PipelineSchedules(guard)
+    found = made.read()
+    assert found is not None
+    assert found.ranks == 4
+    made.remove()

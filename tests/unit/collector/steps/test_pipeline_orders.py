@@ -111,6 +111,15 @@ def test_formula_is_what_torchs_order_takes(name: str, held: int, ranks: int, mi
     assert find_ideal_ratio(announced) == pytest.approx(play(order, ranks * held))
 
 
+@pytest.mark.parametrize(("held", "name"), [(1, "1F1B"), (2, "Interleaved1F1B")])
+def test_megatrons_schedules_have_the_same_formula(held: int, name: str) -> None:
+    def announce(called: str) -> PipelineSchedule:
+        return PipelineSchedule(name=called, stages=tuple(range(held)), stage_count=4 * held, ranks=4, microbatches=8)
+
+    megatron = f"forward_backward_pipelining_with{'' if held > 1 else 'out'}_interleaving"
+    assert find_ideal_ratio(announce(megatron)) == find_ideal_ratio(announce(f"Schedule{name}")) is not None
+
+
 def test_schedule_without_formula_has_no_ideal() -> None:
     announced = PipelineSchedule(name="ScheduleZBVZeroBubble", stages=(0, 7), stage_count=8, ranks=4, microbatches=8)
     assert find_ideal_ratio(announced) is None

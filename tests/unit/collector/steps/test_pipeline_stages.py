@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -103,6 +104,18 @@ def test_zero_bubble_counts_on_equal_parts_and_says_so() -> None:
     assert found.ideal_ratio == pytest.approx(1 / 25)  # 1 of 3 x 2 x 4 + 1 parts
     assert describe_pipeline(found)[0].endswith("4.0 % if even and forward and both backwards equally long")
     assert found.even_step_ns == pytest.approx(73 * MS), "whatever they last"
+
+
+def test_without_the_number_of_microbatches_there_is_no_ideal_and_that_is_said() -> None:
+    named = announce((0,), (1,), name="forward_backward_pipelining_without_interleaving")
+    announced = {rank: msgspec.structs.replace(one, microbatches=0) for rank, one in named.items()}
+    found = find_pipeline(series_of([[36.0, 18.0]] * STEPS_MIN), announced)
+    assert found is not None
+    assert found.ideal_ratio is None
+    assert describe_pipeline(found)[0] == (
+        "forward_backward_pipelining_without_interleaving, 2 stages on 2 ranks: bubble 20.0-40.0 % of the pipeline's "
+        "time, the number of microbatches is not announced"
+    )
 
 
 def test_nothing_is_said_where_no_pipeline_is_announced() -> None:
