@@ -309,6 +309,7 @@ class AgentThread:
             enqueues=next((window.enqueues for window in windows if window.enqueues is not None), None),
             compilations=self._samples.collect_compilations(steps, last=last),
             saves=self._training.saves.read(),
+            pipeline=self._training.read_pipeline(),
         )
         if self._groups_wanted:
             self._builder.resend_groups()

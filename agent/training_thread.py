@@ -7,6 +7,7 @@ The agent thread drains the two rings. Nothing here raises into the script or wa
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from threading import get_ident
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from rankscope.agent.captures.worker_page import WorkerPage
 from rankscope.agent.config import NO, AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.profiler.sessions import ProfilerSessions
 from rankscope.agent.sample.torch_device import TrainingDevice, find_cuda, is_current_stream_capturing
 from rankscope.agent.steps import event_buffer, host_transfers, saves
@@ -29,16 +31,18 @@ from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.throughput import ThroughputMeter
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import StepRecord
+from rankscope.measure.records import PipelineSchedule, StepRecord
 
 if TYPE_CHECKING:
     from rankscope.agent.captures.trace_captures import TraceCaptures
     from rankscope.agent.steps.backward_ends import BackwardEnds
     from rankscope.agent.steps.device_timers import DeviceTimers
+    from rankscope.agent.steps.pipeline_schedules import PipelineSchedules
 
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
 """Budget of device times as a share of `overhead_ratio_max`, in addition to it: 0.1 % of training by default."""
+PIPELINES = {"torch.distributed.pipelining.schedules", "megatron.core.parallel_state"}
 COUNTS_MAX = 8
 """Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
 
@@ -82,9 +86,7 @@ class TrainingThread:
         self.device_timers = self._make_device_timers()
         """None if torch has no GPU, or device times are switched off."""
         self.read_event_ns = time.monotonic_ns if self.device_timers is None else self.device_timers.read_event_ns
-        timers = [] if self.device_timers is None else [self.device_timers]
-        faults = [] if fault is None else [fault]
-        self.sessions.inline_parts += [*timers, *faults]
+        self.sessions.inline_parts += [part for part in (self.device_timers, fault) if part is not None]
         self._boundaries = StepBoundaries(self.sessions.inline_parts)
         # A thread that waits for a GPU may spin, and then its CPU time says nothing.
         self._backward_clock = BackwardClock() if self.device_timers is None else None
@@ -108,6 +110,7 @@ class TrainingThread:
         self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
         is_user = self.windows.sampling.files.is_user
         self.saves = Saves(guard, self.hooks.buffer, self.timer.user, is_user, self.read_event_ns)
+        self._pipelines: PipelineSchedules | None = None
         guard.on_off = self._on_part_off
 
     @property
@@ -177,6 +180,14 @@ class TrainingThread:
     def count_events(self) -> int | None:
         """Return the number of hook events so far; None when the hooks are switched off."""
         return None if self._guard.is_off(event_buffer.PART) else self.hooks.event_count
+
+    def read_pipeline(self) -> PipelineSchedule | None:
+        """Return the pipeline that torch's schedules or Megatron announce; None without one."""
+        if self._pipelines is None and self.is_measured and sys.modules.keys() & PIPELINES:
+            with LATE_IMPORTS:
+                from rankscope.agent.steps.pipeline_schedules import PipelineSchedules  # noqa: PLC0415 - see above
+            self._pipelines = PipelineSchedules(self._guard)
+        return None if self._pipelines is None else self._pipelines.read(is_last=not self.is_measured)
 
     def learn_step_time(self, step_ns: int) -> None:
         """Set the present step time, from which it follows how often steps are measured more closely."""

@@ -75,6 +75,7 @@ from rankscope.measure.records import (
     HostSample,
     Losses,
     NodeSample,
+    PipelineSchedule,
     SavedLine,
     Totals,
     WindowBreakdown,
@@ -151,7 +152,7 @@ class Report(Message, frozen=True):
     errors of torch's allocator since the report before, which is made at once after one. `flops` are the FLOPs of the
     last steps beside the peak of the device. `enqueues` are times of collectives that torch does not time.
     `compilations`: None where this torch does not tell of them. `saves`: what was saved so far, None where that is not
-    counted.
+    counted. `pipeline`: None where none is announced.
     """
 
     KIND: ClassVar[int] = 3
@@ -180,6 +181,7 @@ class Report(Message, frozen=True):
     enqueues: Enqueues | None = None
     compilations: Compilations | None = None
     saves: Annotated[tuple[SavedLine, ...], msgspec.Meta(max_length=SAVE_LINES_MAX)] | None = None
+    pipeline: PipelineSchedule | None = None
 
 
 class Ack(Message, frozen=True):

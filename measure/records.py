@@ -581,6 +581,16 @@ SAVE_LINES_MAX = 16
 """Lines of a process that are told one by one: a script saves at one or two. The rest of a call has the line ``."""
 
 
+class PipelineSchedule(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A pipeline as announced: class of its schedule, stages of this rank and in all, ranks, microbatches of a step."""
+
+    name: Name
+    stages: Annotated[tuple[Count, ...], Some]
+    stage_count: Count
+    ranks: Count
+    microbatches: Count
+
+
 class SavedLine(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What a process has saved so far by `call` (`torch.save`) at a `line` of the script (`train.py:24 (main)`, empty
     where none was found): how often, in how much time of its own, without that for other ranks, and how many bytes,

@@ -17,6 +17,7 @@ from rankscope.collector.runs.snapshot import (
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
+from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTimes
 from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.collector.steps.step_histogram import BOUNDS_S, StepDurations
 from rankscope.measure.identity import RankIdentity
@@ -257,6 +258,15 @@ def full_snapshot() -> Snapshot:
             latest=(Checkpoint(attempt=1, step=90, wall_s=1_799_999_940.5, duration_ns=2_300 * MS, rank=0),),
         ),
         step_durations=StepDurations(tuple(40 * (bound >= 0.2) for bound in BOUNDS_S), 42, 12.5),
+        pipeline=PipelineTimes(
+            schedule="Schedule1F1B", stage_count=2, ranks=2, microbatches=4, steps=40, last_step=159,
+            step_ns=100.0 * MS, pipeline_ns=96.0 * MS, ideal_ratio=0.2, pace=(1,), margin_ns=24.0 * MS,
+            even_step_ns=91.5 * MS,
+            stages=(
+                PipelineStage(stages=(0,), ranks=(0, 2), own_ns=62.0 * MS, bubble_ns=36.0 * MS, bubble_ratio=0.375),
+                PipelineStage(stages=(1,), ranks=(1, 3), own_ns=86.0 * MS, bubble_ns=12.0 * MS, bubble_ratio=0.125),
+            ),
+        ),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},
         goodput=GoodputSnapshot(
             wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,

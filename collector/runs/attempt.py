@@ -18,12 +18,13 @@ from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.steps.enqueue_times import EnqueueTimes
 from rankscope.collector.steps.long_steps import SIDE_STEPS
 from rankscope.collector.steps.peer_groups import PeerGroups
+from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.collector.steps.step_table import StepTable, find_ring_steps
 from rankscope.collector.steps.token_classes import find_token_classes
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import GroupInfo
+from rankscope.measure.records import GroupInfo, PipelineSchedule
 
 
 def find_end_of_steps(report: ReportFields, now_collector_ns: int) -> int:
@@ -129,6 +130,10 @@ class Attempt:
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     #: What was compiled in the attempt.
     compilations: RunCompilations = NOTHING_COMPILED
+    #: `{rank: what its pipeline is announced to be}` of the ranks that announce one.
+    pipelines: dict[int, PipelineSchedule] = field(default_factory=dict)
+    #: The stages of the pipeline as of the last detection pass; None where none is announced.
+    pipeline: PipelineTimes | None = None
 
     def __post_init__(self) -> None:
         self.enqueues = EnqueueTimes(self.world_size, self.group_sizes)
@@ -177,6 +182,7 @@ class Attempt:
         self.restart_count = max(self.restart_count, identity.restart_count)
         self.by_machine.setdefault(identity.machine_id, []).append(identity.rank)
         self.faults.pop(identity.rank, None)
+        self.pipelines.pop(identity.rank, None)
         if rank.hello.fault:
             self.faults[identity.rank] = rank.hello.fault
 
@@ -196,6 +202,8 @@ class Attempt:
         self.checkpoints.record(rank, report, now_wall_s)
         if report.compilations is not None:
             self.compilations = self.compilations.add(rank, report.compilations)
+        if report.pipeline is not None:
+            self.pipelines[rank] = report.pipeline
         self.batcher.add(rank, report)
 
     def _without_impossible(self, rank: int, report: ReportFields) -> ReportFields:
@@ -292,6 +300,7 @@ class Attempt:
         sizes = {label: len(members) for label, members in self.groups.by_label.items()}
         require(self.group_sizes == sizes, "sizes and members of groups differ")
         require(self.samples.keys() == self.ranks.keys(), "samples are of other ranks")
+        require(self.pipelines.keys() <= self.ranks.keys(), "pipelines are of other ranks")
         nodes = {rank.identity.node for rank in self.ranks.values()}
         require(nodes == self.counts_by_node.keys(), "nodes and ranks differ")
         require(self.restart_count >= max(self.counts_by_node.values(), default=0), "a node has restarted more often")

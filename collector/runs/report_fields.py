@@ -22,6 +22,7 @@ from rankscope.measure.records import (
     GroupInfo,
     HostSample,
     NodeSample,
+    PipelineSchedule,
     WindowBreakdown,
     WindowSynchronizations,
 )
@@ -83,6 +84,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     out_of_memory: tuple[OutOfMemory, ...]
     enqueues: Enqueues | None
     compilations: Compilations | None
+    pipeline: PipelineSchedule | None
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
@@ -115,6 +117,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.out_of_memory,
             report.enqueues,
             report.compilations,
+            report.pipeline,
             StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,

@@ -386,6 +386,7 @@ class RunState:
             step_durations=self.speed.histogram.read(),
             settings=self.settings.state,
             settings_taken=self.setting_orders.taken,
+            pipeline=attempt.pipeline,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

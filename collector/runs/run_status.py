@@ -151,7 +151,9 @@ def describe_ranks_without_peers(run: RunSnapshot) -> str | None:
     have = have if run.end is None else "had"
     text = f"{count:,} of {size:,} ranks {have} no peers with equal work: judged by {their} own past only"
     least, named = run.least_waiting, {rank for finding in run.findings for rank in finding.ranks}
-    return text if least is None or least.rank in named else f"{text}. {describe_least_waiting(least)}"
+    if least is None or least.rank in named or (run.pipeline is not None and run.pipeline.pace is not None):
+        return text
+    return f"{text}. {describe_least_waiting(least)}"
 
 
 def describe_least_waiting(least: LeastWaiting) -> str:

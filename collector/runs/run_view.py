@@ -16,6 +16,7 @@ from rankscope.collector.runs.live_settings import LiveSettings
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.steps.least_waiting import find_least_waiting
+from rankscope.collector.steps.pipeline_stages import find_pipeline
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_levels import StepLevels
@@ -73,6 +74,7 @@ def keep_pass(attempt: Attempt, view: RunView, steps_max: int) -> None:
     attempt.peer_search.least_waiting = (
         find_least_waiting(view.series) if view.peer_groups.ranks_without_peers else None
     )
+    attempt.pipeline = find_pipeline(view.series, attempt.pipelines)
 
 
 def keep_levels(levels: StepLevels, view: RunView) -> None:

@@ -18,6 +18,7 @@ from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
+from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.collector.steps.step_histogram import StepDurations
 from rankscope.measure.identity import RankIdentity
@@ -131,7 +132,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     empty: nothing. `checkpoints` are those that the ranks have marked. `medians_of` says which steps the medians of
     the ranks are of; None: of none yet. `compilations` is what torch.compile has done in this attempt.
     `step_durations`: how many steps of this attempt lasted how long, None in a snapshot made by hand. `settings` are
-    those that were changed while it goes on, `settings_taken` what its ranks have taken of theirs.
+    those that were changed while it goes on, `settings_taken` what its ranks have taken of theirs. `pipeline` has the
+    stages of a pipeline that the ranks announce; None where they announce none.
     """
 
     run: str
@@ -157,6 +159,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_durations: StepDurations | None = None
     settings: RunSettings = NOTHING_CHANGED
     settings_taken: RanksTaken = NOTHING_ORDERED
+    pipeline: PipelineTimes | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:

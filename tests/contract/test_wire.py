@@ -69,6 +69,7 @@ from rankscope.measure.records import (
     InterfaceSample,
     Losses,
     NodeSample,
+    PipelineSchedule,
     PortSample,
     SavedLine,
     Synchronization,
@@ -232,6 +233,7 @@ SAVED = SavedLine(
     call="torch.save", line="train.py:24 (main)", in_background=True, count=3, duration_ns=90, longest_ns=40,
     bytes=1 << 30, last_ns=20, last_bytes=1 << 29,
 )  # fmt: skip
+PIPELINE = PipelineSchedule(name="ScheduleInterleaved1F1B", stages=(1, 3), stage_count=4, ranks=2, microbatches=8)
 COMPILATIONS = Compilations(
     compiled=3, recompiled=1, duration_ns=700, cached=1, uncached=2, unseen=1,
     start=CompiledStart(last_step=3, elapsed_ns=900, compile_ns=600, frames=2),
@@ -285,7 +287,7 @@ STATED: dict[str, Message] = {
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronizations=(SYNCHRONIZATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
         out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES, compilations=COMPILATIONS,
-        saves=(SAVED,),
+        saves=(SAVED,), pipeline=PIPELINE,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -386,7 +388,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_SAVES = msgspec.structs.replace(STATED["report"], host=HOST_WITHOUT_BLOCK_IO, saves=None)
+WITHOUT_PIPELINE = msgspec.structs.replace(STATED["report"], pipeline=None)
+WITHOUT_SAVES = msgspec.structs.replace(WITHOUT_PIPELINE, host=HOST_WITHOUT_BLOCK_IO, saves=None)
 WITHOUT_ENERGY = msgspec.structs.replace(WITHOUT_SAVES, devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED)
 """Nor with the share of a CPU limit."""
 WITHOUT_COMPILATIONS = msgspec.structs.replace(WITHOUT_ENERGY, compilations=None)
@@ -435,6 +438,7 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("enqueues", "table")),
     ("report", ("compilations",)),
     ("report", ("saves", 0)),
+    ("report", ("pipeline",)),
     ("report", ("compilations", "start")),
     ("report", ("compilations", "frames", 0)),
     ("report", ("out_of_memory", 0, "held", 0)),
@@ -564,7 +568,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronizations": (), "node": None, "timed_steps": (),
         "out_of_memory": (), "flops": StepFlops(), "enqueues": None, "compilations": None,
-        "saves": None,
+        "saves": None, "pipeline": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -677,6 +681,11 @@ def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
 def test_earlier_report_without_energy_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_energy.hex").read_text())
     assert decode(frame) == WITHOUT_ENERGY
+
+
+def test_earlier_report_without_pipeline_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_pipeline.hex").read_text())
+    assert decode(frame) == WITHOUT_PIPELINE
 
 
 def test_earlier_report_without_saves_decodes() -> None:

@@ -9,7 +9,7 @@ RARE = (
     "agent/profiler/timed_collectives.py", "agent/profiler/measured_timing.py", "agent/reporting/spill.py",
     "agent/sample/nvml.py", "agent/sample/out_of_memory.py", "agent/steps/device_timers.py", "agent/preflight",
     "agent/faults", "agent/integrations", "agent/sidecar/ras_client.py", "agent/sidecar/inspector_dump.py",
-    "measure/kineto_json.py",
+    "measure/kineto_json.py", "agent/steps/pipeline_schedules.py",
 )  # fmt: skip
 """What a rank on a CPU that nothing happens to does not use."""
 

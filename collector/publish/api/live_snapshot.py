@@ -19,6 +19,7 @@ from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
 from rankscope.collector.runs.run_status import describe_ranks_without_peers, find_energy
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
+from rankscope.collector.steps.pipeline_stages import describe_pipeline
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     hfu_is_upper_bound: bool = False
     energy_said: str = ""
     settings_said: str = ""
+    pipeline_said: str = ""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,4 +167,5 @@ def _build_run(
         compilation_said="; ".join(describe_compilations(run.compilations)),
         energy_said=describe_run_energy(find_energy(run)),
         settings_said="; ".join(describe_changed(run.settings, run.settings_taken)),
+        pipeline_said="; ".join(describe_pipeline(run.pipeline)),
     )

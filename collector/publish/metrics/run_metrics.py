@@ -29,14 +29,18 @@ from rankscope.collector.runs.liveness import ENDED_WELL
 from rankscope.collector.runs.run_end import NOT_HEARD as RUN_NOT_HEARD
 from rankscope.collector.runs.run_status import find_energy
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTimes
 from rankscope.collector.steps.step_histogram import BOUNDS_S
 from rankscope.measure.units import ns_to_s
 
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 _PHASES: Final = "agent: steps (StepRecord.phases_ns)"
+_PIPELINE: Final = "collector: detection (PipelineTimes); agent: Report.pipeline"
 _GOODPUT: Final = "collector: goodput (GoodputSnapshot)"
 _LIVES: Final = "collector: arrival of reports; sidecar: RankEnded"
 
+STAGES_SHOWN_MAX: Final = 128
+"""Ranks of a pipeline, the replicas of each as one, that are exported."""
 MISSING_SHOWN_MAX: Final = 64
 """Missing ranks of a run that are exported by number: eight nodes of eight GPUs."""
 SUBJECT_CHARS_MAX: Final = 120
@@ -194,6 +198,28 @@ def count_agents(snapshot: Snapshot) -> Iterator[Value]:
 def find_open(snapshot: Snapshot) -> Iterator[Value]:
     """Yield the open findings of runs that have not ended."""
     return ((labels, 1) for labels, _ in _open_findings(snapshot))
+
+
+def _stages(read: Callable[[PipelineStage], float]) -> OfSnapshot:
+    """Return the reader of a metric by the stages that a rank of a pipeline holds."""
+
+    def read_all(snapshot: Snapshot) -> Iterator[Value]:
+        for run in _live_runs(snapshot):
+            stages = () if run.pipeline is None else run.pipeline.stages[:STAGES_SHOWN_MAX]
+            yield from (((run.run, ",".join(map(str, one.stages))), read(one)) for one in stages)
+
+    return OfSnapshot(read_all)
+
+
+def _pipelines(read: Callable[[PipelineTimes], float | None]) -> OfSnapshot:
+    """Return the reader of a metric of a pipeline, by its schedule."""
+
+    def read_all(snapshot: Snapshot) -> Iterator[Value]:
+        for run in _live_runs(snapshot):
+            if run.pipeline is not None:
+                yield (run.run, run.pipeline.schedule), read(run.pipeline)
+
+    return OfSnapshot(read_all)
 
 
 def _count_without_peers(snapshot: Snapshot) -> Iterator[Value]:
@@ -405,6 +431,32 @@ RUNS: Final[tuple[Measure, ...]] = (
         "slowness that has been there since their first step is not found.",
         "ranks without a peer (docs/definitions.md section 4)", _DETECTION, NOT_NEGATIVE,
         OfSnapshot(_count_without_peers),
+    ),
+    Measure(
+        "rankscope_pipeline_bubble_ratio", "gauge", "ratio", ("run", "stage"),
+        "Share of the pipeline's time in a step in which the ranks that hold these stages wait for sends and receives. "
+        "Absent until the waiting of all ranks is known of 16 steps.",
+        "median of waiting / (step - data - optimizer - checkpoint)", _PIPELINE, RATIO,
+        _stages(lambda one: one.bubble_ratio),
+    ),
+    Measure(
+        "rankscope_pipeline_stage_own_seconds", "gauge", "seconds", ("run", "stage"),
+        "Own time per step of the ranks that hold these stages: the longest sets the pace of the pipeline.",
+        "median of step - waiting for other ranks", _PIPELINE, NOT_NEGATIVE,
+        _stages(lambda one: ns_to_s(one.own_ns)),
+    ),
+    Measure(
+        "rankscope_pipeline_ideal_bubble_ratio", "gauge", "ratio", ("run", "schedule"),
+        "Bubble of the announced schedule itself, where all stages take equally long. Absent for a schedule without a "
+        "formula.",
+        "by schedule (docs/pipelines.md)", _PIPELINE, RATIO,
+        _pipelines(lambda one: one.ideal_ratio),
+    ),
+    Measure(
+        "rankscope_pipeline_even_step_seconds", "gauge", "seconds", ("run", "schedule"),
+        "Step at best, were the work of the stages split evenly. Absent where no stage sets the pace.",
+        "outside of the pipeline + mean own time in it / (1 - ideal bubble)", _PIPELINE, NOT_NEGATIVE,
+        _pipelines(lambda one: to_seconds(one.even_step_ns)),
     ),
     Measure(
         "rankscope_finding_not_judged", "gauge", "", ("run", "kind"),

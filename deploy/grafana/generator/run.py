@@ -330,6 +330,23 @@ def _communication() -> list[Placed]:
             Query(f"quantile(0.5, {series('exposed_communication_ratio', OF_RUN)})", "in the middle"),
             colors=too_high(yellow=thresholds.EXPOSED),
         ),
+        lines(
+            "Bubble of the pipeline",
+            "Share of the pipeline's time in which the ranks of a stage wait for sends and receives; and that of the "
+            "schedule itself, with equal stages. No data: no pipeline is announced (docs/pipelines.md).",
+            RATIO,
+            Query(series("pipeline_bubble_ratio", OF_RUN), "stage {{stage}}"),
+            Query(series("pipeline_ideal_bubble_ratio", OF_RUN), "{{schedule}}, if even"),
+            most=1,
+        ),
+        lines(
+            "Own time of the stages",
+            "Own time per step of the ranks of a stage: the longest sets the pace. And the step at best, were the work "
+            "split evenly; no data of that: no stage sets the pace.",
+            SECONDS,
+            Query(series("pipeline_stage_own_seconds", OF_RUN), "stage {{stage}}"),
+            Query(series("pipeline_even_step_seconds", OF_RUN), "step if even"),
+        ),
     ]
 
 

@@ -9,6 +9,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.measure.records import Totals, WindowBreakdown
+from tests.full_snapshot import full_snapshot
 from tests.unit.collector.reports.whole_run import render_run
 from tests.unit.collector.runs.run_snapshots import rank_of
 
@@ -119,6 +120,19 @@ def test_rank_that_waited_least_is_told_unless_a_finding_names_it() -> None:
     named = run_of(ranks_without_peers=1, least_waiting=least, findings=(SLOW,), open_findings=(SLOW,))
     assert said not in render_run(named)
     assert said not in render_run(run_of(least_waiting=least)), "all ranks have peers"
+
+
+def test_pipeline_is_told_and_who_waits_least_not_twice() -> None:
+    (full,) = full_snapshot().runs
+    least = LeastWaiting(rank=1, steps=40, share=0.95, margin_ns=8e6)
+    said = render_run(run_of(ranks_without_peers=1, least_waiting=least, pipeline=full.pipeline)).splitlines()
+    told = [line.removeprefix("  pipeline: ") for line in said if line.startswith("  pipeline: ")]
+    assert told == [
+        "Schedule1F1B, 2 stages on 2 ranks, 4 microbatches: bubble 12.5-37.5 % of the pipeline's time, 20.0 % if even",
+        "stage 1 sets the pace: own time 86.0 ms per step, 24.0 ms above the next; slower, or more work",
+        "an even split: at best 91.5 ms per step instead of 100.0 ms",
+    ]
+    assert not any("waited for others least" in line for line in said)
 
 
 def test_finding_stays_visible_without_a_new_verdict() -> None:

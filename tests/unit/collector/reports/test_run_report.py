@@ -26,6 +26,7 @@ from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Goodbye
 from rankscope.measure.model_flops import FlopSum, StepFlops
+from tests.full_snapshot import full_snapshot
 from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 
@@ -71,6 +72,17 @@ def test_report_has_totals_ends_and_findings(path: Path) -> None:
     assert (report.goodput.goodput_ratio, report.step_ns_median) == (0.7, S)
     assert [finding.sentence for finding in report.findings] == ["Rank 1 is slow."]
     assert [incident.id for incident in report.incidents] == [1]
+
+
+def test_pipeline_of_the_run_is_a_fact(path: Path) -> None:
+    (full,) = full_snapshot().runs
+    batch = WriteBatch()
+    batch.stories["bert"] = SavedStory(pipeline=full.pipeline)
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch)
+    report = report_of(path)
+    assert report.pipeline == full.pipeline
+    assert "stage 1 sets the pace: own time 86.0 ms per step" in " ".join(render_text(report, 20).split())
 
 
 def test_worst_rank_is_the_one_that_cost_most(path: Path) -> None:

@@ -14,6 +14,7 @@ from rankscope.measure.records import (
     GroupInfo,
     HostSample,
     Losses,
+    PipelineSchedule,
     StepRecord,
     Totals,
     WindowBreakdown,
@@ -52,6 +53,7 @@ WHOLE = Report(
     stall=Stall(number=1, since_host_ns=5, taken_host_ns=9, limit_ns=3, activity="step"),
     synchronizations=(WindowSynchronizations(first_step=3, step_count=1, idle_ns=1),),
     enqueues=pack_enqueues([Enqueue(4, "g", 2, 1_500)], [(4, 5)], wall_error_ns=10),
+    pipeline=PipelineSchedule(name="Schedule1F1B", stages=(0,), stage_count=2, ranks=2, microbatches=4),
 )  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def test_fields_of_both_structs_are_equal() -> None:
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
         "stalled_since_host_ns", "stall", "synchronizations", "node", "timed_steps", "out_of_memory",
-        "enqueues", "compilations",
+        "enqueues", "compilations", "pipeline",
     }  # fmt: skip
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
 

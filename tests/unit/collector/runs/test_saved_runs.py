@@ -17,6 +17,7 @@ from rankscope.collector.steps.collective_totals import unpack_counts
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, Refused, Report, Welcome
 from rankscope.measure.records import Losses, StepRecord, Totals
+from tests.full_snapshot import full_snapshot
 from tests.library_exporter import SnapshotExporter
 from tests.unit.collector.runs.run_stories import S, Story, boot_of
 
@@ -288,6 +289,14 @@ def test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart(name: str) -
     assert after.wait_untraced_ns == before.wait_untraced_ns
     if not before.end.lost_ranks:  # a lost run may go on: its time is not settled
         assert after.goodput == before.goodput
+
+
+def test_pipeline_of_a_run_that_has_ended_is_the_same_after_a_restart() -> None:
+    (full,) = full_snapshot().runs
+    story = end_all(Story(2).join().train(20))
+    assert story.run.attempt is not None
+    story.run.attempt.pipeline = full.pipeline
+    assert kill(story).tick().snapshot().pipeline == full.pipeline
 
 
 def test_medians_of_a_run_that_goes_on_come_with_its_next_steps() -> None:
