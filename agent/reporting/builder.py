@@ -81,11 +81,6 @@ class Interval(msgspec.Struct, kw_only=True):
     pipeline: PipelineSchedule | None = None
 
 
-AS_THEY_ARE: Final = (
-    "host", "devices", "losses", "overhead_ratio", "cost", "allocator", "progress", "stalled_since_host_ns", "stall",
-    "node", "out_of_memory", "flops", "enqueues", "compilations", "saves", "pipeline",
-)  # fmt: skip
-"""Fields of an interval that a report has unchanged."""
 REPORTERS_MAX: Final = 8
 """Ranks that report the members of a group. If all did, a run of 16,384 ranks would begin with 800 MB for one group; if
 one did, a single lost report would leave the group unknown."""
@@ -138,11 +133,26 @@ class ReportBuilder:
             collectives=collectives_to_table(interval.collectives) if interval.collectives else Collectives(),
             covered_steps=self._pop_covered(interval),
             breakdowns=tuple(interval.breakdowns),
+            host=interval.host,
+            devices=interval.devices,
             totals=self._totals,
+            losses=interval.losses,
             groups=self._select_groups(tuple(interval.groups.values())),
+            overhead_ratio=interval.overhead_ratio,
+            cost=interval.cost,
+            allocator=interval.allocator,
+            progress=interval.progress,
+            stalled_since_host_ns=interval.stalled_since_host_ns,
+            stall=interval.stall,
             synchronizations=tuple(interval.synchronizations),
+            node=interval.node,
             timed_steps=tuple(interval.timed_steps),
-            **{name: getattr(interval, name) for name in AS_THEY_ARE},
+            out_of_memory=interval.out_of_memory,
+            flops=interval.flops,
+            enqueues=interval.enqueues,
+            compilations=interval.compilations,
+            saves=interval.saves,
+            pipeline=interval.pipeline,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:
