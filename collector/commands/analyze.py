@@ -262,6 +262,16 @@ def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also the device time by groups of your own: a TOML file with lines NAME = [REGEX, ...]",
     )
+    add_sequences(parser, "also the costliest sequences of kernels that repeat")
+    parser.add_argument(
+        "--launches",
+        action="store_true",
+        help="also the kernels by operator, grid, block, registers and shared memory of their launches; takes longer",
+    )
+
+
+def add_sequences(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option for sequences of kernels; `what` begins its help."""
     parser.add_argument(
         "--sequences",
         type=_parse_length,
@@ -269,13 +279,8 @@ def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
         const=LENGTH_DEFAULT,
         default=None,
         metavar="LENGTH",
-        help="also the costliest sequences of kernels that repeat, of up to LENGTH kernels, 2 to "
-        f"{LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with LENGTH",
-    )
-    parser.add_argument(
-        "--launches",
-        action="store_true",
-        help="also the kernels by operator, grid, block, registers and shared memory of their launches; takes longer",
+        help=f"{what}, of up to LENGTH kernels, 2 to {LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with "
+        "LENGTH",
     )
 
 
