@@ -720,6 +720,10 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
     product in fp32 with the most work, `largest_fp32_gemm_flops` that work; None without `record_shapes`.
+    `data_parallel_devices`: devices to which work was launched while a forward of nn.DataParallel ran, in all
+    `data_parallel_count` of them. `gloo_count` collectives over gloo beside a device, with `gloo_bytes` (None where
+    shapes were not recorded), took `gloo_exposed_ns` in which no device worked. `has_ddp_over_gloo`: a forward of
+    DistributedDataParallel ran, and nothing communicated on the device.
     """
 
     window_ns: int | None = None
@@ -754,6 +758,12 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     compute_capability_minor: int | None = None
     largest_fp32_gemm: str | None = None
     largest_fp32_gemm_flops: int | None = None
+    data_parallel_count: int | None = None
+    data_parallel_devices: int | None = None
+    gloo_count: int | None = None
+    gloo_bytes: int | None = None
+    gloo_exposed_ns: int | None = None
+    has_ddp_over_gloo: bool | None = None
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
