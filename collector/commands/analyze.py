@@ -113,6 +113,7 @@ class Analyze:
                     communication_kernels=options.communication_kernels,
                     shapes=options.shapes,
                     critical_path=options.critical_path,
+                    shorten=_parse_shares(options.shorten),
                     all_to_all=options.all_to_all,
                     roofline=options.roofline,
                     peak_tflops=options.peak_tflops,
@@ -217,6 +218,14 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         "--critical-path",
         action="store_true",
         help="also the chain of work, across ranks, that makes each step as long as it is",
+    )
+    parser.add_argument(
+        "--shorten",
+        action="append",
+        default=[],
+        metavar="REGEX=SHARE",
+        help="with --critical-path: what the steps would be, simulated, if operators and kernels with such names took "
+        "this share of their time, such as gemm=0.5; several times for several",
     )
     parser.add_argument(
         "--all-to-all",
@@ -337,6 +346,22 @@ def _parse_length(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number; put PATH in front of --sequences") from None
+
+
+def _parse_shares(texts: Sequence[str]) -> dict[str, float]:
+    """Return the share of the time left by pattern. Raises SettingError for what is no REGEX=SHARE."""
+    found = {}
+    for text in texts:
+        pattern, _, share = text.rpartition("=")
+        try:
+            found[pattern] = float(share)
+        except ValueError:
+            pattern = ""
+        if not pattern:
+            raise SettingError(
+                f"--shorten is {text!r}; it is a pattern and the share of the time left, such as gemm=0.5"
+            )
+    return found
 
 
 def _find_groups(options: argparse.Namespace) -> Patterns | None:

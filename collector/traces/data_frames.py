@@ -48,6 +48,9 @@ def build_tables(report: "TraceReport") -> dict[str, Rows]:
     if report.critical_path is not None:
         tables["critical_steps"] = _to_rows(report.critical_path.steps)
         tables["critical_parts"] = _to_rows(report.critical_path.parts)
+        if report.critical_path.shortened is not None:
+            tables["shortened_steps"] = _to_rows(report.critical_path.shortened.steps)
+            tables["shortened_parts"] = _to_rows(report.critical_path.shortened.parts)
     if report.all_to_all is not None:
         tables["all_to_all_ranks"] = _to_rows(report.all_to_all.ranks)
         tables["all_to_all_calls"] = _to_rows(report.all_to_all.calls)

@@ -1166,15 +1166,42 @@ class CriticalPart(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
 
 
+class ShortenedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Length of a step as recorded, on `rank`, which ends it last, and as simulated, until the last rank then ends."""
+
+    step: int | None
+    rank: int | None
+    before_ns: int
+    after_ns: int
+
+
+class ShortenedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """What the steps would be with some operators and kernels shorter, simulated: `shares` has by pattern the share of
+    their time that is left, 0 to 1. `matched_count` pieces of work on devices and stretches of the host have such a
+    name, on the path or not. `steps` are those that have a path. `parts` are what the paths are made of then, and
+    `left_out_ns` the time of further ones.
+    """
+
+    shares: Mapping[str, float]
+    matched_count: int
+    before_ns: int
+    after_ns: int
+    steps: list[ShortenedStep]
+    parts: list[CriticalPart]
+    left_out_ns: int
+    notes: list[str]
+
+
 class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     """The critical paths of the steps, and what they are made of, the most first. The parts and `left_out_ns`, the time
-    of further ones, sum to the steps. `notes` say what the traces do not show.
+    of further ones, sum to the steps. `notes` say what the traces do not show. `shortened` is None unless asked for.
     """
 
     steps: list[CriticalStep]
     parts: list[CriticalPart]
     left_out_ns: int
     notes: list[str]
+    shortened: ShortenedPath | None = None
 
 
 class FileError(msgspec.Struct, frozen=True, kw_only=True):
