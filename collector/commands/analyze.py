@@ -58,6 +58,11 @@ class Analyze:
         parser.add_argument(
             "--force", action="store_true", help="with --against: compare also runs of other numbers of ranks"
         )
+        parser.add_argument(
+            "--calls",
+            action="store_true",
+            help="with --against: also the calls of a step, matched one by one: which took longer, are new, are gone",
+        )
         add_communication_kernels(parser)
         _add_more_tables(parser)
         _add_memory(parser)
@@ -106,6 +111,7 @@ class Analyze:
                     paths,
                     against=against,
                     force=options.force,
+                    calls=options.calls,
                     steps=steps,
                     rank=options.rank,
                     cycle=options.cycle,

@@ -40,6 +40,7 @@ class Asked(NamedTuple):
     operator_groups: GroupsAsked | None = None
     launches: bool = False
     shorten: Mapping[str, float] | None = None
+    calls: bool = False
 
     @property
     def every_shape(self) -> bool:

@@ -1030,11 +1030,43 @@ class DifferenceTable(msgspec.Struct, frozen=True, kw_only=True):
     remainder_ns: int
 
 
+class CallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of an operator or user range in a step: `matched` with one of the traces to compare with, `added` (only
+    here) or `removed` (only there). Times are of the call alone, of those that are not matched with all `call_count`
+    calls of it: the host's, and that of the device work launched in it. `path` has the names around it.
+    """
+
+    kind: str
+    rank: int | None
+    step: int
+    against_step: int
+    path: str
+    call_count: int
+    host_ns: int
+    against_host_ns: int
+    host_difference_ns: int
+    device_ns: int
+    against_device_ns: int
+    device_difference_ns: int
+
+
+class CallMatching(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one step of each rank, matched one by one in their order. `rows` are those with the largest
+    difference, of each kind at most 1,000 of all that are counted. `notes` say what was not matched.
+    """
+
+    matched_count: int
+    added_count: int
+    removed_count: int
+    rows: list[CallRow]
+    notes: list[str]
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of the report's traces beside those of others. `refused` is the reason why they were not compared;
     the tables are empty then. `clock`: by whose clock the steps are cut on both sides, host or device. `ranks` and
     `against_ranks` are those compared, `steps` and `against_steps` the steps of all of them together, `step_ns` their
-    mean length. `notes` say what else differs.
+    mean length. `notes` say what else differs. `calls` is None unless asked for.
     """
 
     against_files: list[str]
@@ -1049,6 +1081,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     against_step_ns: int | None = None
     difference_ns: int | None = None
     tables: list[DifferenceTable] = []
+    calls: CallMatching | None = None
 
 
 class CycleRow(msgspec.Struct, frozen=True, kw_only=True):
