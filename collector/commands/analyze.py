@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.commands.memory import write_flows_of
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
+from rankscope.collector.commands.watch import watch
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.analysis import ALL_CYCLES
 from rankscope.collector.traces.files import STDIN, find_traces
@@ -20,10 +22,12 @@ from rankscope.collector.traces.recognized import check_output, compile_rank_fro
 from rankscope.collector.traces.report import TraceReport
 from rankscope.collector.traces.spans import Span, read_span
 from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.output_files import write_output
+from rankscope.measure.output_files import write_output, write_whole
 
 TOP: Final = 20
 FROM_STDIN: Final = "-"
+RELOAD_S: Final = 30
+"""Of a page that is watched. A reload folds tables again, and forgets which step was chosen."""
 
 
 class Analyze:
@@ -43,6 +47,11 @@ class Analyze:
         )
         add_json(parser, "everything")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
+        parser.add_argument(
+            "--watch",
+            action="store_true",
+            help="with --html: write the page again when traces appear or change, until Ctrl-C; it reloads itself",
+        )
         parser.add_argument(
             "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
         )
@@ -94,6 +103,8 @@ class Analyze:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
         if options.list:
             _check_list_only(options)
+        if options.watch:
+            _check_watch(options)
         if options.force and options.against is None:
             raise SettingError("--force is given without --against; there is nothing to compare")
         sort_by = choose_sort_key(options.sort_by)
@@ -102,41 +113,13 @@ class Analyze:
             raise SettingError("--source-url is given without --html; only the page has links")
         steps = parse_steps(options.steps)
         _check_outputs(options)
+        if options.watch:
+            return _watch(options, steps, sort_by)
         try:
-            paths, against = _choose_paths(options)
             if options.list:
+                _choose_paths(options)
                 return _list_files(options.paths, options.rank_from)
-            with show_progress("files") as progress:
-                report = analyze(
-                    paths,
-                    against=against,
-                    force=options.force,
-                    calls=options.calls,
-                    steps=steps,
-                    rank=options.rank,
-                    cycle=options.cycle,
-                    rank_from=options.rank_from,
-                    communication_kernels=options.communication_kernels,
-                    shapes=options.shapes,
-                    critical_path=options.critical_path,
-                    shorten=_parse_shares(options.shorten),
-                    all_to_all=options.all_to_all,
-                    roofline=options.roofline,
-                    peak_tflops=options.peak_tflops,
-                    peak_gbps=options.peak_gbps,
-                    modules=options.modules,
-                    kernel_groups=_find_groups(options),
-                    sequences=options.sequences,
-                    flops=options.flops,
-                    memory_every=options.memory_every,
-                    memory_flow=options.memory_flow is not None,
-                    nest=options.nest,
-                    by_thread=options.by_thread,
-                    by_frames=options.by_frames,
-                    launches=options.launches,
-                    executor=options.executor,
-                    progress=progress,
-                )
+            report = _analyze(options, steps)
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE
@@ -145,6 +128,71 @@ class Analyze:
         if report.ranks and wants_text:
             print(render_text(report, options.top, sort_by=sort_by))
         return print_errors(report)
+
+
+def _analyze(options: argparse.Namespace, steps: StepRange | None) -> TraceReport:
+    """Return the report that the options ask for."""
+    paths, against = _choose_paths(options)
+    with show_progress("files") as progress:
+        return analyze(
+            paths,
+            against=against,
+            force=options.force,
+            calls=options.calls,
+            steps=steps,
+            rank=options.rank,
+            cycle=options.cycle,
+            rank_from=options.rank_from,
+            communication_kernels=options.communication_kernels,
+            shapes=options.shapes,
+            critical_path=options.critical_path,
+            shorten=_parse_shares(options.shorten),
+            all_to_all=options.all_to_all,
+            roofline=options.roofline,
+            peak_tflops=options.peak_tflops,
+            peak_gbps=options.peak_gbps,
+            modules=options.modules,
+            kernel_groups=_find_groups(options),
+            sequences=options.sequences,
+            flops=options.flops,
+            memory_every=options.memory_every,
+            memory_flow=options.memory_flow is not None,
+            nest=options.nest,
+            by_thread=options.by_thread,
+            by_frames=options.by_frames,
+            launches=options.launches,
+            executor=options.executor,
+            progress=progress,
+        )
+
+
+def _watch(options: argparse.Namespace, steps: StepRange | None, sort_by: str | None) -> int:
+    """Write the page whenever the traces have changed, until Ctrl-C, and return 0."""
+    from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415 - as above
+
+    written: list[TraceReport] = []
+
+    def write(report: TraceReport, reload_s: int | None) -> None:
+        page = render_page(report, options.top, options.source_url, sort_by, reload_s)
+        write_whole(options.html, "--html", page)
+
+    def act() -> None:
+        try:
+            report = _analyze(options, steps)
+        except UnavailableError as error:
+            print(f"rankscope: {error}", file=sys.stderr)
+            return
+        print_errors(report)
+        write(report, RELOAD_S)
+        written[:] = [report]
+        ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
+        print(f"{options.html}: {ranks}, {time.strftime('%H:%M:%S')}", flush=True)
+
+    print("Ctrl-C ends it.", flush=True)
+    watch(options.paths, act)
+    for report in written:  # it is the last one now
+        write(report, None)
+    return ALL_GOOD
 
 
 def _choose_paths(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
@@ -185,6 +233,17 @@ def _check_list_only(options: argparse.Namespace) -> None:
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             raise SettingError(f"{option} is given with --list, which analyzes nothing; leave out one of the two")
+
+
+def _check_watch(options: argparse.Namespace) -> None:
+    """Raise SettingError where `--watch` is given without a page, with other outputs, or for what is no file here."""
+    if options.html is None:
+        raise SettingError("--watch is given without --html; it writes that page again when traces appear or change")
+    for name in ("json", "json_file", "tables", "memory_flow", "list"):
+        if getattr(options, name):
+            raise SettingError(f"--{name.replace('_', '-')} is given with --watch, which writes a page only")
+    if any(path == FROM_STDIN or "://" in path for path in options.paths):
+        raise SettingError("--watch looks at files and folders of this machine, not at URLs or standard input")
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
