@@ -265,7 +265,8 @@ def play(ranks: Prepared, shares: Shares) -> list[Replay]:
         Replay(record, offset_ns, shares) for record, offset_ns in zip(ranks.records, ranks.offsets_ns, strict=True)
     ]
     joined = {at: one.members for one in ranks.joins for at in one.waiting}
-    moments = np.concatenate([one.list_moments(key) for key, one in enumerate(replays)], axis=1)
+    nothing = np.empty((4, 0), dtype=np.int64)
+    moments = np.concatenate([nothing, *(one.list_moments(key) for key, one in enumerate(replays))], axis=1)
     for _, kind, key, place in moments[:, np.lexsort(moments[1::-1])].T.tolist():
         one = replays[key]
         if kind == _START:

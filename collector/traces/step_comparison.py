@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankscope.collector.traces.call_matching import match_calls
+from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import (
     UNKNOWN_DEVICE,
@@ -79,8 +80,12 @@ def compare_steps(
             for key in TABLES
             if _has_table(key, here) and _has_table(key, there)
         ],
-        calls=_match_calls(found, others),
+        calls=attempt(lambda: _match_calls(found, others), _give_up_calls),
     )
+
+
+def _give_up_calls(reason: str) -> CallMatching:
+    return CallMatching(matched_count=0, added_count=0, removed_count=0, rows=[], notes=[f"not matched: {reason}"])
 
 
 def _match_calls(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis]) -> CallMatching | None:

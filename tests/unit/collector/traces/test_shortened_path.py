@@ -106,6 +106,11 @@ def test_name_that_nothing_has_is_noted(tmp_path: Path) -> None:
     assert found.notes == ["No operator or kernel has a name in which nothing is found."]
 
 
+def test_trace_without_known_work_has_nothing_to_shorten(tmp_path: Path) -> None:
+    found = shortened(tmp_path, {"long": 0.5}, [STEP])
+    assert (found.steps, found.parts, found.matched_count, lengths_us(found)) == ([], [], 0, (0, 0))
+
+
 def test_tables_say_what_is_saved_and_that_it_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, BRANCHES)
     assert main(["analyze", path, "--critical-path", "--shorten", "long=0.25", "--shorten", "use=1"]) == 0
