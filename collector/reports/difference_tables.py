@@ -35,14 +35,12 @@ _EXPLAINED = (
 
 _CALLS = {
     "matched": "One step of each rank, of median difference, call by call in their order: those with the largest "
-    "difference on host or device, each without the calls inside it.",
+    "difference on host or device, each without the calls inside it. Differences are the time here less that there.",
     "added": "Calls that only these traces have, with the calls inside them.",
     "removed": "Calls that only the traces compared with have, with the calls inside them.",
 }
-_CALL_COLUMNS = (
-    "<call, rank, step, calls, host ms, against host ms, host difference ms, device ms, against device ms, "
-    "device difference ms"
-)
+_CALL_COLUMNS = "<call, rank, step, calls, host ms, host diff. ms, device ms, device diff. ms"
+"""Times are those of the traces that have the call, differences those here less those of the others."""
 
 
 def build_difference_sections(comparison: Comparison | None, top: int) -> list[Section]:
@@ -73,16 +71,15 @@ def _build_calls(calls: CallMatching | None, top: int) -> list[Section]:
 
 
 def _cells_of_call(row: CallRow) -> Cells:
+    is_gone = row.kind == "removed"
     return (
         text_cell(row.path),
         text_cell(row.rank),
         text_cell(row.step if row.step == row.against_step else f"{row.step}, {row.against_step}"),
         amount(row.call_count),
-        ms(row.host_ns),
-        ms(row.against_host_ns),
+        ms(row.against_host_ns if is_gone else row.host_ns),
         ms(row.host_difference_ns),
-        ms(row.device_ns),
-        ms(row.against_device_ns),
+        ms(row.against_device_ns if is_gone else row.device_ns),
         ms(row.device_difference_ns),
     )
 

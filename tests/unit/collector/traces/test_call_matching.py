@@ -149,6 +149,18 @@ def test_calls_without_another_side_are_refused(tmp_path: Path) -> None:
         analyze(write(tmp_path, "here", *step_of(1, *LINEAR)), calls=True)
 
 
+def test_tables_have_the_time_where_the_call_is_and_the_difference(tmp_path: Path) -> None:
+    here = write(tmp_path, "here", *step_of(1, ("aten::mm", 0, 60), ("aten::relu", 100, 10)))
+    there = write(tmp_path, "there", *step_of(1, ("aten::mm", 0, 100), ("aten::gelu", 100, 30)))
+    sections = build_sections(analyze(here, against=there, calls=True), 20)
+    cells = [[cell.text for cell in one.rows[0]] for one in sections if one.key.startswith("calls_")]
+    assert cells == [
+        ["aten::mm", "0", "1", "1", "0.060", "-0.040", "0.000", "0.000"],
+        ["aten::relu", "0", "1", "1", "0.010", "0.010", "0.000", "0.000"],
+        ["aten::gelu", "0", "1", "1", "0.030", "-0.030", "0.000", "0.000"],
+    ]
+
+
 # -- the alignment ----------------------------------------------------------------------------------------------------
 
 
