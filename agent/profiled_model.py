@@ -17,9 +17,11 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from rankscope.measure.device_peaks import FP32, GB, TF32, TFLOP, find_peaks, name_number_type
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.flops import FORMULAS, NO_FORMULA, Inputs, count_flops, has_no_product
 from rankscope.measure.median import find_median
+from rankscope.measure.operator_costs import find_cost
 from rankscope.measure.output_files import write_output
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -52,11 +54,27 @@ class ModuleFigures(NamedTuple):
         return self.forward_flops // 2
 
 
+class OperatorBound(NamedTuple):
+    """All calls of one operator in one pass with numbers of one type: their FLOPs (0 where none are products), the
+    least bytes that they move, and the least time for both on a device, ns, by its peaks: each call takes the longer of
+    the two. `memory_ns` of that is of calls that the memory bounds.
+    """
+
+    operator: str
+    phase: str
+    dtype: str
+    call_count: int
+    flops: int
+    bytes: int
+    least_ns: float
+    memory_ns: float
+
+
 class ModelFigures(NamedTuple):
     """The model, with its modules in the order of the tree, the model first. Times are medians, None where that pass
     was not asked for. `batch` is the first size of the first tensor among the inputs. `uncounted` are operators of
     which it is not known whether they multiply, with their calls. `dp` and `mp` are the sizes of data and model
-    parallelism that the user gives.
+    parallelism that the user gives. `bounds` are of the `device` that the user names, empty without one.
     """
 
     modules: Sequence[ModuleFigures]
@@ -67,6 +85,8 @@ class ModelFigures(NamedTuple):
     uncounted: Mapping[str, int]
     dp: int = 1
     mp: int = 1
+    device: str | None = None
+    bounds: Sequence[OperatorBound] = ()
 
     @property
     def whole(self) -> ModuleFigures:
@@ -88,7 +108,8 @@ class ModelFigures(NamedTuple):
 
     def to_plain(self) -> dict[str, object]:
         """Return all fields as dicts and lists, for JSON."""
-        return {**self._asdict(), "modules": [one._asdict() for one in self.modules]}
+        lists = {"modules": [one._asdict() for one in self.modules], "bounds": [one._asdict() for one in self.bounds]}
+        return {**self._asdict(), **lists}
 
     def render(self, depth: int | None = None, top: int = TOP) -> str:
         """Return all as text: the tree down to a depth, None for all of it, and the top modules of each depth."""
@@ -109,26 +130,68 @@ def profile_model(
     passes: int = PASSES,
     dp: int = 1,
     mp: int = 1,
+    device: str | None = None,
 ) -> ModelFigures:
     """Return the figures of a model for these inputs: a tensor, or the arguments as a tuple or a mapping of names.
 
     `loss` makes a scalar of the output; without one it is the sum of its first tensor. Without `backward` only the
     forward runs, without gradients. `optimizer` is stepped and timed too, which changes the model's parameters; without
     one they stay, and their gradients are None afterwards. Modules of whose class or path a name of `ignore` is a part
-    are left out, with all inside. Raises what the model raises, and ValueError for numbers below 1.
+    are left out, with all inside. `device` is the name of one, as `NVIDIA H100 80GB HBM3`, of which to say what time
+    each operator takes at least; it need not be there. Raises what the model raises, and ValueError for numbers below 1
+    and a device whose peaks are not known.
     """
     import torch  # noqa: PLC0415 - nothing else here needs it
 
     if min(passes, dp, mp) < 1:
         raise ValueError(f"passes, dp and mp are {passes}, {dp} and {mp}; each must be 1 or more")
+    bounds = _Bounds(torch, device) if device is not None else None
     names = _name_modules(model, ignore)
     call = _make_call(model, inputs)
     run = _Run(torch, model, call, loss, backward=backward, optimizer=optimizer)
-    flops, uncounted = _count(torch, model, run, names)
+    flops, uncounted = _count(torch, model, run, names, bounds)
     module_ns = _time_modules(torch, call, names, passes, backward=backward)
     times = run.time(passes)
     rows = [_build_row(torch, module, path, flops, module_ns) for module, path in names.items()]
-    return ModelFigures(rows, *times, _find_batch(torch, inputs), uncounted, dp, mp)
+    return ModelFigures(
+        rows, *times, _find_batch(torch, inputs), uncounted, dp, mp, device, bounds.list_all() if bounds else ()
+    )
+
+
+class _Bounds:
+    """The least times of operators on a device, summed by operator, pass and type."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        found = find_peaks(device)
+        if found is None:
+            raise ValueError(f"the peaks of {device!r} are not known; name it as torch does, as NVIDIA H100 80GB HBM3")
+        self._peaks = found
+        self._products_by_tf32 = torch.get_float32_matmul_precision() != "highest"
+        self._sums: dict[tuple[str, str, str], list[float]] = {}
+
+    def add(self, name: str, phase: str, inputs: Inputs) -> None:
+        """Add a call, if there is a formula for it. Convolutions in fp32 are by TF32, as is torch's default."""
+        cost = find_cost(name, inputs)
+        if cost.bytes is None or cost.dtype is None:
+            return
+        by_tf32 = self._products_by_tf32 or "convolution" in name
+        number_type = name_number_type(cost.dtype, on_tensor_cores=by_tf32) or cost.dtype
+        tflops = self._peaks.tflops.get(number_type) or self._peaks.tflops.get(FP32 if number_type == TF32 else "")
+        compute_ns = cost.flops / (tflops * TFLOP / NS_PER_S) if cost.flops and tflops else 0.0
+        gbps = self._peaks.memory_gbps
+        memory_ns = cost.bytes / (gbps * GB / NS_PER_S) if gbps is not None else 0.0
+        one = self._sums.setdefault((name, phase, number_type), [0.0] * 5)
+        least_ns, by_memory_ns = max(compute_ns, memory_ns), memory_ns if memory_ns > compute_ns else 0.0
+        for place, value in enumerate((1, cost.flops or 0, cost.bytes, least_ns, by_memory_ns)):
+            one[place] += value
+
+    def list_all(self) -> list[OperatorBound]:
+        """Return the sums, the longest time first."""
+        rows = [
+            OperatorBound(*key, int(count), int(flops), int(size), least_ns, memory_ns)
+            for key, (count, flops, size, least_ns, memory_ns) in self._sums.items()
+        ]
+        return sorted(rows, key=lambda row: -row.least_ns)
 
 
 def _name_modules(model: Any, ignore: Sequence[str]) -> dict[Any, str]:
@@ -228,7 +291,7 @@ def _find_batch(torch: Any, inputs: Any) -> int | None:
 
 
 def _count(
-    torch: Any, model: Any, run: _Run, names: Mapping[Any, str]
+    torch: Any, model: Any, run: _Run, names: Mapping[Any, str], bounds: _Bounds | None
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """Return FLOPs by pass and path, each module's with all inside, and the calls of operators not known."""
     from torch.utils.module_tracker import ModuleTracker  # noqa: PLC0415 - as torch above
@@ -245,7 +308,12 @@ def _count(
         for path in paths | {""}:
             of_pass[path] = of_pass.get(path, 0) + amount
 
-    with warnings.catch_warnings(), _without_compiling(torch), tracker, _make_counter(torch, add, uncounted):
+    def bound(name: str, inputs: Inputs) -> None:
+        if bounds is not None:
+            bounds.add(name, BACKWARD if tracker.is_bw else FORWARD, inputs)
+
+    counter = _make_counter(torch, add, bound, uncounted)
+    with warnings.catch_warnings(), _without_compiling(torch), tracker, counter:
         warnings.simplefilter("ignore")  # of torch, about the tracker's hooks on compiled modules
         found = run.forward()
         run.backward(found)
@@ -266,8 +334,10 @@ def _strip(name: str, root: str) -> str:
     return ".".join(part for part in rest.split(".") if part != "_orig_mod")
 
 
-def _make_counter(torch: Any, add: Callable[[int], None], uncounted: dict[str, int]) -> AbstractContextManager[Any]:
-    """Return a mode that counts the FLOPs of each operator that torch dispatches."""
+def _make_counter(
+    torch: Any, add: Callable[[int], None], bound: Callable[[str, Inputs], None], uncounted: dict[str, int]
+) -> AbstractContextManager[Any]:
+    """Return a mode that counts the FLOPs of each operator that torch dispatches, and tells `bound` of each."""
     from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415 - as torch above
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - as torch above
 
@@ -291,7 +361,9 @@ def _make_counter(torch: Any, add: Callable[[int], None], uncounted: dict[str, i
                 decomposed = func.decompose(*args, **(kwargs or {})) if _is_composite(func, torch) else NotImplemented
                 if decomposed is not NotImplemented:
                     return decomposed
-            found = count_flops(name, read_inputs(torch, [*args, *(kwargs or {}).values()]))
+            inputs = read_inputs(torch, [*args, *(kwargs or {}).values()])
+            bound(name, inputs)
+            found = count_flops(name, inputs)
             if found.flops is not None:
                 add(found.flops)
             elif found.reason != NO_FORMULA or not has_no_product(name):
@@ -403,6 +475,7 @@ def _render(figures: ModelFigures, depth: int | None, top: int) -> list[str]:
     if figures.uncounted:
         shown = ", ".join(f"{name} ({count:,} calls)" for name, count in sorted(figures.uncounted.items()))
         lines.append(f"not counted                  {shown}")
+    lines += _render_bounds(figures, top)
     lines += ["", "module, parameters and share, forward MACs and share, backward FLOPs, forward time and share"]
     lines += [_render_row(one, whole) for one in figures.modules if depth is None or one.depth <= depth]
     deepest = max(one.depth for one in figures.modules)
@@ -411,6 +484,23 @@ def _render(figures: ModelFigures, depth: int | None, top: int) -> list[str]:
         for quantity, what in (("forward_flops", "MACs"), ("parameters", "parameters"), ("forward_ns", "time")):
             most = ", ".join(one.path for one in figures.find_top(quantity, level, top))
             lines.append(f"depth {level}, most {what}: {most}")
+    return lines
+
+
+def _render_bounds(figures: ModelFigures, top: int) -> list[str]:
+    """Return the least times on the device that the user names, and the operators with the most."""
+    if figures.device is None:
+        return []
+    sums = {phase: sum(one.least_ns for one in figures.bounds if one.phase == phase) for phase in (FORWARD, BACKWARD)}
+    passes = ", ".join(f"{phase} {_ms(ns)}" for phase, ns in sums.items() if ns)
+    lines = [
+        f"least time by the peaks of {figures.device}: {passes or 'no operator has a formula'}",
+        "    each operator by itself, without those that have no formula; caches and masks may spare some of it",
+    ]
+    for one in figures.bounds[:top]:
+        by = f"{100 * one.memory_ns / one.least_ns:.0f} % bound by memory" if one.least_ns else "no peak is known"
+        calls = f"{one.call_count:,} call{'s' if one.call_count > 1 else ''}"
+        lines.append(f"    {one.operator} {one.dtype}, {one.phase}: {_ms(one.least_ns)} in {calls}, {by}")
     return lines
 
 
@@ -427,7 +517,7 @@ def _share(part: float | None, whole: float | None) -> str:
     return f"{100 * part / whole:.1f} %" if part is not None and whole else "-"
 
 
-def _ms(ns: int | None) -> str:
+def _ms(ns: float | None) -> str:
     return f"{ns / NS_PER_MS:,.3f} ms" if ns is not None else "-"
 
 
@@ -449,9 +539,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--passes", type=int, default=PASSES, metavar="N", help=f"timed passes [{PASSES}]")
     parser.add_argument("--dp", type=int, default=1, metavar="N", help="replicas of data parallelism [1]")
     parser.add_argument("--mp", type=int, default=1, metavar="N", help="parts of model parallelism [1]")
+    parser.add_argument("--device", default=None, metavar="NAME", help="least times on this device, by its peaks")
     parser.add_argument("--json", action="store_true", help="print every module as JSON instead of the text")
     parser.add_argument("--json-file", default="", metavar="FILE", help="write the JSON to this file, besides")
     options = parser.parse_args(arguments)
+    if options.device is not None and find_peaks(options.device) is None:
+        parser.error(f"the peaks of {options.device!r} are not known; name it as torch does")
     module, colon, name = options.function.partition(":")
     if not colon:
         parser.error(f"{options.function!r} is no MODULE:FUNCTION")
@@ -464,7 +557,7 @@ def main(arguments: Sequence[str]) -> int:
         model, inputs = function()
         found = profile_model(
             model, inputs, backward=not options.forward_only, ignore=options.ignore, passes=options.passes,
-            dp=options.dp, mp=options.mp,
+            dp=options.dp, mp=options.mp, device=options.device,
         )  # fmt: skip
     content = f"{json.dumps(found.to_plain(), indent=2)}\n"
     if options.json_file:

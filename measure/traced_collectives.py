@@ -117,7 +117,7 @@ def _of_kernel(view: RankView, place: int, base_ns: int) -> Collective:
         ranks=arguments.group_ranks if arguments is not None else None,
         op=op or UNNAMED,
         dtype=arguments.dtype if arguments is not None else None,
-        bytes=_bytes_of(arguments) if arguments is not None else _shape_bytes(view, inside),
+        bytes=_bytes_of(arguments) if arguments is not None else find_shape_bytes(view, inside),
         sequence=arguments.sequence if arguments is not None else None,
         start_ns=int(events.start_ns[row]) + base_ns,
         duration_ns=int(events.duration_ns[row]),
@@ -168,7 +168,8 @@ def _bytes_of(arguments: CollectiveArguments) -> int | None:
     return max(elements) * size if elements and size is not None else None
 
 
-def _shape_bytes(view: RankView, row: int) -> int | None:
+def find_shape_bytes(view: RankView, row: int) -> int | None:
+    """Return the bytes of the inputs of an operator or range; None where their shapes are not in the trace."""
     shapes = view.trace.shapes.get(row)
     if shapes is None:
         return None
@@ -180,7 +181,7 @@ def _shape_bytes(view: RankView, row: int) -> int | None:
 
 def _of_host_range(view: RankView, row: int, base_ns: int, only_group_size: int | None) -> Collective:
     op = communication.find_operation(view.trace.name(row))
-    size = _shape_bytes(view, row)
+    size = find_shape_bytes(view, row)
     if op == "all_gather" and size is not None:
         size = size * only_group_size if only_group_size is not None else None
     return Collective(

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.commands.memory import write_flows_of
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
+from rankscope.collector.commands.watch import watch
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.analysis import ALL_CYCLES
 from rankscope.collector.traces.column_table import encode_table
@@ -21,10 +23,12 @@ from rankscope.collector.traces.recognized import check_output, compile_rank_fro
 from rankscope.collector.traces.report import TraceReport
 from rankscope.collector.traces.spans import Span, read_span
 from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.output_files import write_output
+from rankscope.measure.output_files import write_output, write_whole
 
 TOP: Final = 20
 FROM_STDIN: Final = "-"
+RELOAD_S: Final = 30
+"""Of a page that is watched. A reload folds tables again, and forgets which step was chosen."""
 
 
 class Analyze:
@@ -45,6 +49,11 @@ class Analyze:
         add_json(parser, "everything")
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
         parser.add_argument(
+            "--watch",
+            action="store_true",
+            help="with --html: write the page again when traces appear or change, until Ctrl-C; it reloads itself",
+        )
+        parser.add_argument(
             "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
         )
         parser.add_argument("--rank", type=int, default=None, metavar="R", help="only this rank's trace")
@@ -58,6 +67,11 @@ class Analyze:
         )
         parser.add_argument(
             "--force", action="store_true", help="with --against: compare also runs of other numbers of ranks"
+        )
+        parser.add_argument(
+            "--calls",
+            action="store_true",
+            help="with --against: also the calls of a step, matched one by one: which took longer, are new, are gone",
         )
         add_communication_kernels(parser)
         _add_more_tables(parser)
@@ -90,6 +104,8 @@ class Analyze:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
         if options.list:
             _check_list_only(options)
+        if options.watch:
+            _check_watch(options)
         if options.force and options.against is None:
             raise SettingError("--force is given without --against; there is nothing to compare")
         sort_by = choose_sort_key(options.sort_by)
@@ -98,42 +114,13 @@ class Analyze:
             raise SettingError("--source-url is given without --html; only the page has links")
         steps = parse_steps(options.steps)
         _check_outputs(options)
+        if options.watch:
+            return _watch(options, steps, sort_by)
         try:
-            paths, against = _choose_paths(options)
             if options.list:
+                _choose_paths(options)
                 return _list_files(options.paths, options.rank_from)
-            with show_progress("files") as progress:
-                report = analyze(
-                    paths,
-                    against=against,
-                    force=options.force,
-                    steps=steps,
-                    rank=options.rank,
-                    cycle=options.cycle,
-                    rank_from=options.rank_from,
-                    communication_kernels=options.communication_kernels,
-                    shapes=options.shapes,
-                    arguments=options.arguments,
-                    critical_path=options.critical_path,
-                    all_to_all=options.all_to_all,
-                    roofline=options.roofline,
-                    peak_tflops=options.peak_tflops,
-                    peak_gbps=options.peak_gbps,
-                    modules=options.modules,
-                    kernel_groups=_find_groups(options),
-                    sequences=options.sequences,
-                    flops=options.flops,
-                    memory_every=options.memory_every,
-                    allocations=options.allocations,
-                    memory_between=options.memory_between,
-                    memory_flow=options.memory_flow is not None,
-                    nest=options.nest,
-                    by_thread=options.by_thread,
-                    by_frames=options.by_frames,
-                    launches=options.launches,
-                    executor=options.executor,
-                    progress=progress,
-                )
+            report = _analyze(options, steps)
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE
@@ -142,6 +129,74 @@ class Analyze:
         if report.ranks and wants_text:
             print(render_text(report, options.top, sort_by=sort_by))
         return print_errors(report)
+
+
+def _analyze(options: argparse.Namespace, steps: StepRange | None) -> TraceReport:
+    """Return the report that the options ask for."""
+    paths, against = _choose_paths(options)
+    with show_progress("files") as progress:
+        return analyze(
+            paths,
+            against=against,
+            force=options.force,
+            calls=options.calls,
+            steps=steps,
+            rank=options.rank,
+            cycle=options.cycle,
+            rank_from=options.rank_from,
+            communication_kernels=options.communication_kernels,
+            shapes=options.shapes,
+            arguments=options.arguments,
+            critical_path=options.critical_path,
+            shorten=_parse_shares(options.shorten),
+            all_to_all=options.all_to_all,
+            roofline=options.roofline,
+            peak_tflops=options.peak_tflops,
+            peak_gbps=options.peak_gbps,
+            modules=options.modules,
+            kernel_groups=_find_groups(options),
+            sequences=options.sequences,
+            flops=options.flops,
+            memory_every=options.memory_every,
+            allocations=options.allocations,
+            memory_between=options.memory_between,
+            memory_flow=options.memory_flow is not None,
+            nest=options.nest,
+            by_thread=options.by_thread,
+            by_frames=options.by_frames,
+            launches=options.launches,
+            executor=options.executor,
+            progress=progress,
+        )
+
+
+def _watch(options: argparse.Namespace, steps: StepRange | None, sort_by: str | None) -> int:
+    """Write the page whenever the traces have changed, until Ctrl-C, and return 0."""
+    from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415 - as above
+
+    written: list[TraceReport] = []
+
+    def write(report: TraceReport, reload_s: int | None) -> None:
+        page = render_page(report, options.top, options.source_url, sort_by, reload_s)
+        write_whole(options.html, "--html", page)
+
+    def act() -> None:
+        try:
+            report = _analyze(options, steps)
+        except UnavailableError as error:
+            print(f"rankscope: {error}", file=sys.stderr)
+            return
+        print_errors(report)
+        write(report, RELOAD_S)
+        written[:] = [report]
+        ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
+        print(f"{options.html}: {ranks}, {time.strftime('%H:%M:%S')}", flush=True)
+
+    print("Ctrl-C ends it.", flush=True)
+    watch(options.paths, act)
+    for report in written:  # it is the last one now
+        write(report, None)
+    return ALL_GOOD
 
 
 def _choose_paths(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
@@ -182,6 +237,17 @@ def _check_list_only(options: argparse.Namespace) -> None:
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             raise SettingError(f"{option} is given with --list, which analyzes nothing; leave out one of the two")
+
+
+def _check_watch(options: argparse.Namespace) -> None:
+    """Raise SettingError where `--watch` is given without a page, with other outputs, or for what is no file here."""
+    if options.html is None:
+        raise SettingError("--watch is given without --html; it writes that page again when traces appear or change")
+    for name in ("json", "json_file", "tables", "memory_flow", "list"):
+        if getattr(options, name):
+            raise SettingError(f"--{name.replace('_', '-')} is given with --watch, which writes a page only")
+    if any(path == FROM_STDIN or "://" in path for path in options.paths):
+        raise SettingError("--watch looks at files and folders of this machine, not at URLs or standard input")
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
@@ -229,6 +295,14 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         help="also the chain of work, across ranks, that makes each step as long as it is",
     )
     parser.add_argument(
+        "--shorten",
+        action="append",
+        default=[],
+        metavar="REGEX=SHARE",
+        help="with --critical-path: what the steps would be, simulated, if operators and kernels with such names took "
+        "this share of their time, such as gemm=0.5; several times for several",
+    )
+    parser.add_argument(
         "--all-to-all",
         action="store_true",
         help="also how unevenly ranks send and receive in all-to-alls, by rank and by call",
@@ -272,6 +346,16 @@ def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also the device time by groups of your own: a TOML file with lines NAME = [REGEX, ...]",
     )
+    add_sequences(parser, "also the costliest sequences of kernels that repeat")
+    parser.add_argument(
+        "--launches",
+        action="store_true",
+        help="also the kernels by operator, grid, block, registers and shared memory of their launches; takes longer",
+    )
+
+
+def add_sequences(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option for sequences of kernels; `what` begins its help."""
     parser.add_argument(
         "--sequences",
         type=_parse_length,
@@ -279,13 +363,8 @@ def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
         const=LENGTH_DEFAULT,
         default=None,
         metavar="LENGTH",
-        help="also the costliest sequences of kernels that repeat, of up to LENGTH kernels, 2 to "
-        f"{LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with LENGTH",
-    )
-    parser.add_argument(
-        "--launches",
-        action="store_true",
-        help="also the kernels by operator, grid, block, registers and shared memory of their launches; takes longer",
+        help=f"{what}, of up to LENGTH kernels, 2 to {LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with "
+        "LENGTH",
     )
 
 
@@ -354,6 +433,22 @@ def _parse_length(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number; put PATH in front of --sequences") from None
+
+
+def _parse_shares(texts: Sequence[str]) -> dict[str, float]:
+    """Return the share of the time left by pattern. Raises SettingError for what is no REGEX=SHARE."""
+    found = {}
+    for text in texts:
+        pattern, _, share = text.rpartition("=")
+        try:
+            found[pattern] = float(share)
+        except ValueError:
+            pattern = ""
+        if not pattern:
+            raise SettingError(
+                f"--shorten is {text!r}; it is a pattern and the share of the time left, such as gemm=0.5"
+            )
+    return found
 
 
 def _find_groups(options: argparse.Namespace) -> Patterns | None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rankscope.collector.commands.analyze import add_choice_of_files, add_communication_kernels
+from rankscope.collector.commands.analyze import add_choice_of_files, add_communication_kernels, add_sequences
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, show_progress
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import format_duration
@@ -31,6 +31,7 @@ class Merge:
         parser.add_argument(
             "--critical-path", action="store_true", help="also the critical path of each step, through the ranks"
         )
+        add_sequences(parser, "also tracks with the sequences of kernels that repeat")
         parser.add_argument(
             "-o", "--output", type=Path, required=True, metavar="FILE", help="output file, for example merged.json.gz"
         )
@@ -49,6 +50,7 @@ class Merge:
                     communication_kernels=options.communication_kernels,
                     counters=options.counters,
                     critical_path=options.critical_path,
+                    sequences=options.sequences,
                     progress=progress,
                 )
         except UnavailableError as error:

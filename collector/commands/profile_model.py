@@ -32,6 +32,12 @@ class ProfileModel:
         parser.add_argument("--passes", type=int, default=5, metavar="N", help="timed passes [5]")
         parser.add_argument("--dp", type=int, default=1, metavar="N", help="replicas of data parallelism [1]")
         parser.add_argument("--mp", type=int, default=1, metavar="N", help="parts of model parallelism [1]")
+        parser.add_argument(
+            "--device",
+            default=None,
+            metavar="NAME",
+            help="also the least time of each operator on this device, by its peaks, such as 'NVIDIA H100 80GB HBM3'",
+        )
         add_json(parser, "every module")
 
     def run(self, options: argparse.Namespace) -> int:
@@ -45,6 +51,7 @@ class ProfileModel:
             options.function, "--top", str(options.top), "--passes", str(options.passes), "--dp", str(options.dp),
             "--mp", str(options.mp), *(["--forward-only"] if options.forward_only else []),
             *(["--depth", str(options.depth)] if options.depth is not None else []),
+            *(["--device", options.device] if options.device is not None else []),
             *(["--json"] if options.json else []),
             *(["--json-file", str(options.json_file)] if options.json_file is not None else []),
             *(word for name in options.ignore for word in ("--ignore", name)),

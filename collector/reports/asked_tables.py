@@ -27,6 +27,7 @@ from rankscope.collector.traces.report import (
     CriticalStep,
     RankReport,
     RooflineRow,
+    ShortenedPath,
 )
 
 # -- critical path -----------------------------------------------------------------------------------------------------
@@ -52,6 +53,18 @@ _PATH_NOTES = Section(
     "critical_notes", "Limits of the critical path", "What the traces do not show.", columns_of("<note"),
     "Nothing is missing.", is_prose=True,
 )  # fmt: skip
+_SHORTENED_STEPS = Section(
+    "shortened_steps", "Steps if something were shorter",
+    "Simulated: the record is played again with the times of what is named here cut. Only recorded waits and launches "
+    "bind, so that the figures are estimates: time that the trace does not explain stays, and what had to wait for "
+    "nothing then may have to.",
+    columns_of("<shorter, step, end rank, length ms, then ms, saved ms, saved %"),
+    "No step has a path.",
+)  # fmt: skip
+_SHORTENED_PARTS = _PATH_PARTS._replace(
+    key="shortened_parts", title="What is then on the critical path",
+    explanation="The parts of the longest paths of the simulated steps.",
+)  # fmt: skip
 RANKS_SHOWN_MAX = 4
 
 
@@ -59,9 +72,29 @@ def build_critical_sections(path: CriticalPath | None, top: int) -> list[Section
     """Return the tables of the critical path; none where it was not asked for."""
     if path is None:
         return []
-    notes = [_PATH_NOTES._replace(rows=tuple((text_cell(note),) for note in path.notes))] if path.notes else []
+    then = path.shortened
+    told = [*path.notes, *(f"Simulated: {note}" for note in (then.notes if then is not None else ()))]
+    notes = [_PATH_NOTES._replace(rows=tuple((text_cell(note),) for note in told))] if told else []
     parts = [_cells_of_part(one) for one in path.parts]
-    return [_PATH_STEPS.of([_cells_of_step(one) for one in path.steps], top), _PATH_PARTS.of(parts, top), *notes]
+    return [
+        _PATH_STEPS.of([_cells_of_step(one) for one in path.steps], top),
+        _PATH_PARTS.of(parts, top),
+        *(_build_shortened(then, top) if then is not None else ()),
+        *notes,
+    ]
+
+
+def _build_shortened(then: ShortenedPath, top: int) -> list[Section]:
+    what = ", ".join(f"{pattern} to {percent(share).text} %" for pattern, share in then.shares.items())
+    rows = [(text_cell(one.step), text_cell(one.rank), one.before_ns, one.after_ns) for one in then.steps]
+    if len(rows) > 1:
+        rows.insert(0, (text_cell("all"), text_cell(None), then.before_ns, then.after_ns))
+    cells = [
+        (text_cell(what), step, rank, ms(before_ns), ms(after_ns), ms(before_ns - after_ns),
+         percent(share_of(before_ns - after_ns, before_ns)))
+        for step, rank, before_ns, after_ns in rows
+    ]  # fmt: skip
+    return [_SHORTENED_STEPS.of(cells, top), _SHORTENED_PARTS.of([_cells_of_part(one) for one in then.parts], top)]
 
 
 def _cells_of_step(one: CriticalStep) -> Cells:

@@ -11,7 +11,7 @@ from rankscope.collector.reports.trace_cells import (
     share_of,
     text_cell,
 )
-from rankscope.collector.traces.report import Comparison, DifferenceRow, DifferenceTable
+from rankscope.collector.traces.report import CallMatching, CallRow, Comparison, DifferenceRow, DifferenceTable
 
 _COMPARISON = Section(
     "comparison", "Difference of the steps",
@@ -33,6 +33,15 @@ _EXPLAINED = (
     "that sum, and below 0 where a part moved the other way."
 )
 
+_CALLS = {
+    "matched": "One step of each rank, of median difference, call by call in their order: those with the largest "
+    "difference on host or device, each without the calls inside it. Differences are the time here less that there.",
+    "added": "Calls that only these traces have, with the calls inside them.",
+    "removed": "Calls that only the traces compared with have, with the calls inside them.",
+}
+_CALL_COLUMNS = "<call, rank, step, calls, host ms, host diff. ms, device ms, device diff. ms"
+"""Times are those of the traces that have the call, differences those here less those of the others."""
+
 
 def build_difference_sections(comparison: Comparison | None, top: int) -> list[Section]:
     """Return the tables of a comparison; none where none was asked for."""
@@ -41,7 +50,38 @@ def build_difference_sections(comparison: Comparison | None, top: int) -> list[S
     if comparison.refused is not None:
         return [_COMPARISON._replace(reason=f"Not compared: {comparison.refused}.")]
     notes = _NOTES._replace(rows=tuple((text_cell(note),) for note in comparison.notes))
-    return [_summary(comparison), notes, *(_build_table(table, top) for table in comparison.tables)]
+    tables = [_build_table(table, top) for table in comparison.tables]
+    return [_summary(comparison), notes, *tables, *_build_calls(comparison.calls, top)]
+
+
+def _build_calls(calls: CallMatching | None, top: int) -> list[Section]:
+    """Return a table for each kind of call; none where calls were not asked for."""
+    if calls is None:
+        return []
+    counts = (calls.matched_count, calls.added_count, calls.removed_count)
+    told = "".join(f" {note[0].upper()}{note[1:]}." for note in calls.notes)
+    found = []
+    for (kind, explanation), count in zip(_CALLS.items(), counts, strict=True):
+        section = Section(
+            f"calls_{kind}", f"Calls, {kind}", explanation + told, columns_of(_CALL_COLUMNS), f"No calls are {kind}."
+        )
+        rows = [_cells_of_call(row) for row in calls.rows if row.kind == kind]
+        found.append(section.of(rows, top, count))
+    return found
+
+
+def _cells_of_call(row: CallRow) -> Cells:
+    is_gone = row.kind == "removed"
+    return (
+        text_cell(row.path),
+        text_cell(row.rank),
+        text_cell(row.step if row.step == row.against_step else f"{row.step}, {row.against_step}"),
+        amount(row.call_count),
+        ms(row.against_host_ns if is_gone else row.host_ns),
+        ms(row.host_difference_ns),
+        ms(row.against_device_ns if is_gone else row.device_ns),
+        ms(row.device_difference_ns),
+    )
 
 
 def _summary(comparison: Comparison) -> Section:

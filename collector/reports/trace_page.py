@@ -31,9 +31,16 @@ _BREAKS = re.compile(r"(?<=[_/<>(\[,;])(?=\S)|(?<=::)(?=\S)")
 SCRIPTS = ("trace_page.js", "timelines.js", "step_bars.js")
 
 
-def render_page(report: TraceReport, top: int = TOP, source_url: str | None = None, sort_by: str | None = None) -> str:
+def render_page(
+    report: TraceReport,
+    top: int = TOP,
+    source_url: str | None = None,
+    sort_by: str | None = None,
+    reload_s: int | None = None,
+) -> str:
     """Return the page: at most `top` rows of each table, but a row for each rank up to RANK_ROWS_MAX. `source_url` is
-    the template of links to places in the code (`source_links.make_link`), `sort_by` that of `build_sections`.
+    the template of links to places in the code (`source_links.make_link`), `sort_by` that of `build_sections`. It
+    reloads itself every `reload_s`, and says so; None for never.
     """
     style, script = read_asset("trace_page.css"), "".join(map(read_asset, SCRIPTS))
     sections = build_sections(report, top, max(top, RANK_ROWS_MAX), sort_by)
@@ -51,14 +58,17 @@ def render_page(report: TraceReport, top: int = TOP, source_url: str | None = No
         f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
+    refresh = f'<meta http-equiv="refresh" content="{reload_s}">\n' if reload_s is not None else ""
+    reloads = f"<p>Reloads every {reload_s} s while rankscope analyze --watch runs.</p>" if reload_s is not None else ""
     contents = "".join(f'<li><a href="#{key}">{html.escape(text)}</a></li>' for key, text in links)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{refresh}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
         f"<title>rankscope: {title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<a class="skip" href="#main">Skip to the verdict</a>\n<header><h1>rankscope</h1><p>{title}</p></header>\n'
+        '<a class="skip" href="#main">Skip to the verdict</a>\n'
+        f"<header><h1>rankscope</h1><p>{title}</p>{reloads}</header>\n"
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>\n<main id="main">\n{"".join(bodies)}</main>\n'
         f"<script>{script}</script>\n</body>\n</html>\n"
     )

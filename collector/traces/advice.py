@@ -11,7 +11,12 @@ from functools import partial
 
 import msgspec
 
-from rankscope.collector.traces import advice_rules_device, advice_rules_host, advice_rules_ranks
+from rankscope.collector.traces import (
+    advice_rules_device,
+    advice_rules_host,
+    advice_rules_parallel,
+    advice_rules_ranks,
+)
 from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, RankReport
 
@@ -30,6 +35,8 @@ RULES_OF_ONE_RANK: Mapping[str, Callable[[RankReport], Verdict]] = {
     "memory_near_capacity": advice_rules_device.judge_memory_capacity,
     "no_tensor_cores": advice_rules_device.judge_tensor_cores,
     "serial_communication": advice_rules_ranks.judge_serial_communication,
+    "data_parallel": advice_rules_parallel.judge_data_parallel,
+    "gloo_beside_devices": advice_rules_parallel.judge_gloo,
 }
 RULES_OF_ALL_RANKS: Mapping[str, Callable[[Sequence[RankReport], CrossRank | None], Verdict]] = {
     "communication_bound": advice_rules_ranks.judge_communication,

@@ -15,6 +15,7 @@ from rankscope.collector.traces.asked import (
     Asked,
     check_every,
     check_length,
+    check_shares,
     choose_flops,
     choose_groups,
     choose_peaks,
@@ -57,6 +58,7 @@ def analyze(
     *,
     against: Paths | None = None,
     force: bool = False,
+    calls: bool = False,
     steps: StepRange | None = None,
     rank: int | None = None,
     cycle: int | Literal["all"] | None = None,
@@ -64,6 +66,7 @@ def analyze(
     communication_kernels: str | None = None,
     shapes: bool = False,
     critical_path: bool = False,
+    shorten: Mapping[str, float] | None = None,
     all_to_all: bool = False,
     roofline: bool = False,
     peak_tflops: float | None = None,
@@ -88,15 +91,17 @@ def analyze(
 ) -> TraceReport:
     """Return the analysis of the traces behind these paths: files, folders, globs, URLs.
 
-    `against` are the paths of other traces to compare the time of a step with, of as many ranks unless `force`; the
-    same choice of steps, rank and cycle applies to them. `steps` keeps only the steps from the first number up to, not
-    including, the second; `rank` only that rank's file. `cycle` is the number, from 1, of the cycle of a profiler's
-    schedule where ranks have a file for each; None is the last; "all" sets all of them side by side (`cycles`), and the
-    rest of the report is of the highest number. `rank_from` is a regular expression whose first group finds the rank in
-    a file's path; it goes before what the trace says. `communication_kernels` is one that finds the names of kernels
-    that communicate, beside those known. `shapes` adds the operators by the shapes of their inputs, where they were
-    recorded, `arguments` by strides and values, too; it takes longer. `critical_path` adds the chain of work that makes
-    each step as long as it is, across ranks. `all_to_all` adds how unevenly the ranks send and receive in all-to-alls.
+    `against` are the paths of other traces to compare the time of a step with, of as many ranks unless `force`, `calls`
+    matches the calls of a step of both one by one; the same choice of steps, rank and cycle applies to them. `steps`
+    keeps only the steps from the first number up to, not including, the second; `rank` only that rank's file. `cycle`
+    is the number, from 1, of the cycle of a profiler's schedule where ranks have a file for each; None is the last;
+    "all" sets all of them side by side (`cycles`), and the rest of the report is of the highest number. `rank_from` is
+    a regular expression whose first group finds the rank in a file's path; it goes before what the trace says.
+    `communication_kernels` is one that finds the names of kernels that communicate, beside those known. `shapes` adds
+    the operators by the shapes of their inputs, where they were recorded, `arguments` by strides and values, too; it
+    takes longer. `critical_path` adds the chain of work that makes each step as long as it is, across ranks, `shorten`
+    what the steps would be with operators and kernels shorter: by patterns for their names, such as {"gemm": 0.5}, the
+    share of their time that is left. `all_to_all` adds how unevenly the ranks send and receive in all-to-alls.
     `roofline` adds the rates of operations and memory traffic of operators on the device, against `peak_tflops` and
     `peak_gbps`, or where these are None against the rates of its data sheet. `modules` adds the tree of nn.Modules,
     where the trace was recorded with stacks; it takes longer. `kernel_groups` adds device time by groups of one's own:
@@ -114,6 +119,8 @@ def analyze(
     cluster that sees the same files; None uses the cores of this machine. A file that cannot be used is listed in
     `errors`. Raises UnavailableError when a path has no file, SettingError for what cannot be asked for.
     """
+    if calls and against is None:
+        raise SettingError("--calls is given without --against; there is nothing to match calls with")
     asked = Asked(
         shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,
         choose_groups(kernel_groups), check_length(sequences),
@@ -121,6 +128,7 @@ def analyze(
         check_every(memory_every), memory_flow,
         choose_operator_groups(nests=nest, by_thread=by_thread, frames=by_frames), launches, arguments,
         allocations, parse_stretch(memory_between), events,
+        check_shares(shorten, critical_path=critical_path), calls,
     )  # fmt: skip
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:
@@ -220,7 +228,7 @@ class _Job(NamedTuple):
     @property
     def of_other_side(self) -> "_Job":
         """Return what to do with the traces to compare with. Operators are matched by the shapes read."""
-        return self._replace(asked=Asked(shapes=self.asked.every_shape))
+        return self._replace(asked=Asked(shapes=self.asked.every_shape, calls=self.asked.calls))
 
 
 def _analyze_file(

@@ -1,5 +1,6 @@
 """Parts of a report that are made only when they are asked for, and what has to be read of the traces for them."""
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -24,7 +25,8 @@ class Asked(NamedTuple):
     """What is asked for; `roofline` is None, or the peaks that the user gives; `kernel_groups` None, or those of
     the user; `sequence_length` 0, or the most kernels of a sequence; `flops` None, or how to count them; `memory_every`
     0, or of how many operators one is a point of the curve of memory; `operator_groups` None, or how to group them;
-    `memory_between` None, or the stretch of time whose memory is summed, and to which `allocations` are limited.
+    `memory_between` None, or the stretch of time whose memory is summed, and to which `allocations` are limited;
+    `shorten` None, or what to shorten on the critical path: by pattern the share of the time that is left.
     """
 
     shapes: bool = False
@@ -43,6 +45,8 @@ class Asked(NamedTuple):
     allocations: bool = False
     memory_between: Stretch | None = None
     events: bool = False
+    shorten: Mapping[str, float] | None = None
+    calls: bool = False
 
     @property
     def every_shape(self) -> bool:
@@ -77,6 +81,20 @@ def check_every(memory_every: int | None) -> int:
     if memory_every is not None and memory_every < 1:
         raise SettingError(f"--memory-every is {memory_every}; it must be 1 or more")
     return memory_every or 0
+
+
+def check_shares(shorten: Mapping[str, float] | None, *, critical_path: bool) -> Mapping[str, float] | None:
+    """Return what a user wants to be shorter on the critical path, None for nothing. Raises SettingError."""
+    if shorten and not critical_path:
+        raise SettingError("--shorten is given without --critical-path; there is no path to shorten")
+    for pattern, share in (shorten or {}).items():
+        if not 0 <= share <= 1:
+            raise SettingError(f"--shorten has {share} for {pattern!r}; it is the share of the time left, from 0 to 1")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise SettingError(f"--shorten has {pattern!r}, which is not a valid regular expression: {error}") from None
+    return shorten or None
 
 
 def choose_groups(patterns: Patterns | None) -> tuple[KernelGroup, ...] | None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from rankscope.collector.traces.cross_rank import LATENESS_NS_MIN, Matching
@@ -56,11 +57,19 @@ class Stretch(NamedTuple):
     is_inferred: bool = False
 
 
-class _At(NamedTuple):
+class At(NamedTuple):
     """Work on a device of one rank."""
 
     key: int
     place: int
+
+
+class Join(NamedTuple):
+    """A collective of several ranks, or a message: what is `waiting` does not end before all `members` have begun."""
+
+    members: Sequence[At]
+    waiting: Sequence[At]
+    is_message: bool = False
 
 
 class _Rank:
@@ -136,7 +145,7 @@ class Walk:
     one on the rank that entered it last, and from messages to their other end.
     """
 
-    def __init__(self, records: Sequence[PathRecord], offsets_ns: Sequence[int], late: Mapping[_At, _At]) -> None:
+    def __init__(self, records: Sequence[PathRecord], offsets_ns: Sequence[int], late: Mapping[At, At]) -> None:
         """Convert the records."""
         self._ranks = [_Rank(*one) for one in zip(records, offsets_ns, strict=True)]
         self._late = late
@@ -158,18 +167,18 @@ class Walk:
         """Return the path that ends on this rank at the end of its step, from the end to the start of the step."""
         found: list[Stretch] = []
         place, is_start = self._ranks[key].find_first(bounds.end_ns)
-        at_ns, seen = bounds.end_ns, set[_At]()
+        at_ns, seen = bounds.end_ns, set[At]()
         while at_ns > bounds.start_ns:
             rank = self._ranks[key]
             if place == NONE:
                 place, at_ns = self._walk_host(found, key, at_ns, bounds.start_ns)
                 is_start = False
                 continue
-            if _At(key, place) in seen:
+            if At(key, place) in seen:
                 break
-            seen.add(_At(key, place))
+            seen.add(At(key, place))
             if not is_start:
-                late = self._late.get(_At(key, place))
+                late = self._late.get(At(key, place))
                 entered_ns = self._ranks[late.key].start_ns[late.place] if late is not None else at_ns
                 if late is not None and rank.start_ns[place] < min(entered_ns, at_ns):
                     at_ns = self._add_work(found, key, place, min(entered_ns, at_ns), at_ns)
@@ -222,27 +231,54 @@ class PathInput(NamedTuple):
     on_device: bool
 
 
+class Prepared(NamedTuple):
+    """The ranks whose records are known, with what ties them: the offsets of their clocks, what they join in, and the
+    groups, by their places, whose steps have one path together.
+    """
+
+    known: Sequence[PathInput]
+    records: Sequence[PathRecord]
+    offsets_ns: Sequence[int]
+    joins: Sequence[Join]
+    groups: Sequence[Sequence[int]]
+
+
+def prepare(ranks: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair]) -> Prepared:
+    """Return what paths are walked over; ranks are tied where a matching is given and believed."""
+    known = [one for one in ranks if one.record is not None]
+    believed = matching if matching is not None and matching.refused is None and matching.offsets_ns else None
+    offsets = believed.offsets_ns if believed is not None else {}
+    return Prepared(
+        known,
+        [one.record for one in known if one.record is not None],
+        [offsets.get(one.rank, 0) if one.rank is not None else 0 for one in known],
+        find_joins(known, believed, pairs) if believed is not None else [],
+        _group(known, [set(one) for one in believed.related] if believed is not None else []),
+    )
+
+
 def find_critical_path(
     ranks: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair] = ()
 ) -> CriticalPath:
     """Return the paths of all steps, across ranks where a matching is given and believed, else within each rank.
     `pairs` are the sends with their receives.
     """
-    known = [one for one in ranks if one.record is not None]
-    walk, paths, contradictions = _walk(known, matching, pairs)
-    parts, left_out_ns = _sum_parts(known, [path for _, _, path in paths])
-    steps = [_sum_step(known, walk, *path) for path in paths]
+    found = sum_paths(prepare(ranks, matching, pairs))
+    left_out = sum(one.record is None for one in ranks)
+    return msgspec.structs.replace(found, notes=[*_find_notes(left_out, len(ranks), matching), *found.notes])
+
+
+def sum_paths(ranks: Prepared) -> CriticalPath:
+    """Return the paths of all steps of these ranks, with notes on what contradicts them."""
+    walk, paths, contradictions = _walk(ranks)
+    parts, left_out_ns = _sum_parts(ranks.known, [path for _, _, path in paths])
+    steps = [_sum_step(ranks.known, walk, *path) for path in paths]
     inferred = sum(step.inferred_count for step in steps)
     return CriticalPath(
         steps=steps,
         parts=parts,
         left_out_ns=left_out_ns,
-        notes=[
-            *_find_notes(len(ranks) - len(known), len(ranks), matching),
-            *contradictions,
-            *_describe_inferred(inferred),
-            *_describe_busy(steps),
-        ],
+        notes=[*contradictions, *_describe_inferred(inferred), *_describe_busy(steps)],
     )
 
 
@@ -261,13 +297,11 @@ def list_pieces(
     ranks: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair] = ()
 ) -> list[list[PathPiece]]:
     """Return the paths of all steps as pieces, each from its begin to its end; arguments as of `find_critical_path`."""
-    known = [one for one in ranks if one.record is not None]
-    _, paths, _ = _walk(known, matching, pairs)
-    offsets = matching.offsets_ns if matching is not None and matching.refused is None else {}
+    prepared = prepare(ranks, matching, pairs)
+    _, paths, _ = _walk(prepared)
 
     def place(one: Stretch, number: int | None) -> PathPiece:
-        rank = known[one.key].rank
-        offset_ns = offsets.get(rank, 0) if rank is not None else 0
+        rank, offset_ns = prepared.known[one.key].rank, prepared.offsets_ns[one.key]
         return PathPiece(rank, number, one.kind, one.name, one.start_ns + offset_ns, one.end_ns + offset_ns)
 
     return [
@@ -278,32 +312,24 @@ def list_pieces(
 _Paths = list[tuple[int | None, Bounds, list[Stretch]]]
 
 
-def _walk(
-    known: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair]
-) -> tuple[Walk, _Paths, list[str]]:
-    """Return the walk over ranks whose records are known, the path of each step, and notes on paths that are left out:
-    those whose sum contradicts the work of the devices.
+def _walk(ranks: Prepared) -> tuple[Walk, _Paths, list[str]]:
+    """Return the walk over ranks, the path of each step, and notes on paths that are left out: those whose sum
+    contradicts the work of the devices.
     """
-    records = [one.record for one in known if one.record is not None]
-    offsets = matching.offsets_ns if matching is not None and matching.refused is None else {}
-    late = {}
-    if offsets and matching is not None:
-        late = {**_find_late(known, matching), **_find_late_messages(known, offsets, pairs)}
-    walk = Walk(records, [offsets.get(one.rank, 0) if one.rank is not None else 0 for one in known], late)
-    related = [set(one) for one in matching.related] if offsets and matching is not None else []
+    walk = Walk(ranks.records, ranks.offsets_ns, _find_late(ranks))
     paths: _Paths = []
     notes = []
-    for keys in _group(known, related):
+    for keys in ranks.groups:
         for key, bounds in _find_last(walk, keys):
             path = walk.follow(key, bounds)
             contradiction = find_contradiction(walk, bounds, path)
             if contradiction is None:
-                paths.append((known[key].rank, bounds, path))
+                paths.append((ranks.known[key].rank, bounds, path))
             else:
                 where = "trace" if bounds.number is None else f"step {bounds.number}"
                 notes.append(f"The path of {where} is left out: {contradiction}.")
     paths.sort(key=lambda path: (path[1].number is None, path[1].number or 0, path[0] or 0))
-    return walk, paths, _shorten(notes)
+    return walk, paths, _cut(notes)
 
 
 def find_contradiction(walk: Walk, bounds: Bounds, path: Sequence[Stretch]) -> str | None:
@@ -323,52 +349,47 @@ def find_contradiction(walk: Walk, bounds: Bounds, path: Sequence[Stretch]) -> s
     return None
 
 
-def _shorten(notes: Sequence[str]) -> list[str]:
+def _cut(notes: Sequence[str]) -> list[str]:
     more = len(notes) - CONTRADICTIONS_MAX
     return [*notes[:CONTRADICTIONS_MAX], f"So are {more:,} more paths."] if more > 0 else list(notes)
 
 
-def _find_late(known: Sequence[PathInput], matching: Matching) -> dict[_At, _At]:
-    """Return for each collective of a rank that waited in it the same one on the rank that entered last."""
-    places = {
-        id(one.collectives[collective]): _At(key, place)
-        for key, one in enumerate(known)
-        if one.record is not None
-        for place, collective in enumerate(one.record.collective.tolist())
-        if collective != NONE
-    }
-    found = {}
-    for one in matching.matched:
-        if one.op in SYNCHRONIZING_OPS:
-            last = min(one.by_rank.values(), key=lambda call: call.duration_ns)
-            waited = [call for call in one.by_rank.values() if call.duration_ns - last.duration_ns >= LATENESS_NS_MIN]
-            if id(last) in places:  # else nothing is known of the rank that came last
-                found.update({places[id(call)]: places[id(last)] for call in waited if id(call) in places})
+def find_joins(known: Sequence[PathInput], matching: Matching, pairs: Sequence[Pair]) -> list[Join]:
+    """Return the synchronizing collectives that were matched, of whose ranks that which entered last is known, and the
+    messages between ranks with a common clock.
+    """
+    calls, messages = dict[int, At](), dict[int, At]()
+    for key, one in enumerate(known):
+        for place, collective in enumerate(one.record.collective.tolist() if one.record is not None else ()):
+            if collective != NONE:
+                calls[id(one.collectives[collective])] = At(key, place)
+                if collective in one.messages:
+                    messages[id(one.messages[collective])] = At(key, place)
+    found = []
+    for matched in matching.matched:
+        last = min(matched.by_rank.values(), key=lambda call: call.duration_ns)
+        if matched.op in SYNCHRONIZING_OPS and id(last) in calls:
+            members = [calls[id(call)] for call in matched.by_rank.values() if id(call) in calls]
+            found.append(Join(members, members))
+    for pair in pairs:
+        send, recv = messages.get(id(pair.send)), messages.get(id(pair.recv))
+        if send is not None and recv is not None and {pair.source, pair.destination} <= matching.offsets_ns.keys():
+            found.append(Join([send, recv], [send, recv] if known[send.key].on_device else [recv], is_message=True))
     return found
 
 
-def _find_late_messages(
-    known: Sequence[PathInput], offsets_ns: Mapping[int, int], pairs: Sequence[Pair]
-) -> dict[_At, _At]:
-    """Return for each receive the send that began later; on devices, where sends wait, also for a send its receive."""
-    places = {
-        id(message): _At(key, place)
-        for key, one in enumerate(known)
-        if one.record is not None
-        for place, collective in enumerate(one.record.collective.tolist())
-        if (message := one.messages.get(collective)) is not None
-    }
+def _find_late(ranks: Prepared) -> dict[At, At]:
+    """Return for each piece of work that waited in a join the one that came last: of a collective by its durations,
+    since all leave together, of a message by the starts.
+    """
     found = {}
-    for pair in pairs:
-        send, recv = places.get(id(pair.send)), places.get(id(pair.recv))
-        if send is None or recv is None or not {pair.source, pair.destination} <= offsets_ns.keys():
-            continue
-        sent_ns = pair.send.start_ns - offsets_ns[pair.source]
-        later_ns = sent_ns - (pair.recv.start_ns - offsets_ns[pair.destination])
-        if later_ns >= LATENESS_NS_MIN:
-            found[recv] = send
-        elif -later_ns >= LATENESS_NS_MIN and known[send.key].on_device:
-            found[send] = recv
+    for one in ranks.joins:
+        waited_ns = {}
+        for at in one.members:
+            start_ns, end_ns = (int(column[at.place]) for column in ranks.records[at.key][1:3])
+            waited_ns[at] = ranks.offsets_ns[at.key] - start_ns if one.is_message else end_ns - start_ns
+        last = min(one.members, key=waited_ns.__getitem__)
+        found.update({at: last for at in one.waiting if waited_ns[at] - waited_ns[last] >= LATENESS_NS_MIN})
     return found
 
 

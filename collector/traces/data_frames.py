@@ -56,9 +56,14 @@ def build_tables(report: "TraceReport") -> dict[str, Table]:
         tables["matched_collectives"], tables["pipeline_stages"] = _to_rows(across.collectives), _to_rows(stages)
     for table in report.comparison.tables if report.comparison is not None else ():
         tables[f"difference_{table.key}"] = _to_rows(table.rows)
+    if report.comparison is not None and report.comparison.calls is not None:
+        tables["difference_calls"] = _to_rows(report.comparison.calls.rows)
     if report.critical_path is not None:
         tables["critical_steps"] = _to_rows(report.critical_path.steps)
         tables["critical_parts"] = _to_rows(report.critical_path.parts)
+        if report.critical_path.shortened is not None:
+            tables["shortened_steps"] = _to_rows(report.critical_path.shortened.steps)
+            tables["shortened_parts"] = _to_rows(report.critical_path.shortened.parts)
     if report.all_to_all is not None:
         tables["all_to_all_ranks"] = _to_rows(report.all_to_all.ranks)
         tables["all_to_all_calls"] = _to_rows(report.all_to_all.calls)

@@ -44,6 +44,16 @@ class _Sequence(NamedTuple):
     starts: Ints
 
 
+class SequenceSpans(NamedTuple):
+    """All times that one sequence ran, from its first work to its last, in columns; `row` is that of the table."""
+
+    row: SequenceRow
+    device: Ints
+    stream: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+
 def sum_sequences(view: RankView, length_max: int) -> list[SequenceRow]:
     """Return the repeated sequences of at most `length_max` pieces of work, the costliest first: by the work and the
     idle time of the device inside. At most SEQUENCES_MAX. Empty without a device.
@@ -51,12 +61,33 @@ def sum_sequences(view: RankView, length_max: int) -> list[SequenceRow]:
     if not view.has_device:
         return []
     lanes = _find_lanes(view)
+    return [_build_row(view, lanes, inside) for inside in _choose(lanes, length_max)]
+
+
+def find_spans(view: RankView, length_max: int, base_ns: int) -> list[SequenceSpans]:
+    """Return when each of the sequences of `sum_sequences` ran, in its order; `base_ns` is added to the times."""
+    if not view.has_device:
+        return []
+    lanes, work = _find_lanes(view), view.work
+    found = []
+    for inside in _choose(lanes, length_max):
+        place = lanes.place[inside]
+        first = place[:, 0]
+        start_ns, end_ns = work.start_ns[first] + base_ns, work.end_ns[place].max(axis=1) + base_ns
+        found.append(
+            SequenceSpans(_build_row(view, lanes, inside), work.device[first], work.stream[first], start_ns, end_ns)
+        )
+    return found
+
+
+def _choose(lanes: _Lanes, length_max: int) -> list[Ints]:
+    """Return the positions in the lanes of the work of each sequence, a row for each time that it ran."""
     cost = np.concatenate([[0], np.cumsum(lanes.length_ns + lanes.gap_ns)])
     taken = np.zeros(len(lanes.place), dtype=bool)
     found = [(-_cost_of(one, lanes, cost), number, one) for number, one in enumerate(_find_repeats(lanes, length_max))]
     heapq.heapify(found)
-    rows: list[SequenceRow] = []
-    while found and len(rows) < SEQUENCES_MAX:
+    chosen: list[Ints] = []
+    while found and len(chosen) < SEQUENCES_MAX:
         estimate, number, one = heapq.heappop(found)
         free = _Sequence(one.length, _keep_apart(one, taken))
         if len(free.starts) < 2:  # noqa: PLR2004 - once is no repeat
@@ -67,8 +98,8 @@ def sum_sequences(view: RankView, length_max: int) -> list[SequenceRow]:
             continue
         inside = free.starts[:, None] + np.arange(free.length)
         taken[inside] = True
-        rows.append(_build_row(view, lanes, inside))
-    return rows
+        chosen.append(inside)
+    return chosen
 
 
 def _find_lanes(view: RankView) -> _Lanes:

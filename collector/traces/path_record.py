@@ -53,10 +53,13 @@ class HostSegments(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Calls of the host that waited for device work, by their return: `place` is the work whose end released them."""
+    """Calls of the host that waited for device work, by their return: `place` is the work whose end released them,
+    `since_ns` when they began to wait.
+    """
 
     return_ns: Ints
     place: Ints
+    since_ns: Ints
 
 
 class PathRecord(NamedTuple):
@@ -101,7 +104,7 @@ def _shift(found: PathRecord, by_ns: int) -> PathRecord:
         start_ns=found.start_ns + by_ns,
         end_ns=found.end_ns + by_ns,
         call_ns=np.where(found.call_ns == NONE, NONE, found.call_ns + by_ns),
-        waits=found.waits._replace(return_ns=found.waits.return_ns + by_ns),
+        waits=found.waits._replace(return_ns=found.waits.return_ns + by_ns, since_ns=found.waits.since_ns + by_ns),
         host=found.host._replace(start_ns=found.host.start_ns + by_ns, end_ns=found.host.end_ns + by_ns),
         steps=[Bounds(step.number, step.start_ns + by_ns, step.end_ns + by_ns) for step in found.steps],
     )
@@ -161,11 +164,11 @@ def _find_waits(view: RankView) -> Waits:
         for place in by_end[first:last][::-1].tolist():
             call = int(view.launch[place])
             if call in {NONE, row} or events.start_ns[call] < start_ns:
-                found.append((end_ns, place))
+                found.append((end_ns, place, start_ns))
                 break
     found += _find_silent_polls(view, by_end, ends_ns)
-    columns = np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
-    return Waits(columns[:, 0], columns[:, 1])
+    columns = np.array(sorted(found), dtype=np.int64).reshape(-1, 3)
+    return Waits(*columns.T)
 
 
 def _bounds_of(view: RankView, rows: Ints) -> list[tuple[int, int, int]]:
@@ -191,10 +194,10 @@ def _find_polls(view: RankView) -> list[tuple[int, int, int]]:
     return found
 
 
-def _find_silent_polls(view: RankView, by_end: Ints, ends_ns: Ints) -> list[tuple[int, int]]:
+def _find_silent_polls(view: RankView, by_end: Ints, ends_ns: Ints) -> list[tuple[int, int, int]]:
     """Return the ends of times in a range or an operator in which the host did nothing that is recorded for POLL_NS_MIN
     or more, until shortly before its end a communicating kernel had ended that was launched inside that range: the host
-    read a flag of that kernel until then. With each the place of the kernel.
+    read a flag of that kernel until then. With each the place of the kernel, and when the host fell silent.
     """
     work, events = view.work, view.events
     threads = find_launching_threads(view)
@@ -216,7 +219,7 @@ def _find_silent_polls(view: RankView, by_end: Ints, ends_ns: Ints) -> list[tupl
             for place in by_end[first:last][::-1].tolist():
                 call = int(view.launch[place])
                 if work.is_communication[place] and call != NONE and from_ns <= events.start_ns[call] < end_ns:
-                    found.append((end_ns, place))
+                    found.append((end_ns, place, since_ns))
                     break
     return found
 
@@ -309,6 +312,9 @@ def _record_cpu(view: RankView, collective_names: Sequence[str]) -> PathRecord:
     is_open = (open_at >= 0) & (computing[np.maximum(open_at, 0), 1] >= end_ns) if len(computing) else end_ns < NONE
     waited = np.flatnonzero(~is_open)
     waited = waited[np.argsort(end_ns[waited], kind="stable")]
+    computed = np.searchsorted(computing[:, 1], end_ns[waited], side="right") - 1
+    idle_ns = computing[np.maximum(computed, 0), 1] if len(computing) else start_ns[waited]
+    since_ns = np.maximum(start_ns[waited], np.where(computed >= 0, idle_ns, start_ns[waited]))
     return PathRecord(
         names=[*view.trace.names, *collective_names],
         start_ns=start_ns,
@@ -320,7 +326,7 @@ def _record_cpu(view: RankView, collective_names: Sequence[str]) -> PathRecord:
         other=_nothing(len(rows)),
         is_inferred=np.zeros(len(rows), dtype=bool),
         collective=np.arange(len(rows)),
-        waits=Waits(end_ns[waited], waited),
+        waits=Waits(end_ns[waited], waited, since_ns),
         host=_find_host(view),
         steps=(),
     )

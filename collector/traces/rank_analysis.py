@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.collector.traces import stages, tables, windows
 from rankscope.collector.traces.asked import NOTHING_ASKED, Asked
 from rankscope.collector.traces.asked_rows import add_asked, list_asked
+from rankscope.collector.traces.call_trees import CallTrees, record_calls
 from rankscope.collector.traces.hardware_counters import sum_counters
 from rankscope.collector.traces.judged_time import find_judged_time
 from rankscope.collector.traces.launch_queue import sum_queues
@@ -53,7 +54,8 @@ class RankAnalysis(NamedTuple):
     that launched each collective, None outside of the steps; `messages` those between two ranks, by their place among
     the collectives; `parts` the steps divided, None unless asked for, and without steps; `origin_ns` is when the
     trace's first event began; `backward` is when the backward ran, of a trace with messages; `path` what the critical
-    path needs, None unless asked for; `judged` is the time that shares are of.
+    path needs, None unless asked for; `judged` is the time that shares are of; `calls` the
+    trees of calls of the steps, None unless asked for.
     """
 
     report: RankReport
@@ -67,6 +69,7 @@ class RankAnalysis(NamedTuple):
     backward: Intervals = EMPTY
     path: PathRecord | None = None
     judged: Intervals = EMPTY
+    calls: CallTrees | None = None
 
 
 def reduce_trace(
@@ -113,6 +116,8 @@ def reduce_trace(
     }
     if divides_steps:
         makers["parts"] = lambda: divide_steps(view, collectives)
+    if asked.calls:
+        makers["calls"] = lambda: record_calls(view)
     if asked.critical_path:
         makers["path"] = lambda: record_path(view, collectives, origin.base_ns)
     made = make_tables(makers, on_part)
@@ -138,6 +143,7 @@ def reduce_trace(
         stages.find_backward(view) + origin.base_ns if messages else EMPTY,
         made.get("path"),
         find_judged_time(view).windows + origin.base_ns,
+        made.get("calls"),
     )
 
 

@@ -31,6 +31,7 @@ from rankscope.collector.traces.report import (
     Signs,
     StepReport,
 )
+from rankscope.collector.traces.shortened_path import add_shortened
 from rankscope.collector.traces.stragglers import find_own_times, find_standings, find_stragglers
 from rankscope.collector.traces.tables import kind_of
 from rankscope.measure import intervals
@@ -75,7 +76,7 @@ def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -
         compared.across,
         compared.reports,
         attempt(lambda: sum_by_size(found, matching), lambda _: []),
-        _follow(paths, compared) if asked.critical_path else None,
+        _follow(paths, compared, asked) if asked.critical_path else None,
         attempt(lambda: sum_all_to_alls(found, matching), lambda _: None) if asked.all_to_all else None,
         compared.waits,
     )
@@ -90,10 +91,17 @@ def _keep(one: RankAnalysis) -> Callable[[str], RankReport]:
     return lambda reason: msgspec.structs.replace(one.report, warnings=[*one.report.warnings, reason])
 
 
-def _follow(paths: Sequence[PathInput], compared: "_Compared") -> CriticalPath:
-    return attempt(
+def _follow(paths: Sequence[PathInput], compared: "_Compared", asked: Asked) -> CriticalPath:
+    found = attempt(
         lambda: find_critical_path(paths, compared.matching, compared.pairs),
         lambda reason: CriticalPath(steps=[], parts=[], left_out_ns=0, notes=[f"No path was found: {reason}."]),
+    )
+    shares = asked.shorten
+    if shares is None:
+        return found
+    return attempt(
+        lambda: add_shortened(found, shares, paths, compared.matching, compared.pairs),
+        lambda reason: msgspec.structs.replace(found, notes=[*found.notes, f"Nothing was simulated: {reason}."]),
     )
 
 

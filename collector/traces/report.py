@@ -804,6 +804,10 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
     product in fp32 with the most work, `largest_fp32_gemm_flops` that work; None without `record_shapes`.
+    `data_parallel_devices`: devices to which work was launched while a forward of nn.DataParallel ran, in all
+    `data_parallel_count` of them. `gloo_count` collectives over gloo beside a device, with `gloo_bytes` (None where
+    shapes were not recorded), took `gloo_exposed_ns` in which no device worked. `has_ddp_over_gloo`: a forward of
+    DistributedDataParallel ran, and nothing communicated on the device.
     """
 
     window_ns: int | None = None
@@ -838,6 +842,12 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     compute_capability_minor: int | None = None
     largest_fp32_gemm: str | None = None
     largest_fp32_gemm_flops: int | None = None
+    data_parallel_count: int | None = None
+    data_parallel_devices: int | None = None
+    gloo_count: int | None = None
+    gloo_bytes: int | None = None
+    gloo_exposed_ns: int | None = None
+    has_ddp_over_gloo: bool | None = None
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -1110,11 +1120,43 @@ class DifferenceTable(msgspec.Struct, frozen=True, kw_only=True):
     remainder_ns: int
 
 
+class CallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of an operator or user range in a step: `matched` with one of the traces to compare with, `added` (only
+    here) or `removed` (only there). Times are of the call alone, of those that are not matched with all `call_count`
+    calls of it: the host's, and that of the device work launched in it. `path` has the names around it.
+    """
+
+    kind: str
+    rank: int | None
+    step: int
+    against_step: int
+    path: str
+    call_count: int
+    host_ns: int
+    against_host_ns: int
+    host_difference_ns: int
+    device_ns: int
+    against_device_ns: int
+    device_difference_ns: int
+
+
+class CallMatching(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one step of each rank, matched one by one in their order. `rows` are those with the largest
+    difference, of each kind at most 1,000 of all that are counted. `notes` say what was not matched.
+    """
+
+    matched_count: int
+    added_count: int
+    removed_count: int
+    rows: list[CallRow]
+    notes: list[str]
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of the report's traces beside those of others. `refused` is the reason why they were not compared;
     the tables are empty then. `clock`: by whose clock the steps are cut on both sides, host or device. `ranks` and
     `against_ranks` are those compared, `steps` and `against_steps` the steps of all of them together, `step_ns` their
-    mean length. `notes` say what else differs.
+    mean length. `notes` say what else differs. `calls` is None unless asked for.
     """
 
     against_files: list[str]
@@ -1129,6 +1171,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     against_step_ns: int | None = None
     difference_ns: int | None = None
     tables: list[DifferenceTable] = []
+    calls: CallMatching | None = None
 
 
 class CycleRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -1246,15 +1289,42 @@ class CriticalPart(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
 
 
+class ShortenedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Length of a step as recorded, on `rank`, which ends it last, and as simulated, until the last rank then ends."""
+
+    step: int | None
+    rank: int | None
+    before_ns: int
+    after_ns: int
+
+
+class ShortenedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """What the steps would be with some operators and kernels shorter, simulated: `shares` has by pattern the share of
+    their time that is left, 0 to 1. `matched_count` pieces of work on devices and stretches of the host have such a
+    name, on the path or not. `steps` are those that have a path. `parts` are what the paths are made of then, and
+    `left_out_ns` the time of further ones.
+    """
+
+    shares: Mapping[str, float]
+    matched_count: int
+    before_ns: int
+    after_ns: int
+    steps: list[ShortenedStep]
+    parts: list[CriticalPart]
+    left_out_ns: int
+    notes: list[str]
+
+
 class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     """The critical paths of the steps, and what they are made of, the most first. The parts and `left_out_ns`, the time
-    of further ones, sum to the steps. `notes` say what the traces do not show.
+    of further ones, sum to the steps. `notes` say what the traces do not show. `shortened` is None unless asked for.
     """
 
     steps: list[CriticalStep]
     parts: list[CriticalPart]
     left_out_ns: int
     notes: list[str]
+    shortened: ShortenedPath | None = None
 
 
 class FileError(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.traces.operator_costs import OPERATORS, OperatorCost, count_cost
 from rankscope.collector.traces.report import RooflineRow
 from rankscope.collector.traces.tables import describe_shapes
 from rankscope.measure.device_peaks import GB, TFLOP, PeakOverride, find_peaks, find_tflops, name_number_type
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.operator_costs import OPERATORS, OperatorCost, count_cost
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.tensor_cores import uses_tensor_cores
 from rankscope.measure.units import NS_PER_S

@@ -21,12 +21,13 @@ from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER
 from rankscope.measure import intervals
 from rankscope.measure.blocking_calls import COPIES_WITHIN_DEVICE, find_blocking_calls, find_launching_threads
-from rankscope.measure.communication import GEMMS
+from rankscope.measure.communication import GEMMS, POINT_TO_POINT_OPS, find_operation
 from rankscope.measure.counted_operators import find_innermost_places
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import Bools, RankView
+from rankscope.measure.traced_collectives import find_shape_bytes
 
 _ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free)(?!Host|Array|Mipmapped)|^cuMem(?:Alloc|Free|Create|Map|Unmap)")
 _DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
@@ -68,6 +69,8 @@ def find_signs(view: RankView, devices: Sequence[DeviceProperties]) -> Signs:
         compute_capability_minor=minor,
         largest_fp32_gemm=gemm.shapes if gemm else None,
         largest_fp32_gemm_flops=gemm.flops if gemm else None,
+        **_find_data_parallel(view),
+        **_sum_gloo(view, idle),
     )
 
 
@@ -260,6 +263,55 @@ def _device_time_under(view: RankView, outermost: Ints) -> Ints:
     top = outermost[inside]
     np.add.at(found, top[top != OUTSIDE], (work.end_ns - work.start_ns)[stays][top != OUTSIDE])
     return found
+
+
+# -- wrappers and backends --------------------------------------------------------------------------------------------
+
+_DATA_PARALLEL, _DDP = "DataParallel.forward", "DistributedDataParallel.forward"
+"""Names of the ranges that torch opens around the forward of both wrappers."""
+_GLOO = "gloo:"
+
+
+def _find_ranges(view: RankView, name: str) -> Ints:
+    trace = view.trace
+    return trace.rows_named(trace.rows(Category.CPU_OP, Category.ANNOTATION), name.__eq__)
+
+
+def _find_data_parallel(view: RankView) -> dict[str, Any]:
+    """Return the fields of Signs about nn.DataParallel: each of its threads launches to a device of its own."""
+    if not view.has_device:
+        return {}
+    rows = _find_ranges(view, _DATA_PARALLEL)
+    places, calls_ns = view.work_by_call
+    inside = intervals.contains(intervals.union(view.intervals_of(rows)), calls_ns)
+    return {
+        "data_parallel_count": len(rows),
+        "data_parallel_devices": len(np.unique(view.work.device[places[inside]])),
+    }
+
+
+def _sum_gloo(view: RankView, idle: _Idle) -> dict[str, Any]:
+    """Return the fields of Signs about collectives over gloo; barriers and messages are no traffic to move to another
+    backend.
+    """
+    if not view.has_device:
+        return {}
+    rows, names = view.host.communication_rows, view.trace.names_like(_is_gloo_traffic)
+    rows = rows[names[view.events.name[rows]]]
+    rows = rows[intervals.contains(idle.windows, view.events.start_ns[rows])]
+    sizes = [find_shape_bytes(view, row) for row in rows.tolist()]
+    known = [size for size in sizes if size is not None]
+    open_ns = intervals.intersect(intervals.union(view.intervals_of(rows)), idle.gaps)
+    return {
+        "gloo_count": len(rows),
+        "gloo_bytes": sum(known) if len(known) == len(sizes) else None,
+        "gloo_exposed_ns": intervals.total_ns(open_ns),
+        "has_ddp_over_gloo": bool(len(rows) and len(_find_ranges(view, _DDP)) and not len(view.communication)),
+    }
+
+
+def _is_gloo_traffic(name: str) -> bool:
+    return name.startswith(_GLOO) and find_operation(name) not in {"barrier", *POINT_TO_POINT_OPS}
 
 
 # -- tensor cores -----------------------------------------------------------------------------------------------------

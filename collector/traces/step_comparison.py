@@ -5,8 +5,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rankscope.collector.traces.call_matching import match_calls
+from rankscope.collector.traces.net import attempt
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import UNKNOWN_DEVICE, Comparison, DifferenceRow, DifferenceTable, RankWait
+from rankscope.collector.traces.report import (
+    UNKNOWN_DEVICE,
+    CallMatching,
+    Comparison,
+    DifferenceRow,
+    DifferenceTable,
+    RankWait,
+)
 from rankscope.collector.traces.step_parts import (
     IDLE,
     WAITING,
@@ -71,7 +80,22 @@ def compare_steps(
             for key in TABLES
             if _has_table(key, here) and _has_table(key, there)
         ],
+        calls=attempt(lambda: _match_calls(found, others), _give_up_calls),
     )
+
+
+def _give_up_calls(reason: str) -> CallMatching:
+    return CallMatching(matched_count=0, added_count=0, removed_count=0, rows=[], notes=[f"not matched: {reason}"])
+
+
+def _match_calls(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis]) -> CallMatching | None:
+    """Return the matched calls of the ranks on both sides, of single ranks whatever they are; None if not asked for."""
+    there = {one.report.rank: one for one in others}
+    if len(found) == len(others) == 1:
+        there = {found[0].report.rank: others[0]}
+    pairs = [(one.report.rank, one.calls, there[one.report.rank].calls) for one in found if one.report.rank in there]
+    known = [(rank, ours, theirs) for rank, ours, theirs in pairs if ours is not None and theirs is not None]
+    return match_calls(known) if known else None
 
 
 # -- what may be compared ---------------------------------------------------------------------------------------------

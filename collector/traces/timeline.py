@@ -22,11 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rankscope.collector.traces import cross_rank
+from rankscope.collector.traces.asked import check_length
 from rankscope.collector.traces.clock_offsets import (
     BY_COLLECTIVES,
     BY_HOST_CLOCKS,
@@ -37,6 +38,7 @@ from rankscope.collector.traces.clock_offsets import (
 )
 from rankscope.collector.traces.critical_path import PathInput, list_pieces
 from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces, read_chunks
+from rankscope.collector.traces.kernel_sequences import SequenceSpans, find_spans
 from rankscope.collector.traces.origin import MERGED_MARK, MERGED_REPORT, ByRank, read_origin, refuse_several
 from rankscope.collector.traces.path_record import record_path
 from rankscope.collector.traces.pipeline import pair_messages
@@ -52,6 +54,7 @@ from rankscope.collector.traces.timeline_events import (
     read_raw_events,
 )
 from rankscope.collector.traces.timeline_path import write_path
+from rankscope.collector.traces.timeline_sequences import write_sequences
 from rankscope.collector.traces.windows import find_steps_of_collectives
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
 from rankscope.measure.kineto_columns import read_trace
@@ -119,7 +122,19 @@ class Source:
     on_host: bool
     warnings: Sequence[str]
     counters: Sequence[CounterTrack] = ()
+    sequences: Sequence[SequenceSpans] = ()
     path: PathInput | None = None
+
+
+class Tracks(NamedTuple):
+    """Which tracks are drawn beside the events; `sequence_length` is the most kernels of a sequence, 0 for none."""
+
+    counters: bool = False
+    path: bool = False
+    sequence_length: int = 0
+
+
+NO_TRACKS = Tracks()
 
 
 @dataclass(slots=True)
@@ -140,6 +155,7 @@ def merge(
     communication_kernels: str | None = None,
     counters: bool = False,
     critical_path: bool = False,
+    sequences: int | None = None,
     progress: Progress | None = None,
 ) -> MergeReport:
     """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
@@ -147,20 +163,22 @@ def merge(
     A file that cannot be used is listed in `errors`, the others are merged. Raises UnavailableError when none can be
     used, a path has no file, or `out` cannot be written or is a trace itself; `out` is then unchanged. `progress`
     counts two readings of each file. `counters` adds tracks of what the devices of each rank did, `critical_path` one
-    of what makes each step as long as it is, through the ranks, with arrows from one to the next. `cycle`, `rank_from`
-    and `communication_kernels` are as in `analyze`.
+    of what makes each step as long as it is, through the ranks, with arrows from one to the next, `sequences` one for
+    each stream with the sequences of kernels that repeat, of up to so many. `cycle`, `rank_from` and
+    `communication_kernels` are as in `analyze`. Raises SettingError for what cannot be asked for.
 
     >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
     7000
     """
     kernels = compile_kernels(communication_kernels)
+    tracks = Tracks(counters=counters, path=critical_path, sequence_length=check_length(sequences))
     out = Path(out)
     check_output(out, "the output")
     files = find_traces(paths)
     files, chosen = choose_files(files, None, cycle, rank_from)
     notes = _Notes(warnings=[f"{file}: {note}" for file, note in chosen.items()])
     with TimelineFile(out) as output:
-        sources = _read_sources(files, kernels, notes, progress, with_counters=counters, with_path=critical_path)
+        sources = _read_sources(files, kernels, notes, progress, tracks)
         clock = align(sources)
         notes.warnings += clock.warnings
         return _write_timeline(output, sources, clock, notes, progress)
@@ -174,22 +192,13 @@ def _read_sources(
     kernels: re.Pattern[str] | None,
     notes: _Notes,
     progress: Progress | None,
-    *,
-    with_counters: bool = False,
-    with_path: bool = False,
+    tracks: Tracks,
 ) -> list[Source]:
     """Return the usable files by rank. Raises UnavailableError without one."""
     kept = ByRank[Source]()
     for place, file in enumerate(files):
         try:
-            source = read_source(
-                file.path,
-                file.rank,
-                kernels,
-                may_guess=file.may_guess,
-                with_counters=with_counters,
-                with_path=with_path,
-            )
+            source = read_source(file.path, file.rank, kernels, may_guess=file.may_guess, tracks=tracks)
             kept.add(source.rank, file.path, source)
             notes.warnings += [f"{file.path}: {warning}" for warning in source.warnings]
         except RankscopeError as error:
@@ -213,8 +222,7 @@ def read_source(
     kernels: re.Pattern[str] | None = None,
     *,
     may_guess: bool = True,
-    with_counters: bool = False,
-    with_path: bool = False,
+    tracks: Tracks = NO_TRACKS,
 ) -> Source:
     """Read a file for the first pass; `rank` goes before the one that it says, which its name may tell if `may_guess`,
     and kernels in whose names the pattern `kernels` is found communicate too.
@@ -222,7 +230,7 @@ def read_source(
     Raises TraceError or UnavailableError, NotATraceError for a file of several ranks.
     """
     times = EventTimes()
-    trace = read_trace(times.watch(read_chunks(path)), every_wait=with_path)
+    trace = read_trace(times.watch(read_chunks(path)), every_wait=tracks.path)
     origin = read_origin(trace.head, path if may_guess else "")
     refuse_several(trace)
     if times.possible_ns is None:
@@ -244,11 +252,12 @@ def read_source(
         steps=list(dict(zip(collectives, find_steps_of_collectives(view), strict=True)).values()),
         on_host=not view.has_device,
         warnings=describe_reading(trace),
-        counters=find_counters(view, collectives, origin.base_ns) if with_counters else (),
+        counters=find_counters(view, collectives, origin.base_ns) if tracks.counters else (),
+        sequences=find_spans(view, tracks.sequence_length, origin.base_ns) if tracks.sequence_length else (),
         path=PathInput(
             own, record_path(view, collectives, origin.base_ns), collectives, messages, on_device=view.has_device
         )
-        if with_path
+        if tracks.path
         else None,
     )
 
@@ -341,6 +350,8 @@ def _write_timeline(
         array.add(copied.name_processes())
         if source.counters:
             array.add(write_counters(source.counters, next(pids), label, shift_ns - source.base_ns))
+        if source.sequences:
+            array.add(write_sequences(source.sequences, next(pids), label, shift_ns - source.base_ns))
         ranks.append(
             MergedRank(
                 rank=source.rank,

@@ -54,10 +54,11 @@ def test_what_is_written_keeps_to_the_schema(path: str) -> None:
 def test_tables_that_are_asked_for_keep_to_the_schema_too() -> None:
     report = analyze(
         str(TRACES / "v100_dlrm_8ranks_r*.json.gz"),
-        critical_path=True, roofline=True, all_to_all=True, nest=True, launches=True,
+        critical_path=True, shorten={"gemm": 0.5}, roofline=True, all_to_all=True, nest=True, launches=True,
     )  # fmt: skip
     written_report = json.loads(msgspec.json.encode(report))
     assert written_report["critical_path"]["steps"]
+    assert written_report["critical_path"]["shortened"]["steps"]
     assert written_report["ranks"][0]["roofline"]
     assert written_report["ranks"][0]["range_kernels"]
     assert written_report["ranks"][0]["kernel_launches"]
@@ -75,9 +76,12 @@ def test_tables_of_columns_keep_to_the_schema_too() -> None:
 
 
 def test_comparison_keeps_to_the_schema_too() -> None:
-    report = analyze(str(TRACES / "gloo-2.13/ddp_2r_slow1_data"), against=str(TRACES / "gloo-2.13/ddp_2r_clean"))
+    report = analyze(
+        str(TRACES / "gloo-2.13/ddp_2r_slow1_data"), against=str(TRACES / "gloo-2.13/ddp_2r_clean"), calls=True
+    )
     written_report = json.loads(msgspec.json.encode(report))
     assert written_report["comparison"]["tables"]
+    assert written_report["comparison"]["calls"]["rows"]
     jsonschema.validate(written_report, json.loads(SCHEMA_FILE.read_text()))
     assert {"difference_operators", "difference_ranges"} <= report.to_pandas().keys()
 

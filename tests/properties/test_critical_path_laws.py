@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.asked import Asked
-from rankscope.collector.traces.critical_path import Stretch, Walk, _At
+from rankscope.collector.traces.critical_path import At, PathInput, Stretch, Walk, find_critical_path, prepare
 from rankscope.collector.traces.path_record import PathRecord
 from rankscope.collector.traces.rank_analysis import reduce_trace
+from rankscope.collector.traces.shortened_path import add_shortened, play
 from tests.properties.test_step_parts_laws import traces
 from tests.unit.measure.written_traces import Event, event, kernel, read_events, to_json
 
@@ -46,7 +47,7 @@ def test_path_across_ranks_covers_its_steps_without_gaps(data: st.DataObject) ->
     records = [
         record for events in data.draw(st.lists(traces, min_size=2, max_size=3)) if (record := record_of(events))
     ]
-    places = [_At(key, place) for key, record in enumerate(records) for place in range(len(record.start_ns))]
+    places = [At(key, place) for key, record in enumerate(records) for place in range(len(record.start_ns))]
     late = data.draw(st.dictionaries(st.sampled_from(places), st.sampled_from(places))) if places else {}
     walk = Walk(records, [data.draw(st.integers(-30_000, 30_000)) for _ in records], late)
     for key in range(len(records)):
@@ -85,18 +86,19 @@ class Rank(NamedTuple):
 
 
 class Schedule:
-    """Two ranks that run the same drawn program with lengths of their own, and what each piece of work waited for."""
+    """Two ranks that run the same drawn program with lengths of their own, and what each piece of work waited for;
+    kernels take `share` of theirs. The host waits for the device where it `syncs`.
+    """
 
-    def __init__(self, seed: int) -> None:
-        self.random, self.ids = Random(seed), iter(range(1, 10**6))
+    def __init__(self, seed: int, share: float = 1.0, *, syncs: bool = True) -> None:
+        self.random, self.ids, self.share = Random(seed), iter(range(1, 10**6)), share
         self.ranks = [Rank([], []), Rank([], [])]
         self.host_ns = [0, 0]
         self.released: list[Made | None] = [None, None]
         self.pending: list[dict[int, Made]] = [{}, {}]
         for _ in range(40):
-            self.random.choice(
-                [self.operate, self.launch, self.launch, self.launch, self.reduce, self.wait, self.sync]
-            )()
+            steps = [self.operate, self.launch, self.launch, self.launch, self.reduce, self.wait]
+            self.random.choice([*steps, self.sync] if syncs else steps)()
         self.reduce()
 
     def lengths(self, most_ns: int) -> tuple[int, int]:
@@ -127,7 +129,7 @@ class Schedule:
         stream = self.random.choice([COMPUTE, SIDE])
         for rank, length_ns in enumerate(self.lengths(90_000)):
             made, number = self.enqueue(rank, stream)
-            made.end_ns = made.start_ns + length_ns
+            made.end_ns = made.start_ns + round(self.share * length_ns)
             self.ranks[rank].events.append(self.kernel_of(made, "gemm", correlation=number))
 
     def kernel_of(self, made: Made, name: str, **args: object) -> Event:
@@ -192,13 +194,17 @@ class Schedule:
             made, at_ns = before, before.end_ns
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_made_schedules_have_the_path_they_were_made_with(tmp_path: Path, seed: int) -> None:
-    made = Schedule(seed)
+def write_ranks(folder: Path, made: Schedule) -> None:
     for rank, one in enumerate(made.ranks):
         head = {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": 10**18, "host_name": "a"}
         whole = event("user_annotation", "ProfilerStep#1", 0, RUN / 1000)
-        (tmp_path / f"rank{rank}.json").write_bytes(to_json(whole, *one.events, **head))
+        (folder / f"rank{rank}.json").write_bytes(to_json(whole, *one.events, **head))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_made_schedules_have_the_path_they_were_made_with(tmp_path: Path, seed: int) -> None:
+    made = Schedule(seed)
+    write_ranks(tmp_path, made)
     path = analyze(str(tmp_path), critical_path=True).critical_path
     assert path is not None
     (step,) = path.steps
@@ -215,3 +221,46 @@ def test_made_schedules_have_the_path_they_were_made_with(tmp_path: Path, seed: 
         {kind: kinds[kind] for kind in found},
         {rank: ns for rank, ns in ranks.items() if ns},
     )
+
+
+def simulate(folder: Path, seed: int, share: float, *, syncs: bool) -> tuple[int, int, int]:
+    """Return the length of the step with shorter kernels as it is simulated and as it is made, and that before."""
+    write_ranks(folder, Schedule(seed, syncs=syncs))
+    path = analyze(str(folder), critical_path=True, shorten={"gemm": share}).critical_path
+    assert path is not None
+    assert path.shortened is not None
+    (step,) = path.shortened.steps
+    made = Schedule(seed, share, syncs=syncs).ranks
+    start_ns = min(one.start_ns for one in made[step.rank or 0].work)
+    return step.after_ns, max(one.end_ns for rank in made for one in rank.work) - start_ns, step.before_ns
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_schedules_are_simulated_as_they_are_made_with_shorter_kernels(tmp_path: Path, seed: int, share: float) -> None:
+    simulated_ns, made_ns, before_ns = simulate(tmp_path, seed, share, syncs=False)
+    assert simulated_ns == made_ns <= before_ns
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_simulation_with_waits_of_the_host_saves_at_least_what_is_saved(tmp_path: Path, seed: int) -> None:
+    # What the host did not wait for in the record, it does not wait for when simulated.
+    simulated_ns, made_ns, before_ns = simulate(tmp_path, seed, 0.5, syncs=True)
+    assert simulated_ns <= made_ns < before_ns
+    assert made_ns - simulated_ns < 0.1 * (before_ns - made_ns)
+
+
+@given(traces, st.sampled_from(["gemm", "aten", "."]), st.floats(0, 1))
+def test_simulated_work_ends_no_later_and_its_paths_are_whole(events: list[Event], pattern: str, share: float) -> None:
+    record = record_of(events)
+    if record is None:
+        return
+    ranks = [PathInput(0, record, [], {}, on_device=True)]
+    (replay,) = play(prepare(ranks, None, ()), {pattern: share})
+    assert all(new <= was for new, was in zip(replay.new_end_ns, replay.end_ns, strict=True))
+    path = find_critical_path(ranks, None)
+    found, same = (add_shortened(path, {pattern: one}, ranks, None, ()).shortened for one in (share, 1.0))
+    assert found is not None
+    assert same is not None
+    assert same.after_ns == same.before_ns == found.before_ns
+    assert [note for note in found.notes if "left out" in note] == []

@@ -223,3 +223,59 @@ def test_json_is_written_to_a_descriptor_of_the_shell(
         assert run_command(["profile-model", *words]) == 0
     assert json.loads(path.read_text())["batch"] == 4
     assert "forward" in capfd.readouterr().out
+
+
+# -- least times by the peaks of a device ----------------------------------------------------------------------------
+
+H100 = "NVIDIA H100 80GB HBM3"
+"""989.4 TFLOP/s in bf16, 67 in fp32, 494.7 in TF32, and 3,350 GB/s."""
+
+
+def least_ns(rows: int, dtype: torch.dtype, **kwargs: Any) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """Return by operator, pass and type the least time of a square product, and that of calls bound by memory."""
+    model = nn.Linear(1024, 1024, bias=False, dtype=dtype)
+    found = profile_model(model, torch.ones(rows, 1024, dtype=dtype), passes=1, device=H100, **kwargs)
+    return {(one.operator, one.phase, one.dtype): (one.least_ns, one.memory_ns) for one in found.bounds}
+
+
+def test_large_product_is_bound_by_compute() -> None:
+    # 2 x 1024^3 FLOPs at 989.4 TFLOP/s are 2,170.5 ns; three matrices of 2 MiB at 3,350 GB/s 1,878.
+    found = least_ns(1024, torch.bfloat16, backward=False)
+    whole_ns, memory_ns = found["aten::mm", "forward", "bf16"]
+    assert (round(whole_ns, 2), memory_ns) == (2_170.49, 0)
+
+
+def test_product_of_one_row_is_bound_by_memory_in_both_passes() -> None:
+    # (1024 x 1024 + 2 x 1024) numbers of 2 bytes at 3,350 GB/s; the gradient of the weights moves as many.
+    found = least_ns(1, torch.bfloat16)
+    for phase in ("forward", "backward"):
+        assert list(found["aten::mm", phase, "bf16"]) == pytest.approx([627.24, 627.24], abs=0.01)
+
+
+def test_single_precision_is_by_the_precision_that_torch_is_set_to() -> None:
+    before = torch.get_float32_matmul_precision()
+    assert least_ns(1024, torch.float32, backward=False)["aten::mm", "forward", "fp32"][0] == pytest.approx(
+        32_051.99, abs=0.01
+    )
+    try:
+        torch.set_float32_matmul_precision("high")
+        found = least_ns(1024, torch.float32, backward=False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    # 2 x 1024^3 at 494.7 TFLOP/s.
+    assert found["aten::mm", "forward", "tf32"][0] == pytest.approx(4_340.98, abs=0.01)
+
+
+def test_least_times_are_shown_and_told_apart_from_measured_ones() -> None:
+    model, rows = nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16), torch.ones(1, 1024, dtype=torch.bfloat16)
+    text = profile_model(model, rows, passes=1, backward=False, device=H100).render()
+    assert f"least time by the peaks of {H100}: forward 0.001 ms" in text
+    assert "aten::mm bf16, forward: 0.001 ms in 1 call, 100 % bound by memory" in text
+    assert "by the peaks" not in profile_model(model, rows, passes=1, backward=False).render()
+
+
+def test_device_that_is_not_known_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="the peaks of 'abacus' are not known"):
+        profile_model(nn.Linear(2, 2), torch.ones(1, 2), device="abacus")
+    assert run_command(["profile-model", "made:make", "--device", "abacus"]) == 2
+    assert "the peaks of 'abacus' are not known; name it as torch does" in capfd.readouterr().err

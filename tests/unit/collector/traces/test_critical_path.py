@@ -121,7 +121,7 @@ def walk_over(*work_us: tuple[int, int]) -> Walk:
     empty = np.empty(0, dtype=np.int64)
     record = PathRecord(
         names=["gemm"], start_ns=start_ns, end_ns=end_ns, kind=no, name=no, call_ns=none, before=none, other=none,
-        is_inferred=no.astype(bool), collective=none, waits=Waits(empty, empty),
+        is_inferred=no.astype(bool), collective=none, waits=Waits(empty, empty, empty),
         host=HostSegments(empty, empty, empty), steps=[],
     )  # fmt: skip
     return Walk([record], [0], {})

@@ -1,5 +1,6 @@
 """Sequences of kernels that repeat on a stream."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from rankscope.collector.commands.main import main
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze, kernel_sequences
 from rankscope.collector.traces.report import SequenceRow
+from rankscope.collector.traces.timeline import merge
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 
 TRACES = Path(__file__).parents[3] / "traces"
@@ -158,3 +160,54 @@ def test_different_kernels_with_one_short_name_stay_apart(tmp_path: Path) -> Non
         if section.key == "kernel_sequences"
     )
     assert [row[0].text for row in found.rows] == ["k > end", "k > end ~2"]
+
+
+# -- in the merged timeline -------------------------------------------------------------------------------------------
+
+
+def read_spans(folder: Path, *events: Event, length: int = 8) -> list[tuple[str, str, float, float]]:
+    """Line, name, start and length in us of each sequence that the timeline marks; the first event begins at 0."""
+    path = write(folder, *events)
+    merge(path, folder / "merged.json", sequences=length)
+    found = json.loads((folder / "merged.json").read_text())["traceEvents"]
+    drawn = [one for one in found if one.get("cat") == "kernel_sequence"]
+    lines = {
+        one["tid"]: one["args"]["name"]
+        for one in found
+        if one["name"] == "thread_name" and drawn and one["pid"] == drawn[0]["pid"]
+    }
+    return [(lines[one["tid"]], one["name"], one["ts"], one["dur"]) for one in drawn]
+
+
+def test_timeline_marks_each_time_that_a_sequence_runs(tmp_path: Path) -> None:
+    # abc from 0 to 26 and from 40 to 66, with 18 us of work and 8 us of gaps each: the first of the table.
+    events = [*play("abcxabcy"), *play("dezde", 3, every_us=4, length_us=1, stream=20)]
+    assert read_spans(tmp_path, *events) == [
+        ("GPU 0, stream 7", "sequence 1", 0, 26),
+        ("GPU 0, stream 7", "sequence 1", 40, 26),
+        ("GPU 0, stream 20", "sequence 2", 3, 5),
+        ("GPU 0, stream 20", "sequence 2", 15, 5),
+    ]
+    (first, _) = rows_of(tmp_path, *events)
+    assert first.names == ["a", "b", "c"]
+
+
+def test_marks_of_a_stream_do_not_overlap(tmp_path: Path) -> None:
+    # The work of a stream that overlaps in the trace: the second b of the first pair lasts into the second pair.
+    events = [*play("a"), kernel("b", 10, 14), *play("ab", 20), *play("x", 60), *play("ab", 70)]
+    spans = read_spans(tmp_path, *events, length=2)
+    assert [(start, length) for _, _, start, length in spans] == [(0, 20), (20, 16), (70, 16)]
+
+
+def test_timeline_without_the_option_or_a_device_marks_nothing(tmp_path: Path) -> None:
+    assert read_spans(tmp_path, event("cpu_op", "aten::mm", 0, 5)) == []
+    merge(write(tmp_path, *play("abcxabc")), tmp_path / "merged.json")
+    assert "kernel_sequence" not in (tmp_path / "merged.json").read_text()
+
+
+def test_merge_takes_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write(tmp_path, *play("abcxabc")), tmp_path / "merged.json"
+    assert main(["merge", path, "-o", str(out), "--sequences"]) == 0
+    assert out.read_text().count('"cat":"kernel_sequence"') == 2
+    assert main(["merge", path, "-o", str(out), "--sequences", "1"]) == 2
+    assert "--sequences is 1; it is the most kernels in a sequence, from 2 to 32" in capsys.readouterr().err

@@ -82,10 +82,20 @@ def test_changed_traces_never_end_in_a_traceback(tmp_path: Path, seed: int) -> N
     for one in [one for events in ranks for one in events if chance.random() < 0.3]:
         place = one if chance.random() < 0.5 or not one["args"] else one["args"]
         place[chance.choice([*place, "Call stack", "Input Dims", "blocks per SM"])] = chance.choice(odd)
-    report = analyze(write(tmp_path, *ranks), critical_path=True, all_to_all=True, against=str(tmp_path))
+    report = analyze(
+        write(tmp_path, *ranks),
+        critical_path=True,
+        shorten={".": 0.5},
+        all_to_all=True,
+        against=str(tmp_path),
+        calls=True,
+    )
     assert "Traceback" not in render_text(report, 20)
     assert not any(
-        "rankscope failed" in text for text in map(str, (report.errors, report.abstained, report.cross_rank))
+        "rankscope failed" in text
+        for text in map(
+            str, (report.errors, report.abstained, report.cross_rank, report.critical_path, report.comparison)
+        )
     )
 
 

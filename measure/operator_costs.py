@@ -134,15 +134,28 @@ def count_cost(name: str, recorded: tuple[bytes, bytes] | None, values: bytes | 
     >>> count_cost("aten::mm", None).reason
     'no shapes recorded'
     """
-    measure = _ELEMENTS.get(name)
-    if measure is None:
+    if name not in _ELEMENTS:
         return OperatorCost(None, None, reason=NO_FORMULA)
     if recorded is None:
         return OperatorCost(None, None, reason=NO_SHAPES)
     if values is None and name in VALUE_OPERATORS:
         return OperatorCost(None, None, reason=NO_VALUES)
     try:
-        inputs = decode_inputs(recorded, values)
+        return find_cost(name, decode_inputs(recorded, values))
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError):
+        return OperatorCost(None, None, reason=NOT_UNDERSTOOD)
+
+
+def find_cost(name: str, inputs: Inputs) -> OperatorCost:
+    """Return the cost of a call with these inputs.
+
+    >>> find_cost("aten::relu", Inputs(["c10::Half"], [[8, 4]]))
+    OperatorCost(flops=None, bytes=128, dtype='c10::Half', reason=None)
+    """
+    measure = _ELEMENTS.get(name)
+    if measure is None:
+        return OperatorCost(None, None, reason=NO_FORMULA)
+    try:
         work = count_flops(name, inputs) if name in FORMULAS else CallFlops(None, inputs.types[0])
         return (
             _find_cost(inputs, work, measure(inputs))

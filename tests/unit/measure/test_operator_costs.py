@@ -10,9 +10,9 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from rankscope.collector.traces.operator_costs import OperatorCost, count_cost
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, NO_VALUES, NOT_UNDERSTOOD, VALUE_OPERATORS
 from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.operator_costs import OperatorCost, count_cost
 
 Shapes = list[list[int]]
 
