@@ -70,9 +70,11 @@ EXPLAINED_RATIO_MAX: Final = 1.25
 DESCRIBED_MAX: Final = 64
 """Slow ranks and nodes described in one detection pass, the slowest first."""
 LASTED_S: Final = 3.0
-"""How long a steady slowness lasts before its rank is named, unless the run is over: less is nothing to act on, and
-where ranks take turns another one's may have begun.
+"""How long a steady slowness lasts before its rank is named: less is nothing to act on, and where ranks take turns
+another one's may have begun.
 """
+LASTED_SHARE: Final = 0.25
+"""Share of the steps of a run that is over, from which on it is named all the same: a run may be of a few seconds."""
 CAUSES_READ_MAX: Final = 8
 """Ranks of a slow node whose causes are looked for."""
 GAP: Final = "gap_steps"
@@ -180,7 +182,9 @@ class Stragglers:
 def _has_lasted(slow: SlowRank, view: RunView) -> bool:
     """Return whether a steady slowness is old enough to be told."""
     lasted_ns = float(np.nansum(view.longest_ns[view.series.steps >= slow.since_step]))
-    return view.is_last or lasted_ns >= LASTED_S * NS_PER_S
+    if view.is_last and lasted_ns >= LASTED_SHARE * float(np.nansum(view.longest_ns)):
+        return True
+    return lasted_ns >= LASTED_S * NS_PER_S
 
 
 def _is_replaced(finding: Finding, explained: Sequence[Finding]) -> bool:
