@@ -54,6 +54,7 @@ from rankscope.measure.line_samples import (
     STACKS_MAX,
     STEPS_MAX,
     WORKERS_MAX,
+    HeldGrowth,
     SampledLoader,
     SampledStack,
     SampledStep,
@@ -542,6 +543,7 @@ class SamplesTaken(Message, frozen=True):
     CPU time of the sampled thread from the first to the last sample, which are `span_ns` apart; None where the system
     does not tell. `cost_ns` is the CPU time that sampling took. `workers` are those of its data
     loaders that have fetched a batch meanwhile, `loader` has the queues of the one with workers; None: there was none.
+    `held` is the answer of the mode HELD.
     """
 
     KIND: ClassVar[int] = 25
@@ -556,6 +558,7 @@ class SamplesTaken(Message, frozen=True):
     cost_ns: Count = 0
     workers: Annotated[tuple[SampledWorker, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
     loader: SampledLoader | None = None
+    held: HeldGrowth | None = None
 
 
 class SettingsOrder(Message, frozen=True):

@@ -60,31 +60,5 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     gradients_bytes: Count | None = None
     optimizer_state_bytes: Count | None = None
 
-    @property
-    def unused_bytes(self) -> int | None:
-        """What torch had reserved and no tensor used; None where that is not known.
-
-        >>> OutOfMemory(number=1, host_ns=0, allocated_bytes=60, reserved_bytes=75).unused_bytes
-        15
-        """
-        if self.reserved_bytes is None or self.allocated_bytes is None:
-            return None
-        return max(0, self.reserved_bytes - self.allocated_bytes)
-
-    @property
-    def other_tensors_bytes(self) -> int | None:
-        """What tensors used beside parameters, gradients and optimizer state: activations, and all else; None where
-        that is not known.
-
-        >>> kinds = {"parameters_bytes": 10, "gradients_bytes": 10, "optimizer_state_bytes": 20}
-        >>> OutOfMemory(number=1, host_ns=0, allocated_bytes=60, **kinds).other_tensors_bytes
-        20
-        """
-        kinds = (self.parameters_bytes, self.gradients_bytes, self.optimizer_state_bytes)
-        known = [one for one in kinds if one is not None]
-        if self.allocated_bytes is None or len(known) < len(kinds):
-            return None
-        return max(0, self.allocated_bytes - sum(known))
-
 
 Notices = Annotated[tuple[OutOfMemory, ...], msgspec.Meta(max_length=NOTICES_MAX)]

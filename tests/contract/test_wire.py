@@ -16,7 +16,14 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.identity import BootId, RankIdentity, RunId
-from rankscope.measure.line_samples import SampledLoader, SampledStack, SampledStep, SampledWorker
+from rankscope.measure.line_samples import (
+    GrownContainer,
+    HeldGrowth,
+    SampledLoader,
+    SampledStack,
+    SampledStep,
+    SampledWorker,
+)
 from rankscope.measure.messages import (
     MESSAGE_TYPES,
     Ack,
@@ -344,6 +351,16 @@ STATED: dict[str, Message] = {
             ),
         ),
         loader=SampledLoader(workers=8, start_method="spawn", looks=20, ready=3, early=2, unpinned=1),
+        held=HeldGrowth(
+            steps=20, objects=1_000_000, added_objects=40, frozen=9, is_searched=False,
+            resident_bytes={"RssAnon": 41_943_040},
+            containers=(
+                GrownContainer(
+                    name="kept of train.py", kind="list", length=60, added=40, added_bytes=41_943_040,
+                    element="torch.Tensor", line="train.py:33 (main)",
+                ),
+            ),
+        ),
     ),
     "ras_answered": RasAnswered(
         sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
@@ -440,6 +457,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("stall", "stacks", 0)),
     ("report", ("stall", "stacks", 0, "frames", 0)),
     ("report", ("stall", "pending", 0)),
+    ("samples_taken", ("held",)),
+    ("samples_taken", ("held", "containers", 0)),
     ("rank_unresponsive", ("threads", 0)),
     ("ras_answered", ("communicators", 0)),
     ("ras_answered", ("communicators", 0, "ranks", 0)),
@@ -566,6 +585,11 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "saves": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
+
+
+def test_earlier_samples_without_what_is_held_decode() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "samples_taken_without_held.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED["samples_taken"], held=None)
 
 
 def test_earlier_hello_without_left_behind_decodes() -> None:

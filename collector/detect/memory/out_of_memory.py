@@ -125,7 +125,7 @@ def find_cause(notice: OutOfMemory, others_needed_bytes: float | None, *, is_alo
     >>> find_cause(asked, None)
     'fragmentation'
     """
-    unused, other = notice.unused_bytes, find_other_bytes(notice)
+    unused, other = find_unused_bytes(notice), find_other_bytes(notice)
     if unused is not None and unused >= notice.asked_bytes:
         return FRAGMENTATION
     if other is not None and other >= max(notice.asked_bytes, OTHER_RATIO_MIN * (notice.limit_bytes or 0)):
@@ -136,6 +136,32 @@ def find_cause(notice: OutOfMemory, others_needed_bytes: float | None, *, is_alo
         return UNATTRIBUTED
     needed = notice.allocated_bytes + notice.asked_bytes
     return IMBALANCE if needed >= IMBALANCE_RATIO_MIN * others_needed_bytes else FULL
+
+
+def find_unused_bytes(notice: OutOfMemory) -> int | None:
+    """Return what torch had reserved and no tensor used; None where that is not known.
+
+    >>> find_unused_bytes(OutOfMemory(number=1, host_ns=0, allocated_bytes=60, reserved_bytes=75))
+    15
+    """
+    if notice.reserved_bytes is None or notice.allocated_bytes is None:
+        return None
+    return max(0, notice.reserved_bytes - notice.allocated_bytes)
+
+
+def find_other_tensors_bytes(notice: OutOfMemory) -> int | None:
+    """Return what tensors used beside parameters, gradients and optimizer state: activations, and all else; None where
+    that is not known.
+
+    >>> kinds = {"parameters_bytes": 10, "gradients_bytes": 10, "optimizer_state_bytes": 20}
+    >>> find_other_tensors_bytes(OutOfMemory(number=1, host_ns=0, allocated_bytes=60, **kinds))
+    20
+    """
+    kinds = (notice.parameters_bytes, notice.gradients_bytes, notice.optimizer_state_bytes)
+    known = [one for one in kinds if one is not None]
+    if notice.allocated_bytes is None or len(known) < len(kinds):
+        return None
+    return max(0, notice.allocated_bytes - sum(known))
 
 
 def find_other_bytes(notice: OutOfMemory) -> int | None:
@@ -214,7 +240,7 @@ def _describe_kinds(failed: _Failed) -> tuple[str, ...]:
     read = failed.read
     if read.parameters_bytes is None:
         return ()
-    kinds = (read.parameters_bytes, read.gradients_bytes, read.optimizer_state_bytes, read.other_tensors_bytes)
+    kinds = (read.parameters_bytes, read.gradients_bytes, read.optimizer_state_bytes, find_other_tensors_bytes(read))
     begin = "" if read.number == failed.notice.number else "at its first error "
     names = (f"{begin}parameters", "gradients", "optimizer state", "activations and all else")
     known = [f"{name} {format_bytes(size)}" for name, size in zip(names, kinds, strict=True) if size is not None]
@@ -252,13 +278,13 @@ def _collect_evidence(failed: _Failed, others: _Others) -> dict[str, float]:
         "limit_bytes": notice.limit_bytes,
         "allocated_bytes": notice.allocated_bytes,
         "reserved_bytes": notice.reserved_bytes,
-        "unused_bytes": notice.unused_bytes,
+        "unused_bytes": find_unused_bytes(notice),
         "inactive_split_bytes": notice.inactive_split_bytes,
         "other_bytes": find_other_bytes(notice),
         "parameters_bytes": read.parameters_bytes,
         "gradients_bytes": read.gradients_bytes,
         "optimizer_state_bytes": read.optimizer_state_bytes,
-        "other_tensors_bytes": read.other_tensors_bytes,
+        "other_tensors_bytes": find_other_tensors_bytes(read),
         "errors": notice.number,
         "others_needed_bytes_median": others.needed_bytes,
         "others_headroom_bytes_min": None if others.headroom is None else others.headroom[0],
