@@ -5,14 +5,15 @@ new elements take, who has them, and which line adds to them.
     second look   the same, after half of the time
     third look    those that have grown in both halves; of the most grown ones the newest elements are measured
 
-A look takes as long as a full collection of Python's garbage collector, with the interpreter's lock: 30 to 60 ms for a
-million objects. There are three, in a process that is about to take all memory of its machine, and none in any other.
-The objects are selected without a step of Python in between, so that no list of them is there while training goes on:
-it would keep tensors that a step frees.
+A look holds the interpreter's lock for 0.1 s, and 0.25 s more for each million objects, as two full collections of
+Python's garbage collector do (bench/results/held_objects.md). There are four at most, in a process that is about to
+take all memory of its machine, and none in any other. The objects are selected without a step of Python in between, so
+that no list of them is there while training goes on: it would keep tensors that a step frees.
 
 Nothing of the script is called: lengths and sizes are those of the built-in types, and of tensors on the CPU and arrays
-the bytes. `tracemalloc`, which knows the line of each allocation, is not used: it makes every allocation several times
-as dear, and its stop may crash threads that are amid an allocation (python/cpython#128679, #143143).
+the bytes; those of subclasses are not asked. `tracemalloc`, which knows the line of each allocation, is not used: it
+makes every allocation several times as dear, and its stop may crash threads that are amid an allocation
+(python/cpython#128679, #143143).
 
 Not seen: memory of C++ that no object of Python has (an autograd graph that is kept, a library's own), one object that
 grows by itself, and instances that are linked to each other without a container.
@@ -26,7 +27,17 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 from operator import is_, not_
-from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Final, NamedTuple
 
 from rankscope.agent.captures.adding_lines import find_adding_lines, find_codes
@@ -43,8 +54,8 @@ from rankscope.measure.text import to_unicode
 KINDS: Final = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
 LENGTH_MIN: Final = 16
 """Attributes of an object are a dict too, mostly a shorter one."""
-OBJECTS_MAX: Final = 10_000_000
-"""Beyond, a look would take half a second: only the number of objects is told."""
+OBJECTS_MAX: Final = 4_000_000
+"""Beyond, a look would take more than a second: only the number of objects is told."""
 OWNERS_MAX: Final = 500_000
 """Objects and dicts that are searched for what the collector does not know."""
 MEASURED_MAX: Final = 32
@@ -202,11 +213,13 @@ def _select_containers(objects: list[Any]) -> tuple[int, list[Any]]:
     count = len(objects)
     if count > OBJECTS_MAX:
         return count, []
-    types = set(map(type, objects))
-    owning = {dict, *(one for one in types if one.__dictoffset__ and not issubclass(one, _SHARED))}
-    owners = list(compress(objects, map(owning.__contains__, map(type, objects))))
-    known = list(compress(objects, map(KINDS.__contains__, map(type, objects))))
+    owning = {one for one in set(map(type, objects)) if one.__dictoffset__ and not issubclass(one, _SHARED)}
+    wanted = list(compress(objects, map((owning | KINDS).__contains__, map(type, objects))))
     objects.clear()
+    known = list(compress(wanted, map(KINDS.__contains__, map(type, wanted))))
+    owning.add(dict)
+    owners = list(compress(wanted, map(owning.__contains__, map(type, wanted))))
+    del wanted
     if len(owners) <= OWNERS_MAX:
         had = gc.get_referents(*owners)
         dicts = list(compress(had, map(is_, map(type, had), repeat(dict))))
@@ -314,13 +327,13 @@ def _list_children(one: Any) -> list[Any]:
 def _find_buffer(one: Any) -> tuple[Any, int] | None:
     """Return what tells the memory of a tensor or an array apart, and its bytes on the host; None for all else."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance_of(one, (torch.Tensor,)):
+    if torch is not None and type(one) in {torch.Tensor, torch.nn.Parameter}:  # of others the script may have the code
         for address, size, device in find_storages([one]):
             return (address, "storage"), size if device < 0 else 0
         return id(one), 0
-    if numpy is not None and isinstance_of(one, (numpy.ndarray,)):
+    if numpy is not None and type(one) is numpy.ndarray:
         whole = one
-        while isinstance_of(whole.base, (numpy.ndarray,)):
+        while type(whole.base) is numpy.ndarray:
             whole = whole.base
         return id(whole), int(whole.nbytes)
     return None
@@ -375,12 +388,14 @@ def _find_key(holder: Any, target: Any) -> str:
 
 
 def _read_attributes(owner: Any) -> dict[Any, Any] | None:
-    """Return the dict of an object's attributes, without its own code."""
-    try:
-        found = object.__getattribute__(owner, "__dict__")
-    except Exception:  # noqa: BLE001 - it has none, or a descriptor of its own
-        return None
-    return found if type(found) is dict else None
+    """Return the dict of an object's attributes; None where it has none, or the script's code would be asked for it."""
+    for kind in type(owner).__mro__:
+        descriptor = kind.__dict__.get("__dict__")
+        if descriptor is not None:
+            is_own = type(descriptor) in {GetSetDescriptorType, MemberDescriptorType}
+            found = descriptor.__get__(owner) if is_own else None
+            return found if type(found) is dict else None
+    return None
 
 
 def _has_attributes(owner: Any, attributes: dict[Any, Any]) -> bool:

@@ -223,11 +223,20 @@ THREAD = KernelThread(
 OUT_OF_MEMORY = OutOfMemory(
     number=3, host_ns=1_604, device=1, asked_bytes=1 << 31, free_bytes=1 << 30, limit_bytes=80 << 30,
     allocated_bytes=70 << 30, reserved_bytes=78 << 30, inactive_split_bytes=5 << 30, step=43, phase="forward",
-    held=(HeldMemory(bytes=4 << 30, blocks=2, frames=(StackFrame("model.py", 24, "forward"),)),),
+    held=(
+        HeldMemory(bytes=4 << 30, blocks=2, frames=(StackFrame("model.py", 24, "forward"),), module="Linear in Block"),
+    ),
     absent={"held": "not told"}, parameters_bytes=14 << 30, gradients_bytes=13 << 30, optimizer_state_bytes=28 << 30,
+    largest_free_bytes=1 << 28, snapshot="/captures/run/out-of-memory/rank-3-1.pickle",
 )  # fmt: skip
+NOTICE_WITHOUT_SNAPSHOT = msgspec.structs.replace(
+    OUT_OF_MEMORY,
+    held=(msgspec.structs.replace(OUT_OF_MEMORY.held[0], module=""),),
+    largest_free_bytes=None,
+    snapshot="",
+)
 NOTICE_WITHOUT_MODEL = msgspec.structs.replace(
-    OUT_OF_MEMORY, parameters_bytes=None, gradients_bytes=None, optimizer_state_bytes=None
+    NOTICE_WITHOUT_SNAPSHOT, parameters_bytes=None, gradients_bytes=None, optimizer_state_bytes=None
 )
 FLOPS = StepFlops(
     model=FlopSum(2e12, 2, 610), executed=FlopSum(1.3e12, 1, 310), source="measured", peak_flops_per_s=9.894e14,
@@ -402,7 +411,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_SAVES = msgspec.structs.replace(STATED["report"], host=HOST_WITHOUT_BLOCK_IO, saves=None)
+WITHOUT_SNAPSHOT = msgspec.structs.replace(STATED["report"], out_of_memory=(NOTICE_WITHOUT_SNAPSHOT,))
+WITHOUT_SAVES = msgspec.structs.replace(WITHOUT_SNAPSHOT, host=HOST_WITHOUT_BLOCK_IO, saves=None)
 WITHOUT_ENERGY = msgspec.structs.replace(WITHOUT_SAVES, devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED)
 """Nor with the share of a CPU limit."""
 WITHOUT_COMPILATIONS = msgspec.structs.replace(WITHOUT_ENERGY, compilations=None)
@@ -693,6 +703,11 @@ def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
 def test_earlier_report_without_energy_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_energy.hex").read_text())
     assert decode(frame) == WITHOUT_ENERGY
+
+
+def test_earlier_report_without_snapshots_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_snapshot.hex").read_text())
+    assert decode(frame) == WITHOUT_SNAPSHOT
 
 
 def test_earlier_report_without_saves_decodes() -> None:

@@ -141,3 +141,24 @@ def test_resident_memory_by_kind(tmp_path: Path) -> None:
     status.write_text("Name:\tpython\nVmRSS:\t 9 kB\nRssAnon:\t 4 kB\nRssFile:\t 3 kB\nRssShmem:\t 2 kB\n")
     assert read_resident(str(status)) == {"RssAnon": 4096, "RssFile": 3072, "RssShmem": 2048}
     assert read_resident(str(tmp_path / "none")) == {}
+
+
+class Asked(dict[Any, Any]):
+    """Whatever is asked of it is a call of the script's code."""
+
+    def __iter__(self) -> Any:
+        pytest.fail("it was asked")
+
+    def __sizeof__(self) -> int:
+        pytest.fail("it was asked")
+
+    def items(self) -> Any:
+        pytest.fail("it was asked")
+
+
+def test_code_of_the_script_is_not_called() -> None:
+    def add() -> None:
+        kept.append(Asked(key=kept))
+
+    found = find(look(add), "kept of")
+    assert found.element.endswith("Asked")
