@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import LEFT_S, Abstain, Finding
+from rankscope.collector.detect.finding_words import format_clock
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, MemoryLevel, RunView
 from rankscope.measure.units import format_bytes, format_length, ns_to_s
@@ -87,7 +88,7 @@ class MemoryGrowth:
         if not any(_find_available(view, node) is not None for node in {view.nodes[rank] for rank in growths}):
             return Abstain("how much memory the machines have left is not known")
         machines = _find_machines(view, growths, LOOK_AHEAD)
-        return [Candidate(_describe(machines))] if machines else []
+        return [Candidate(_describe(machines, view.now_wall_s))] if machines else []
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool | Abstain:
         """Return whether none of its ranks grows any more, by the laxer thresholds either, or has long enough."""
@@ -182,7 +183,7 @@ def _find_machines(view: RunView, growths: Mapping[int, Growth], look_ahead: flo
     return sorted(found, key=lambda machine: machine.left_s)
 
 
-def _describe(machines: Sequence[_Machine]) -> Finding:
+def _describe(machines: Sequence[_Machine], now_wall_s: float | None) -> Finding:
     first = machines[0]
     ranks = tuple(sorted(rank for machine in machines for rank in machine.growths))
     fastest = max(first.growths, key=lambda rank: first.growths[rank].rate)
@@ -191,6 +192,7 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
     of_whom = "" if len(ranks) == 1 else f", fastest on rank {fastest}"
     machine_rate = first.rate * 3_600
     left_steps = first.left_s * growth.steps / ns_to_s(growth.length_ns)
+    full_at = "" if now_wall_s is None else f" ({format_clock(now_wall_s + first.left_s)} UTC)"
     return Finding(
         kind=MEMORY_GROWTH,
         ranks=ranks,
@@ -199,7 +201,7 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
         pattern="drifting",
         what=f"host memory growing{of_whom} by {rate},",
         why=(
-            f"full in about {format_length(first.left_s)}, {_format_steps(left_steps)} steps: "
+            f"full in about {format_length(first.left_s)}{full_at}, {_format_steps(left_steps)} steps: "
             f"{format_bytes(first.available_bytes)} left on {first.node}, "
             f"{format_bytes(machine_rate)} more needed per hour"
         ),

@@ -77,6 +77,8 @@ def test_leak_is_found_with_its_rate_and_the_time_left() -> None:
         suggest("memory_growth", "host_memory"),
         {"node": "n0"},
     )
+    (dated,) = found_in(dataclasses.replace(view(FLAT, LEAK), now_wall_s=0.0))
+    assert dated.why.startswith("full in about 32.0 min (1970-01-01 00:32 UTC), 1,900 steps: ")
     closed = close_finding(found, until_step=1380, lasted_s=1380.0)
     assert closed.headline == (
         "Rank 1: host memory growing by 1.1 MiB per step, 3.8 GiB per hour, steps 0-1380 (23.0 min)"
