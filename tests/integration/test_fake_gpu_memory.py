@@ -113,3 +113,14 @@ def test_memory_is_recorded_once_little_is_left_and_written_when_it_ends(tmp_pat
     said = render_snapshot(report, 20)
     assert "asked for 10,240.00 MiB; at most 9,216.00 MiB would have fitted: 2,048.00 MiB free on the device" in said
     assert "Linear in Attention" in said
+
+
+def test_end_of_a_rank_names_the_snapshot(tmp_path: Path) -> None:
+    run, findings, ended, _ = train("--edge", "--dies", capture_folder=str(tmp_path))
+    assert ended.exit_code != 0
+    path = tmp_path / RUN / "out-of-memory" / "rank-1-1.pickle"
+    assert path.is_file()
+    assert findings[0].details["snapshot"] == str(path)
+    assert run.end is not None
+    assert run.end.first is not None
+    assert run.end.first.out_of_memory.endswith(f"; memory snapshot: {path}")
