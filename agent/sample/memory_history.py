@@ -5,7 +5,7 @@ fails. Imported once the script has initialized CUDA.
                         the bound recording begins, in a ring of ENTRIES_MAX events with Python stacks
     allocating thread   at an error: which lines and modules hold the memory, the largest unused piece, and the file
 
-Recording costs a stack for each allocation, some 3 us. It begins only where allocations come so seldom that this is
+Recording costs a stack for each allocation, 1 to 2 us. It begins only where allocations come so seldom that this is
 within `overhead_ratio_max`, and is never switched off: nothing tells whether the script has since begun a recording of
 its own, which that would end. One that the script has begun before is left alone, and its history, which may have no
 bound, is not written.
@@ -34,8 +34,7 @@ from rankscope.measure.units import NS_PER_S, NS_PER_US
 ENTRIES_MAX: Final = 20_000
 """Events in the ring, some KB each with its stack: 40 MB. Of what is held now the stacks are known without them."""
 STACK_NS: Final = 3 * NS_PER_US
-"""Bound of the cost of an allocation's stack: of 80 frames 1.5 us on an idle core, 3.5 us on a busy one
-(bench/results/held_objects.md)."""
+"""What an allocation is counted with: twice what a stack of 80 frames takes (bench/results/held_objects.md)."""
 SPACING_NS: Final = 600 * NS_PER_S
 FILES_MAX: Final = 4
 FILE_BYTES_MAX: Final = 256 << 20
