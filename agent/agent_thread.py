@@ -149,7 +149,7 @@ class AgentThread:
         """Start reporting. Raises RuntimeError, with nothing started, when there can be no thread."""
         self._samples.start()
         timer, buffer = self._training.timer, self._training.hooks.buffer
-        self._samples.watch_memory(MemoryWatch(buffer.add, timer.find_place, self.outbox.wake))
+        self._samples.watch_memory(MemoryWatch(buffer.add, timer.find_place, self.outbox.wake, self._identity))
         try:
             self._thread.start()
         except RuntimeError:

@@ -337,7 +337,8 @@ class AgentConfig(Settings):
             "Folder for captures: traces of whole steps as torch.profiler writes them, one file a rank, in RUN/STEPS. "
             "A folder that all ranks share keeps the ranks of a capture together, for `rankscope analyze`. Or a URL of "
             "fsspec, as s3://bucket/path, to which a process of low priority uploads each file. "
-            "Empty: only captures that the collector orders.",
+            "Empty: only captures that the collector orders. A path also gets the memory snapshots of allocations that "
+            "fail.",
             find_problem=_find_capture_problem("find_folder_problem"),
         ),
     )
@@ -393,6 +394,17 @@ class AgentConfig(Settings):
             unit="bytes",
             smallest=_MIB,
             largest=1024 * 1024 * _MIB,
+        ),
+    )
+    memory_history_headroom: float = setting(
+        0.05,
+        Setting(
+            "Share of a GPU's memory: once less than this was left at the peak, or an allocation had to be tried "
+            "again, torch records the history of its memory, if that costs at most overhead_ratio_max, for the "
+            "snapshot of an allocation that fails (docs/memory.md). 0: never.",
+            unit="ratio",
+            smallest=0,
+            largest=1,
         ),
     )
     overhead_ratio_max: float = setting(

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from rankscope.measure.bounds import Name, Some
+from rankscope.measure.bounds import Name, Numbers, Some
 from rankscope.measure.identity import Count
 from rankscope.measure.stalls import StackFrame
 
@@ -21,10 +21,11 @@ STEPS_MAX: Final = 1024
 NO_STEP: Final = -1
 """Number of the time of a stalled rank, which belongs to no step."""
 
-WHOLE, LONG, NOW = "whole", "long", "now"
-SAMPLE_MODES: Final = (WHOLE, LONG, NOW)
+WHOLE, LONG, NOW, HELD = "whole", "long", "now", "held"
+SAMPLE_MODES: Final = (WHOLE, LONG, NOW, HELD)
 """Of which time samples are wanted: of all steps that lie in it as a whole; of those of them that last longer than a
-limit; of the time itself, since the rank is stalled and no step ends."""
+limit; of the time itself, since the rank is stalled and no step ends. The last wants no samples, but what the process
+holds more of after that time than before (HeldGrowth)."""
 
 IDLE, FETCH, COLLATE, HAND_OVER = "idle", "fetch", "collate", "hand_over"
 STAGES: Final = (IDLE, FETCH, COLLATE, HAND_OVER)
@@ -93,3 +94,40 @@ class SampledLoader(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     ready: Count = 0
     early: Count = 0
     unpinned: Count | None = None
+
+
+CONTAINERS_MAX: Final = 4
+"""Containers of one answer, those whose new elements take most."""
+
+
+class GrownContainer(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A list, dict, set or deque of Python that has become longer by `added` elements, to `length`. `name` is who has
+    it, `kept of train.py`, empty where no module, object or closure does; `line` where code adds to it, `train.py:33
+    (main)`, empty where that is not known. `element` is the type of the newest, `added_bytes` what the new ones take on
+    the host, estimated from some of them; None where none could be measured.
+    """
+
+    name: Name = ""
+    kind: Name = ""
+    length: Count = 0
+    added: Count = 0
+    added_bytes: Count | None = None
+    element: Name = ""
+    line: Name = ""
+
+
+class HeldGrowth(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What a process holds more of after `steps` steps. `objects` are those that Python's garbage collector knows, of
+    which there are `added_objects` more; with too many of them `is_searched` is False, and no container is looked at.
+    `frozen` are those it knows no more (`gc.freeze`): containers among them are not looked at.
+    `resident_bytes` is by how much each kind of resident memory has changed, by the kernel's name; empty where it does
+    not tell.
+    """
+
+    steps: Count = 0
+    objects: Count = 0
+    added_objects: int = 0
+    frozen: Count = 0
+    is_searched: bool = True
+    resident_bytes: Numbers = {}
+    containers: Annotated[tuple[GrownContainer, ...], msgspec.Meta(max_length=CONTAINERS_MAX)] = ()

@@ -54,6 +54,7 @@ from rankscope.measure.line_samples import (
     STACKS_MAX,
     STEPS_MAX,
     WORKERS_MAX,
+    HeldGrowth,
     SampledLoader,
     SampledStack,
     SampledStep,
@@ -545,6 +546,7 @@ class SamplesTaken(Message, frozen=True):
     does not tell. `cost_ns` is the CPU time that sampling took. `workers` are those of its data
     loaders that have fetched a batch meanwhile, `loader` has the queues of the one with workers; None: there was none.
     `threads` has the time of its other threads in the same steps, in stacks of the script.
+    `held` is the answer of the mode HELD.
     """
 
     KIND: ClassVar[int] = 25
@@ -560,6 +562,7 @@ class SamplesTaken(Message, frozen=True):
     workers: Annotated[tuple[SampledWorker, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
     loader: SampledLoader | None = None
     threads: Annotated[tuple[SampledStep, ...], msgspec.Meta(max_length=STEPS_MAX)] = ()
+    held: HeldGrowth | None = None
 
 
 class SettingsOrder(Message, frozen=True):

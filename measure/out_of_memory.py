@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from rankscope.measure.bounds import Name, Reasons
+from rankscope.measure.bounds import LongText, Name, Reasons
 from rankscope.measure.identity import Count
 from rankscope.measure.stalls import StackFrame
 
@@ -22,12 +22,13 @@ FRAMES_MAX: Final = 6
 
 class HeldMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Memory that was held for allocations with the same stack: bytes in all, how many blocks, and the Python frames
-    that allocated, innermost first.
+    that allocated, innermost first. `module`: whose code of torch.nn that was, `Linear in Attention`; empty: none's.
     """
 
     bytes: Count
     blocks: Count
     frames: Annotated[tuple[StackFrame, ...], msgspec.Meta(max_length=FRAMES_MAX)] = ()
+    module: Name = ""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -39,8 +40,9 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     `inactive_split_bytes` the unused pieces of blocks in use, which cannot be returned to the device. `step` is the
     step that was open, `phase` its phase; None and empty outside of steps. `held` are the allocations with the most
     bytes, by stack, where torch records them. `parameters_bytes`, `gradients_bytes` and `optimizer_state_bytes` are
-    those of the storages on the device at the first error of the process. A field that could not be read is None, with
-    the reason in `absent`.
+    those of the storages on the device at the first error of the process. `largest_free_bytes` is the largest unused
+    piece that torch had, `snapshot` the path of torch's memory snapshot on the rank's machine. A field that could not
+    be read is None or empty, with the reason in `absent`.
     """
 
     number: Annotated[int, msgspec.Meta(ge=1)]
@@ -59,32 +61,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     parameters_bytes: Count | None = None
     gradients_bytes: Count | None = None
     optimizer_state_bytes: Count | None = None
-
-    @property
-    def unused_bytes(self) -> int | None:
-        """What torch had reserved and no tensor used; None where that is not known.
-
-        >>> OutOfMemory(number=1, host_ns=0, allocated_bytes=60, reserved_bytes=75).unused_bytes
-        15
-        """
-        if self.reserved_bytes is None or self.allocated_bytes is None:
-            return None
-        return max(0, self.reserved_bytes - self.allocated_bytes)
-
-    @property
-    def other_tensors_bytes(self) -> int | None:
-        """What tensors used beside parameters, gradients and optimizer state: activations, and all else; None where
-        that is not known.
-
-        >>> kinds = {"parameters_bytes": 10, "gradients_bytes": 10, "optimizer_state_bytes": 20}
-        >>> OutOfMemory(number=1, host_ns=0, allocated_bytes=60, **kinds).other_tensors_bytes
-        20
-        """
-        kinds = (self.parameters_bytes, self.gradients_bytes, self.optimizer_state_bytes)
-        known = [one for one in kinds if one is not None]
-        if self.allocated_bytes is None or len(known) < len(kinds):
-            return None
-        return max(0, self.allocated_bytes - sum(known))
+    largest_free_bytes: Count | None = None
+    snapshot: LongText = ""
 
 
 Notices = Annotated[tuple[OutOfMemory, ...], msgspec.Meta(max_length=NOTICES_MAX)]

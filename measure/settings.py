@@ -209,24 +209,6 @@ def read_leniently(
     return _combine(config_class, layers, mistakes), tuple(mistakes)
 
 
-def document(config_class: type[Settings]) -> str:
-    """Return the TOML file of a configuration: every key at its default, below its meaning, unit, limits and variable.
-
-    Reading it back gives the defaults.
-    """
-    first = [
-        f"# {config_class.TITLE}",
-        f"# Used when the environment variable {config_class.FILE_VARIABLE} names this file. Every value here is the",
-        "# default; a variable named below wins over the file. Keys that are left out keep their default.",
-    ]
-    blocks = ["\n".join(first)]
-    for key, default, known in find_settings(config_class):
-        facts = [*_describe(default, known), f"environment: {config_class.PREFIX}{key.upper()}"]
-        comments = [*_wrap(known.meaning), "; ".join(facts)]
-        blocks.append("\n".join([*(f"# {line}" for line in comments), f"{key} = {_toml(default)}"]))
-    return "\n\n".join(blocks) + "\n"
-
-
 def find_settings(config_class: type[Settings]) -> Iterator[tuple[str, Value, Setting]]:
     """Yield each setting of a configuration in the order of its definition: key, default and description."""
     return _find_fields(config_class, "setting")
@@ -412,7 +394,7 @@ def _find_problem(value: Value, known: Setting) -> str | None:
 
 
 def _find_limit_problem(value: float, known: Setting) -> str | None:
-    cure = f"Give a value {_describe_limits(known)}."
+    cure = f"Give a value {describe_limits(known)}."
     if known.smallest is not None and value < known.smallest:
         return f"the smallest allowed is {_number(known.smallest)}. {known.below or cure}"
     if known.largest is not None and value > known.largest:
@@ -431,21 +413,12 @@ def _find_text_problem(text: str, known: Setting) -> str | None:
     return None if problem is None else f"{problem}."
 
 
-def _describe(default: Value, known: Setting) -> Iterator[str]:
-    if known.unit:
-        yield f"unit: {known.unit}"
-    yield f"default: {_toml(default)}"
-    if limits := _describe_limits(known):
-        yield f"range: {limits}"
-    if known.choices:
-        yield f"one of: {', '.join(known.choices)}"
-
-
 def _describe_kind(default: Value, known: Setting) -> str:
-    return f"{_KINDS[type(default)]} {_describe_limits(known)}".strip()
+    return f"{_KINDS[type(default)]} {describe_limits(known)}".strip()
 
 
-def _describe_limits(known: Setting) -> str:
+def describe_limits(known: Setting) -> str:
+    """Return the limits of a number, `from 1 to 9`; empty where there are none."""
     smallest, largest = known.smallest, known.largest
     if smallest is not None and largest is not None:
         return f"from {_number(smallest)} to {_number(largest)}"
@@ -457,7 +430,7 @@ def _describe_limits(known: Setting) -> str:
 def _show(value: object) -> str:
     """Return a user's value as an error repeats it: as the file would have it, and nothing long."""
     if isinstance(value, bool):
-        return _toml(value)
+        return to_toml(value)
     if isinstance(value, str):  # the address of a server may hold a password
         value = re.sub("(://).*(@)|(password=).*", r"\1\3***\2", value)
     return _shorten(repr(value))
@@ -467,7 +440,8 @@ def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
 
 
-def _toml(value: Value) -> str:
+def to_toml(value: Value) -> str:
+    """Return a value as a TOML file has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else _number(value)
@@ -475,9 +449,3 @@ def _toml(value: Value) -> str:
 
 def _number(value: float) -> str:
     return f"{value:_}" if isinstance(value, int) else repr(value)
-
-
-def _wrap(text: str) -> list[str]:
-    import textwrap  # noqa: PLC0415 - only the documentation needs it
-
-    return textwrap.wrap(text, width=116)

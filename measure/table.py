@@ -7,7 +7,7 @@ numpy is imported only where a table is read: a program that only sends messages
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -98,22 +98,3 @@ class TableBlock(NamedTuple):
         if name not in self.names:
             return np.full((self.values.shape[0], self.values.shape[2]), MISSING, dtype=np.int64)
         return self.values[:, self.names.index(name), :]
-
-
-def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], TableBlock]]:
-    """Yield one block for all tables with the same columns and row count, with the places of these tables.
-
-    >>> one, other = Table.from_rows(("step",), [(7,)]), Table.from_rows(("step",), [(8,)])
-    >>> [(places, block.column("step").tolist()) for places, block in stack_tables([one, other])]
-    [([0, 1], [[7], [8]])]
-    """
-    import numpy as np  # noqa: PLC0415
-
-    places: dict[tuple[tuple[str, ...], int], list[int]] = {}
-    for place, table in enumerate(tables):
-        places.setdefault((table.names, table.row_count), []).append(place)
-    for (names, row_count), found in places.items():
-        shape = len(found), len(names), row_count
-        data = b"".join([tables[place].data for place in found])
-        values = np.frombuffer(data, dtype="<i8").reshape(shape) if data else np.empty(shape, dtype=np.int64)
-        yield found, TableBlock(names, values)

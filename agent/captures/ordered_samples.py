@@ -1,12 +1,13 @@
 """Answers the collector's orders of samples: accept or refuse them, and send what was sampled.
 
 The collector repeats an order until it has the samples, so nothing is resent from here. Everything runs on the agent
-thread but the sampling (`thread_sampler.py`). One order at a time; nothing runs without one.
+thread but the sampling (`thread_sampler.py`). One order of samples at a time, and one of looks at what is held; nothing
+runs without one.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -17,10 +18,14 @@ from rankscope.agent.captures.stack_samples import StackSamples, find_native_id
 from rankscope.agent.captures.thread_sampler import PART, ThreadSampler
 from rankscope.agent.captures.worker_samples import WorkerSamples
 from rankscope.agent.guard import Guard
-from rankscope.measure.line_samples import SAMPLE_MODES
+from rankscope.agent.late_imports import LATE_IMPORTS
+from rankscope.measure.line_samples import HELD, SAMPLE_MODES
 from rankscope.measure.messages import SampleOrder, SamplesTaken
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from rankscope.agent.captures.held_objects import HeldObjects
 
 KNOWN_MAX: Final = 8
 """Orders whose answer is remembered."""
@@ -57,6 +62,7 @@ class OrderedSamples:
         self._monotonic_ns = monotonic_ns
         self._answers: dict[str, SamplesTaken] = {}
         self._on: StackSamples | None = None
+        self._held: HeldObjects | None = None
         self._native_id = 0
         self._cpu_begin_ns: int | None = None
         self._spent_ns = 0
@@ -64,7 +70,7 @@ class OrderedSamples:
     @property
     def spent_ns(self) -> int:
         """CPU time of sampling so far."""
-        return self._spent_ns + (0 if self._on is None else self._on.cpu_ns)
+        return self._spent_ns + sum(one.cpu_ns for one in (self._on, self._held) if one is not None)
 
     def handle(self, order: SampleOrder) -> SamplesTaken | None:
         """Return the answer to an order. Never raises."""
@@ -83,11 +89,14 @@ class OrderedSamples:
         """Add up the samples of steps that have ended; return the answer to an order that is over, None while none is.
         To be called once a report.
         """
+        held = None if self._held is None else self._collect_held(self._held, steps, last=last)
         on = self._on
         if on is None:
-            return None
+            return held
         try:
             on.take_steps(steps)
+            if held is not None and not last:
+                return held  # the other may be over, too: then its answer is the next
             if not (last or self._is_over(on)):
                 return None
             self._on = None
@@ -102,6 +111,21 @@ class OrderedSamples:
         self._remember(answer)
         return answer
 
+    def _collect_held(self, held: "HeldObjects", steps: Sequence[StepRecord], *, last: bool) -> SamplesTaken | None:
+        try:
+            held.take_steps(steps)
+            if not (last or held.is_over(self._monotonic_ns())):
+                return None
+            answer = SamplesTaken(id=held.order.id, state="taken", held=held.finish(), cost_ns=held.cpu_ns)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.record(PART, error)
+            reason = f"an error of the agent: {type(error).__name__}"
+            answer = SamplesTaken(id=held.order.id, state="refused", reason=reason)
+        self._held = None
+        self._spent_ns += held.cpu_ns
+        self._remember(answer)
+        return answer
+
     def _is_over(self, on: StackSamples) -> bool:
         now_ns = self._monotonic_ns()
         if self._sampler is None or not self._sampler.is_usable or self._sampler.is_paused:
@@ -109,13 +133,19 @@ class OrderedSamples:
         return on.is_over(now_ns) and not (self._workers is not None and self._workers.is_awaited(now_ns))
 
     def _begin(self, order: SampleOrder) -> SamplesTaken:
-        if self._on is not None:
+        if (self._held if order.mode == HELD else self._on) is not None:
             return SamplesTaken(id=order.id, state="busy", reason="it samples for another order")
         refusal = self._find_refusal(order)
         thread = self._find_thread()
         if refusal or self._sampler is None or thread is None:
             return SamplesTaken(id=order.id, state="refused", reason=refusal or "no thread of this rank trains yet")
         order = msgspec.structs.replace(order, lasts_ns=min(order.lasts_ns, LASTS_NS_MAX))
+        if order.mode == HELD:
+            with LATE_IMPORTS:
+                from rankscope.agent.captures.held_objects import HeldObjects  # noqa: PLC0415 - hardly any rank leaks
+
+            self._held = HeldObjects(order, thread, self._files, monotonic_ns=self._monotonic_ns)
+            return SamplesTaken(id=order.id, state="accepted")
         self._native_id = find_native_id(thread) or 0
         self._cpu_begin_ns = read_thread_cpu_ns(self._native_id)
         waits = KernelWaits(self._native_id)

@@ -3,16 +3,19 @@
 torch calls the observer inside the failing allocation, on the thread that allocates, before it raises OutOfMemoryError:
 
     that thread     keeps the arguments and the allocator's counts, and writes an event, which finds step and phase;
-                    once a process, sums what parameters, gradients and optimizer state take (model_bytes.py)
-    agent thread    makes the notice at once; then, once a process, reads which allocations hold the most
+                    once a process, sums what parameters, gradients and optimizer state take (model_bytes.py), and
+                    writes a snapshot (memory_history.py)
+    agent thread    makes the notice at once; then, once a process, where the script itself records the history of the
+                    memory, reads which allocations hold the most
 
 The observer makes no CUDA call and allocates nothing on the device: the counts are those that TorchMemorySampler
 reads, under a lock of the allocator that is free by then. No error leaves it. Attaching it would initialize CUDA, so
 that waits until the script has. An error before the first report after that is not seen.
 
-Which allocations hold the memory is known only where the script has torch record the history of its memory
-(torch.cuda.memory._record_memory_history). Reading the blocks without their history takes torch under a millisecond,
-but names of C++ frames may take seconds, with the lock of the interpreter: so it is done for the first error only.
+Which allocations hold the memory is known only where torch records the history of its memory: by the agent, once
+little of it is left, or by the script (torch.cuda.memory._record_memory_history). Reading the blocks of the script's
+recording takes torch under a millisecond, but names of C++ frames may take seconds, with the lock of the interpreter:
+so it is done for the first error only, and not within the allocation.
 """
 
 import heapq
@@ -23,15 +26,23 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
+from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.sample.memory_history import MemoryHistory, Written
 from rankscope.agent.sample.model_bytes import ModelBytes, find_model_bytes
 from rankscope.agent.sample.torch_memory import NATIVE, parse_stats
+from rankscope.measure.bounds import NAME_LENGTH_MAX, TEXT_LENGTH_MAX
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.module_frames import ModuleCodes, name_module
 from rankscope.measure.out_of_memory import ALLOCATIONS_MAX, FRAMES_MAX, NOTICES_MAX, HeldMemory, OutOfMemory
+from rankscope.measure.records import AllocatorSample, DeviceSample
 from rankscope.measure.stalls import StackFrame
+from rankscope.measure.text import to_unicode
 
 PART: Final = "out_of_memory"
+HISTORY: Final = "memory_history"
 BLOCKS_READ_MAX: Final = 20_000
 """The largest blocks, of which the stacks are compared: 0.1 s on the agent thread."""
 FRAMES_READ_MAX: Final = 256
@@ -62,6 +73,10 @@ class SeenError(msgspec.Struct):
     stats: Mapping[str, Any] | None
     model: ModelBytes | None = None
     why_no_model: str = ""
+    held: tuple[HeldMemory, ...] = ()
+    largest_free_bytes: int | None = None
+    snapshot: str = ""
+    why_no_snapshot: str = ""
     place: Place | None = None
     was_awaited: bool = False
 
@@ -72,9 +87,9 @@ class SeenError(msgspec.Struct):
 
 class OutOfMemoryWatch:
     """The watch of one process. `cuda` is torch.cuda or a replacement; None: a torch without GPUs, and nothing to do.
-    `find_model` returns what the model takes of a device.
+    `find_model` returns what the model takes of a device; `history` records and writes snapshots.
 
-    `attach`, `collect` and `read_held` are for the agent thread; `observe` runs on any.
+    `attach`, `collect`, `watch_headroom` and `read_held` are for the agent thread; `observe` runs on any.
     """
 
     def __init__(
@@ -83,11 +98,14 @@ class OutOfMemoryWatch:
         guard: Guard,
         cuda: Any,
         find_model: Callable[[int], ModelBytes | None] = find_model_bytes,
+        *,
+        history: MemoryHistory | None = None,
     ) -> None:
         self._clock = clock
         self._guard = guard
         self._cuda = cuda
         self._find_model = find_model
+        self._history = history
         self._seen: deque[SeenError] = deque(maxlen=NOTICES_MAX)
         self._with_held: OutOfMemory | None = None
         self._count = 0
@@ -95,6 +113,20 @@ class OutOfMemoryWatch:
         self._add_event: Callable[..., None] = lambda *_event: None
         self._find_place: Callable[[], Place] = lambda: (None, "")
         self._wake: Callable[[], None] = lambda: None
+
+    @classmethod
+    def make(
+        cls, clock: Clock, guard: Guard, cuda: Any, config: AgentConfig, identity: RankIdentity
+    ) -> "OutOfMemoryWatch":
+        """Return the watch of a rank with these settings."""
+        history = MemoryHistory(
+            cuda,
+            identity,
+            folder=config.capture_folder,
+            headroom_ratio=config.memory_history_headroom,
+            cost_ratio_max=config.overhead_ratio_max,
+        )
+        return cls(clock, guard, cuda, history=history)
 
     @property
     def is_due(self) -> bool:
@@ -126,6 +158,15 @@ class OutOfMemoryWatch:
         except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
             self._guard.record(PART, error)
 
+    def watch_headroom(self, index: int, devices: Sequence[DeviceSample], sample: AllocatorSample | None) -> None:
+        """Have torch record the history of the memory once little of it is left; cheap otherwise."""
+        if self._history is None or not self._is_on or self._guard.is_off(HISTORY):
+            return
+        try:
+            self._history.consider(index, devices, sample)
+        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
+            self._guard.record(HISTORY, error)
+
     # -- inside the failing allocation --------------------------------------------------------------------------------
 
     def observe(self, device: int, asked_bytes: int, limit_bytes: int, free_bytes: int) -> None:
@@ -137,6 +178,8 @@ class OutOfMemoryWatch:
             now_ns, stats = self._clock.monotonic_ns(), self._read_stats(device)
             seen = SeenError(self._count, now_ns, device, asked_bytes, limit_bytes, free_bytes, stats)
             seen.model, seen.why_no_model = self._read_model(seen)
+            if stats is not None:
+                self._write_snapshot(seen)
             self._seen.append(seen)
             self._add_event(seen.set_place, now_ns, self._find_place)
             self._wake()
@@ -164,6 +207,19 @@ class OutOfMemoryWatch:
             return None, NOT_READ
         return found, NO_MODEL if found is None else ""
 
+    def _write_snapshot(self, seen: SeenError) -> None:
+        """Write a snapshot, and add what it shows to an error."""
+        if self._history is None or self._guard.is_off(HISTORY):
+            return
+        try:
+            written = self._history.write(seen.device, seen.host_ns)
+            seen.held = sum_by_stack(written.segments, seen.device, written.codes)
+        except Exception as error:  # noqa: BLE001 - the notice is worth more than what it lacks then
+            self._guard.record(HISTORY, error)
+            written = Written(why_no_file=NOT_READ)
+        seen.largest_free_bytes = written.largest_free_bytes
+        seen.snapshot, seen.why_no_snapshot = to_unicode(written.path)[-TEXT_LENGTH_MAX:], written.why_no_file
+
     # -- the agent thread ---------------------------------------------------------------------------------------------
 
     def collect(self, *, last: bool) -> tuple[OutOfMemory, ...]:
@@ -188,6 +244,8 @@ class OutOfMemoryWatch:
             return
         self._has_read = True
         first = reported[0]
+        if first.held:
+            return
         try:
             held = self._read_held(first.device)
         except Exception as error:  # noqa: BLE001 - as above
@@ -211,8 +269,12 @@ class OutOfMemoryWatch:
 def to_notice(seen: SeenError) -> OutOfMemory:
     """Return the notice of an error."""
     step, phase = seen.place or (None, "")
-    absent = {"held": NO_HISTORY if seen.number == 1 else ONCE}
+    absent = {} if seen.held else {"held": NO_HISTORY if seen.number == 1 else ONCE}
     values: dict[str, Any] = {}
+    if seen.largest_free_bytes is not None:
+        values["largest_free_bytes"] = max(0, seen.largest_free_bytes)
+    if seen.why_no_snapshot:
+        absent["snapshot"] = to_unicode(seen.why_no_snapshot)[:NAME_LENGTH_MAX]
     if seen.place is None:
         absent["step"] = "not_processed_in_time"
     if seen.stats is None:
@@ -238,6 +300,8 @@ def to_notice(seen: SeenError) -> OutOfMemory:
         limit_bytes=max(0, seen.limit_bytes),
         step=step,
         phase=phase,
+        held=seen.held,
+        snapshot=seen.snapshot,
         absent=absent,
         **values,
     )
@@ -249,8 +313,11 @@ def find_torch_function(cuda: Any, name: str) -> Callable[..., Any] | None:
     return found
 
 
-def sum_by_stack(segments: Sequence[Mapping[str, Any]], device: int) -> tuple[HeldMemory, ...]:
-    """Return the stacks whose blocks hold the most memory of a device, largest first, from torch's segments.
+def sum_by_stack(
+    segments: Sequence[Mapping[str, Any]], device: int, codes: ModuleCodes | None = None
+) -> tuple[HeldMemory, ...]:
+    """Return the stacks whose blocks hold the most memory of a device, largest first, from torch's segments, with the
+    modules of `codes` that allocated; nothing where no block has a stack.
 
     Of more than BLOCKS_READ_MAX blocks the largest are read. Frames of C++ are left out.
     """
@@ -261,14 +328,25 @@ def sum_by_stack(segments: Sequence[Mapping[str, Any]], device: int) -> tuple[He
         for block in segment.get("blocks", ())
         if str(block.get("state", "")).startswith("active")
     ]
-    totals: dict[tuple[StackFrame, ...], list[int]] = {}
+    if not any(block.get("frames") for block in blocks):
+        return ()
+    totals: dict[tuple[tuple[StackFrame, ...], str], list[int]] = {}
     torch_folder = find_torch_folder()
     for block in heapq.nlargest(BLOCKS_READ_MAX, blocks, key=_size_of):
-        total = totals.setdefault(_read_frames(block, torch_folder), [0, 0])
+        total = totals.setdefault((_read_frames(block, torch_folder), _read_module(block, codes or {})), [0, 0])
         total[0] += _size_of(block)
         total[1] += 1
     largest = heapq.nlargest(ALLOCATIONS_MAX, totals.items(), key=lambda item: item[1][0])
-    return tuple(HeldMemory(bytes=size, blocks=count, frames=frames) for frames, (size, count) in largest)
+    return tuple(
+        HeldMemory(bytes=size, blocks=count, frames=frames, module=module)
+        for (frames, module), (size, count) in largest
+    )
+
+
+def _read_module(block: Mapping[str, Any], codes: ModuleCodes) -> str:
+    frames = (block.get("frames") or ())[:FRAMES_READ_MAX] if codes else ()
+    places = ((str(one.get("filename", "")), int(one.get("line", 0)), str(one.get("name", ""))) for one in frames)
+    return to_unicode(name_module(places, codes))[:NAME_LENGTH_MAX]
 
 
 def _size_of(block: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ from rankscope.agent.sample.step_flops import StepFlopsReader
 from rankscope.agent.sample.torch_device import TrainingDevice, find_cuda, is_built_for_amd
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock
+from rankscope.measure.identity import RankIdentity
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     NO_COMPILATIONS,
@@ -44,6 +45,7 @@ class MemoryWatch(NamedTuple):
     add_event: Callable[..., None]
     find_place: Callable[[], tuple[int | None, str]]
     wake: Callable[[], None]
+    identity: RankIdentity
 
 
 class RankSamplers:
@@ -58,7 +60,7 @@ class RankSamplers:
     ) -> None:
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
-        self._clock, self._guard, self._device = clock, guard, device
+        self._config, self._clock, self._guard, self._device = config, clock, guard, device
         self._devices: NvmlSampler | AmdSampler | None = None
         samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
         if config.gpu:
@@ -129,9 +131,12 @@ class RankSamplers:
                 with LATE_IMPORTS:
                     from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch  # noqa: PLC0415 - see above
 
-                self.out_of_memory = OutOfMemoryWatch(self._clock, self._guard, cuda)
-                self.out_of_memory.start(*watch)
+                self.out_of_memory = OutOfMemoryWatch.make(self._clock, self._guard, cuda, self._config, watch.identity)
+                self.out_of_memory.start(watch.add_event, watch.find_place, watch.wake)
             self.out_of_memory.attach()
+            device = self._device.seen()
+            if device is not None:
+                self.out_of_memory.watch_headroom(device.index, self.devices, self.allocator)
         except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
             self._guard.record(OUT_OF_MEMORY, error)
 

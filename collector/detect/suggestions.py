@@ -239,8 +239,8 @@ ADVICE: Final[Mapping[str, KindAdvice]] = {
             "tensors that outlive their step, such as losses summed without .item()."
         ),
         UNATTRIBUTED: (
-            "Use a smaller batch or activation checkpointing; a memory snapshot shows what holds the memory "
-            "(torch.cuda.memory._dump_snapshot(), then rankscope memory)."
+            "Use a smaller batch or activation checkpointing; with capture_folder set, a memory snapshot shows what "
+            "holds the memory (rankscope memory)."
         ),
     }),
     "memory_growth": KindAdvice("RankscopeHostMemoryGrows", {

@@ -121,7 +121,8 @@ class RunView:
     `thresholds` are those that were changed while the run goes on, by the names of their settings, `thresholds_said` is
     what findings that are judged by them say of it. `is_stricter`: they have become so since the pass before.
     `start` is how long the first steps took, None while that is not known; `earlier_runs` are runs of the same work
-    in the store, the latest first, None while they are not known.
+    in the store, the latest first, None while they are not known. `now_wall_s` is the time in seconds since 1970, None
+    where it is not known.
     """
 
     now_collector_ns: int
@@ -149,6 +150,7 @@ class RunView:
     is_stricter: bool = False
     start: RunStart | None = None
     earlier_runs: Sequence[EarlierRun] | None = None
+    now_wall_s: float | None = None
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:

@@ -14,12 +14,14 @@ import numpy as np
 from rankscope.collector.memory.snapshot_categories import StackOrigin, find_origin
 from rankscope.measure.errors import TraceError
 from rankscope.measure.memory_timeline import Ints
+from rankscope.measure.module_frames import MODULES_KEY, ModuleCode, ModuleCodes, group_codes, name_module
 from rankscope.measure.units import NS_PER_US
 
 FRAMES_MAX: Final = 40
 """Frames of a stack that are kept, the innermost ones: torch's own dispatch takes about ten."""
 ORIGIN_FRAMES_MAX: Final = 400
 """Frames of a stack that are searched for what allocates; of a longer one that is not known."""
+MODULE_CODES_MAX: Final = 100_000
 TEXT_CHARACTERS_MAX: Final = 300
 ADDRESS_MAX: Final = 2**63 - 1
 TIME_US_MAX: Final = 2**53
@@ -86,34 +88,58 @@ class EventHistory(NamedTuple):
 
 class MemorySnapshot(NamedTuple):
     """A checked snapshot. `history` has an item for each device, an empty one where nothing was recorded; a block's
-    stack is a place in `stacks`, of which the first is empty. `origins` has what each of these stacks shows.
+    stack is a place in `stacks`, of which the first is empty. `origins` has what each of these stacks shows, `modules`
+    whose code of torch.nn it is in, which only snapshots that the agent has written tell: empty where none's.
     """
 
     segments: list[Segment]
     history: list[EventHistory]
     stacks: list[tuple[Frame, ...]]
     origins: list[StackOrigin]
+    modules: list[str]
 
 
 def check_snapshot(loaded: Any) -> MemorySnapshot:
     """Return the snapshot that was loaded from a pickle. Raises TraceError naming the first field that is wrong."""
     if type(loaded) is not dict or type(loaded.get("segments")) is not list:
         raise TraceError("it is no memory snapshot of torch: it has no list of segments")
-    reader = _Reader()
+    reader = _Reader(read_module_codes(loaded.get(MODULES_KEY, [])))
     segments = [reader.read_segment(one) for one in loaded["segments"]]
     traces = loaded.get("device_traces", [])
     if type(traces) is not list:
         raise TraceError("device_traces is no list")
-    return MemorySnapshot(segments, [reader.read_history(one) for one in traces], reader.stacks, reader.origins)
+    history = [reader.read_history(one) for one in traces]
+    return MemorySnapshot(segments, history, reader.stacks, reader.origins, reader.modules)
+
+
+def read_module_codes(found: Any) -> ModuleCodes:
+    """Return the code of modules that the agent has added. Raises TraceError for anything else."""
+    if type(found) is not list or len(found) > MODULE_CODES_MAX:
+        raise TraceError(f"{MODULES_KEY} is no list of at most {MODULE_CODES_MAX:,}")
+    kinds = (str, str, int, int, str, bool)
+    for one in found:
+        if type(one) is not tuple or tuple(map(type, one)) != kinds:
+            raise TraceError(f"{MODULES_KEY} has something else than functions of modules")
+    rows = (ModuleCode(*one) for one in found)
+    return group_codes(
+        one._replace(
+            file=one.file[:TEXT_CHARACTERS_MAX],
+            function=one.function[:TEXT_CHARACTERS_MAX],
+            module=one.module[:TEXT_CHARACTERS_MAX],
+        )
+        for one in rows
+    )
 
 
 class _Reader:
     """Reads the parts of a snapshot, and keeps its stacks."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: ModuleCodes) -> None:
+        self._codes = codes
+        self.modules: list[str] = [""]
         self.stacks: list[tuple[Frame, ...]] = [()]
         self.origins: list[StackOrigin] = [StackOrigin.UNKNOWN]
-        self._places: dict[tuple[tuple[Frame, ...], StackOrigin], int] = {}
+        self._places: dict[tuple[tuple[Frame, ...], StackOrigin, str], int] = {}
         self._places_by_whole: dict[tuple[Frame, ...], int] = {}
         self._places_by_id: dict[int, int] = {}
         self._frames_by_id: dict[int, Frame] = {}
@@ -189,10 +215,12 @@ class _Reader:
     def _add_stack(self, whole: tuple[Frame, ...]) -> int:
         origin = find_origin(whole) if len(whole) <= ORIGIN_FRAMES_MAX else StackOrigin.UNKNOWN
         stack = whole[:FRAMES_MAX]
-        place = self._places.setdefault((stack, origin), len(self.stacks))
+        module = name_module(whole, self._codes) if self._codes else ""
+        place = self._places.setdefault((stack, origin, module), len(self.stacks))
         if place == len(self.stacks):
             self.stacks.append(stack)
             self.origins.append(origin)
+            self.modules.append(module)
         return place
 
     def _read_frame(self, found: Any) -> Frame:

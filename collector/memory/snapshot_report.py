@@ -42,6 +42,9 @@ SCHEMA: Final = 1
 ROWS_MAX: Final = 200
 """Rows of each list of a report."""
 FRAMES_SHOWN: Final = 20
+DEFAULT_POOL: Final = "default"
+SMALL_BYTES_MAX: Final = 1 << 20
+"""Allocations up to this size come from segments of their own (kSmallSize of torch's allocator)."""
 DEVICES_MAX: Final = 16
 NO_HISTORY: Final = (
     "no history was recorded: call torch.cuda.memory._record_memory_history(stacks='python', max_entries=100_000) "
@@ -53,7 +56,8 @@ _TORCH: Final = re.compile(r"/torch/|^<|\.(?:cpp|cu|cc|h)$|^\?\?$")
 
 class StackRow(msgspec.Struct, frozen=True, kw_only=True):
     """Allocations with the same stack. `place` is the innermost frame outside of torch, None where there is none;
-    `stack` has the innermost frame first, and is empty where stacks were not recorded.
+    `stack` has the innermost frame first, and is empty where stacks were not recorded. `module` is whose code of
+    torch.nn it is in, `Linear in Attention`; None where the snapshot does not tell.
     """
 
     bytes: int
@@ -61,6 +65,30 @@ class StackRow(msgspec.Struct, frozen=True, kw_only=True):
     largest_bytes: int
     place: str | None
     stack: list[str]
+    module: str | None = None
+
+
+class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Allocations in the code of one module of torch.nn, by its class; an empty name: in that of none."""
+
+    module: str
+    bytes: int
+    count: int
+    largest_bytes: int
+
+
+class RoomRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What there was for the allocation that failed, where that was the last event: bytes asked for, free on the
+    device, and unused in segments of that kind in the default pool: in all, in how many pieces, the largest. At most
+    `fits_bytes` would have fitted: the larger of that piece and what the device had; together, where segments expand.
+    """
+
+    asked_bytes: int
+    device_free_bytes: int
+    unused_bytes: int
+    unused_count: int
+    largest_unused_bytes: int
+    fits_bytes: int
 
 
 class SegmentKindRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +163,8 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One device when the snapshot was made. `history` is None where nothing was recorded, `history_problem` says so.
-    `rows_left_out` counts stacks and segments beyond those listed.
+    `rows_left_out` counts stacks and segments beyond those listed. `modules` is empty, and `room` None, where the
+    snapshot does not tell.
     """
 
     device: int
@@ -154,6 +183,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     history: HistoryReport | None
     history_problem: str | None
     rows_left_out: int
+    modules: list[ModuleRow] = []
+    room: RoomRow | None = None
 
 
 class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,8 +214,9 @@ def build_report(snapshot: MemorySnapshot, file: str, *, with_flow: bool) -> Sna
     for device in sorted(recorded | by_device.keys())[:DEVICES_MAX]:
         segments = by_device[device]
         followed = _follow(snapshot.history[device], segments, snapshot.origins) if device in recorded else None
-        history = followed.report(snapshot.stacks) if followed is not None else None
-        devices.append(_summarize(device, segments, snapshot.stacks, history))
+        history = followed.report(snapshot) if followed is not None else None
+        room = find_room(snapshot.history[device], segments) if device in recorded else None
+        devices.append(_summarize(device, segments, snapshot, history, room))
         flow = followed.draw(snapshot.stacks, device) if followed is not None and with_flow else None
         if flow is not None:
             flows.append(flow)
@@ -192,7 +224,11 @@ def build_report(snapshot: MemorySnapshot, file: str, *, with_flow: bool) -> Sna
 
 
 def _summarize(
-    device: int, segments: Sequence[Segment], stacks: Sequence[tuple[Frame, ...]], history: HistoryReport | None
+    device: int,
+    segments: Sequence[Segment],
+    snapshot: MemorySnapshot,
+    history: HistoryReport | None,
+    room: RoomRow | None,
 ) -> DeviceMemory:
     groups: dict[tuple[str, bool, str], list[Segment]] = defaultdict(list)
     for one in segments:
@@ -219,10 +255,44 @@ def _summarize(
         block_count=len(blocks),
         kinds=kinds[:ROWS_MAX],
         segments=partly[:ROWS_MAX],
-        allocations=[_to_stack_row(item, stacks) for item in by_stack[:ROWS_MAX]],
+        allocations=[_to_stack_row(item, snapshot) for item in by_stack[:ROWS_MAX]],
         history=history,
         history_problem=NO_HISTORY if history is None else None,
         rows_left_out=sum(max(0, len(rows) - ROWS_MAX) for rows in (kinds, partly, by_stack)),
+        modules=_sum_by_module(by_stack, snapshot.modules)[:ROWS_MAX],
+        room=room,
+    )
+
+
+def _sum_by_module(by_stack: Iterable[tuple[int, int, int, int]], modules: Sequence[str]) -> list[ModuleRow]:
+    """Return what the code of each module has allocated, largest first; nothing where no stack is in one's."""
+    sums: dict[str, list[int]] = {}
+    for key, total, count, largest in by_stack:
+        row = sums.setdefault(modules[key], [0, 0, 0])
+        row[:] = row[0] + total, row[1] + count, max(row[2], largest)
+    if not any(sums):
+        return []
+    rows = (ModuleRow(module=name, bytes=row[0], count=row[1], largest_bytes=row[2]) for name, row in sums.items())
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def find_room(history: EventHistory, segments: Sequence[Segment]) -> RoomRow | None:
+    """Return what there was for the allocation that failed; None where something has happened since."""
+    failed = history.out_of_memory[-1] if history.out_of_memory else None
+    if failed is None or failed.event != history.event_count - 1:
+        return None
+    kind = "small" if failed.size <= SMALL_BYTES_MAX else "large"
+    usable = [one for one in segments if one.pool == DEFAULT_POOL and one.kind == kind]
+    unused = [block.size for one in usable for block in one.blocks if block.state == INACTIVE]
+    largest = max(unused, default=0)
+    joined = any(one.is_expandable for one in usable)
+    return RoomRow(
+        asked_bytes=failed.size,
+        device_free_bytes=failed.device_free,
+        unused_bytes=sum(unused),
+        unused_count=len(unused),
+        largest_unused_bytes=largest,
+        fits_bytes=largest + failed.device_free if joined else max(largest, failed.device_free),
     )
 
 
@@ -279,8 +349,9 @@ class _Followed:
         self._held = held
         self._reserved = reserved_at_end - int(history.reserved.sum()) + np.cumsum(history.reserved)
 
-    def report(self, stacks: Sequence[tuple[Frame, ...]]) -> HistoryReport:
+    def report(self, snapshot: MemorySnapshot) -> HistoryReport:
         """Return what the history says."""
+        stacks = snapshot.stacks
         peak = find_peak(self._held.held)
         lives, history = self._paired.lifetimes, self._history
         keys = history.stack[lives.allocated].tolist()
@@ -296,7 +367,7 @@ class _Followed:
             peak_reserved_bytes=int(self._reserved.max()),
             peak_by_category=self._split(peak),
             lost_free_count=self._paired.replaced_count,
-            at_peak=[_to_stack_row(item, stacks) for item in at_peak[:ROWS_MAX]],
+            at_peak=[_to_stack_row(item, snapshot) for item in at_peak[:ROWS_MAX]],
             out_of_memory=[
                 OutOfMemoryRow(
                     time_ns=self._since_first(one.event),
@@ -390,9 +461,14 @@ def _format_stack(stack: Sequence[Frame]) -> list[str]:
     return [_format(one) for one in stack[:FRAMES_SHOWN]]
 
 
-def _to_stack_row(item: tuple[int, int, int, int], stacks: Sequence[tuple[Frame, ...]]) -> StackRow:
+def _to_stack_row(item: tuple[int, int, int, int], snapshot: MemorySnapshot) -> StackRow:
     key, total, count, largest = item
-    stack = stacks[key] if key != NO_STACK else ()
+    stack = snapshot.stacks[key] if key != NO_STACK else ()
     return StackRow(
-        bytes=total, count=count, largest_bytes=largest, place=find_place(stack), stack=_format_stack(stack)
+        bytes=total,
+        count=count,
+        largest_bytes=largest,
+        place=find_place(stack),
+        stack=_format_stack(stack),
+        module=snapshot.modules[key] or None,
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from rankscope.collector.memory.snapshot_report import (
     DeviceMemory,
     HistoryReport,
+    RoomRow,
     SnapshotReport,
     StackRow,
 )
@@ -22,6 +23,7 @@ from rankscope.collector.reports.trace_cells import (
 from rankscope.collector.reports.trace_text import WIDTH, render_section
 
 NO_STACKS = "(no stack recorded)"
+NO_MODULE = "(in no module)"
 NO_CATEGORIES = (
     "Categories are derived from Python stacks, and this snapshot has none: record them with "
     "torch.cuda.memory._record_memory_history(stacks='python', max_entries=100_000)"
@@ -48,6 +50,11 @@ _ALLOCATIONS = Section(
     "allocations", "Largest allocations, by stack",
     "What was allocated when the snapshot was made, with the allocator's rounding.", _STACK_COLUMNS,
     "Nothing was allocated.",
+)  # fmt: skip
+_MODULES = Section(
+    "modules", "Largest allocations, by module",
+    "The module of torch.nn in whose code they were made, and torch's own module within it.",
+    columns_of("bytes MiB, blocks, largest MiB, <module"), "Not told: only snapshots that the agent has written do.",
 )  # fmt: skip
 _PEAK = Section(
     "peak", "Allocated at the peak, by stack",
@@ -84,6 +91,12 @@ def _render_device(device: DeviceMemory, top: int) -> Iterable[str]:
     ]  # fmt: skip
     yield _table(_SEGMENTS.of(segments, top))
     yield _table(_ALLOCATIONS.of(_stack_rows(device.allocations), top))
+    if device.modules:
+        modules: list[Cells] = [
+            (mib(row.bytes), amount(row.count), mib(row.largest_bytes), text_cell(row.module or NO_MODULE))
+            for row in device.modules
+        ]
+        yield _table(_MODULES.of(modules, top))
     if device.history is None:
         yield f"HISTORY\n  {device.history_problem}"
         return
@@ -116,7 +129,18 @@ def _summarize(device: DeviceMemory) -> str:
         f"device {device.device}: {allocated} MiB allocated of {reserved} MiB in {device.segment_count:,} segments",
         f"  free inside segments in use (inactive split): {split} MiB; in empty segments: {empty} MiB",
     ]
-    return "\n".join([*lines, *([] if device.history is None else _describe_history(device.history))])
+    room = [] if device.room is None else [_describe_room(device.room)]
+    return "\n".join([*lines, *room, *([] if device.history is None else _describe_history(device.history))])
+
+
+def _describe_room(room: RoomRow) -> str:
+    of_pieces = f"{room.unused_count:,} piece{'' if room.unused_count == 1 else 's'}"
+    pieces = f"{mib(room.unused_bytes).text} MiB unused in {of_pieces}, the largest"
+    return (
+        f"  the allocation that failed asked for {mib(room.asked_bytes).text} MiB; at most "
+        f"{mib(room.fits_bytes).text} MiB would have fitted: {mib(room.device_free_bytes).text} MiB free on the "
+        f"device, {pieces} {mib(room.largest_unused_bytes).text} MiB"
+    )
 
 
 def _describe_history(history: HistoryReport) -> list[str]:

@@ -2,7 +2,7 @@
 
 A block has the least memory that any of its samples had: what comes and goes within a block, such as batches and caches
 that are emptied, leaves no trace. Where there is no room for another block, each two neighbors become one, twice as
-long: so the whole history is kept, for minutes in blocks of ten seconds, for days in blocks of hours.
+long: so the whole history is kept, for minutes in blocks of five seconds, for days in blocks of hours.
 """
 
 from array import array
@@ -15,8 +15,8 @@ from rankscope.measure.units import NS_PER_S
 BLOCKS_MAX: Final = 32
 """Three numbers of 8 bytes each: 0.8 KB a rank."""
 FIELDS: Final = 3
-FIRST_SPAN_NS: Final = 10 * NS_PER_S
-"""Five samples of an agent."""
+FIRST_SPAN_NS: Final = 5 * NS_PER_S
+"""Two or three samples of an agent."""
 
 
 class LevelRing:

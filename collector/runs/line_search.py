@@ -1,4 +1,5 @@
-"""Ask a rank that is suspected, and one healthy peer, where their training threads are, and compare the answers. Pure.
+"""Ask a rank that is suspected, and one healthy peer, where their training threads are, and compare the answers; one
+that grows is asked what it holds more of. Pure.
 
     tick -> orders to rank processes; take <- their answers; results by the number of the finding
 
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import HANG, PERIODIC_WORK, STRAGGLER, Finding
+from rankscope.collector.detect.memory.growth import FASTEST, MEMORY_GROWTH
+from rankscope.collector.detect.memory.held_growth import describe_growth
 from rankscope.collector.detect.sampled_lines import SampledLines, compare_lines, describe_stalled
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.events import AskSamples
 from rankscope.collector.runs.healthy_peer import choose_peer
-from rankscope.measure.line_samples import LONG, NOW, WHOLE
+from rankscope.measure.line_samples import HELD, LONG, NOW, WHOLE
 from rankscope.measure.messages import SampleOrder, SamplesTaken
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -38,6 +41,9 @@ RARE_STEPS: Final = 3
 """Slow steps that are waited for, where they are rare."""
 RARE_RATIO: Final = 1.2
 """A step counts as slow from this multiple of the usual one on."""
+HELD_NS: Final = 8 * NS_PER_S
+HELD_STEPS: Final = 8
+"""Time, and steps at least, between the first and the last look at what a growing process holds."""
 STALLED_NS: Final = 3 * NS_PER_S
 STALLED_INTERVAL_NS: Final = 20 * NS_PER_MS
 STALLED_RANKS_MAX: Final = 32
@@ -167,8 +173,8 @@ class LineSearch:
 
 
 def is_searched(finding: Finding) -> bool:
-    """Return whether a line of the host may explain a finding."""
-    if finding.kind == HANG:
+    """Return whether a line of the host may explain a finding, or what a process holds."""
+    if finding.kind in {HANG, MEMORY_GROWTH}:
         return True
     is_about = finding.kind in RUN_KINDS or (finding.kind in RANK_KINDS and bool(finding.ranks))
     return is_about and not finding.cause.startswith(NOT_OF_THE_HOST)
@@ -195,6 +201,8 @@ def _choose_ranks(finding: Finding, attempt: Attempt, live: Mapping[int, object]
         return tuple(rank for rank in wanted if rank in live)[:STALLED_RANKS_MAX]
     if finding.kind in RUN_KINDS:
         return tuple(sorted(live))[:1]
+    if finding.kind == MEMORY_GROWTH:
+        return tuple(rank for rank in (round(finding.evidence.get(FASTEST, -1)),) if rank in live)
     rank = next((rank for rank in finding.ranks if rank in live), None)
     if rank is None:
         return ()
@@ -210,6 +218,9 @@ def _make_order(order_id: str, finding: Finding, attempt: Attempt, rank: int) ->
     step_ns = attempt.medians.step_ns_median(rank)
     if step_ns is None or step_ns <= 0:
         return None
+    if finding.kind == MEMORY_GROWTH:
+        lasts_ns = max(HELD_NS, round(HELD_STEPS * step_ns))
+        return SampleOrder(id=order_id, mode=HELD, interval_ns=0, lasts_ns=lasts_ns, steps_max=0)
     if finding.kind == PERIODIC_WORK or finding.pattern == "intermittent":
         return SampleOrder(
             id=order_id,
@@ -236,6 +247,8 @@ def _compare(search: _Search) -> SampledLines | None:
     (rank, *peers) = (one.rank for one in search.asked)
     if rank not in taken:
         return None
+    if search.finding.kind == MEMORY_GROWTH:
+        return describe_growth(rank, taken[rank])
     peer = next(iter(peers), None)
     peer_taken = None if peer is None else taken.get(peer)
     is_rare = search.order is not None and search.order.mode == LONG

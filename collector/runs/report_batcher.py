@@ -14,8 +14,8 @@ from rankscope.collector.invariants import require
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.steps.enqueue_times import EnqueueTimes
+from rankscope.collector.steps.stacked_tables import stack_tables
 from rankscope.collector.steps.step_table import StepTable
-from rankscope.measure.table import stack_tables
 
 
 class PendingReport(NamedTuple):

@@ -311,6 +311,7 @@ class RunState:
             attempts=self.attempts,
             # A rank that is only silent may come back, and the findings hold then: so that is no end.
             is_last=end is not None and not end.lost_ranks,
+            now_wall_s=None if self.clocks is None else self.clocks.to_wall_s(now_collector_ns),
         )
         return self.speed.add_to(view, self.attempt)
 

@@ -197,7 +197,8 @@ def _describe_leaver(leavers: Sequence[RankProcessEnd], failed: Sequence[RankPro
 
 
 def _describe_out_of_memory(notice: OutOfMemory) -> str:
-    return f"its GPU out of memory{describe_place(notice)}: {'; '.join(describe_bytes(notice))}"
+    texts = (*describe_bytes(notice), notice.snapshot and f"memory snapshot: {notice.snapshot}")
+    return f"its GPU out of memory{describe_place(notice)}: {'; '.join(filter(None, texts))}"
 
 
 def _reason_of(rank: RankProcessEnd) -> str:

@@ -34,6 +34,7 @@ def build_view(
     settings: LiveSettings,
     attempts: int,
     is_last: bool,
+    now_wall_s: float | None = None,
 ) -> RunView:
     """Return the view of an attempt. `attempts` is the number of attempts before it, `held` are the findings that the
     run holds, `settings` its settings. `is_last`: the run is over, and its end closes hangs, which the view is without.
@@ -64,6 +65,7 @@ def build_view(
         thresholds=settings.thresholds,
         thresholds_said=settings.thresholds_said,
         is_stricter=settings.is_stricter,
+        now_wall_s=now_wall_s,
     )
 
 

@@ -12,7 +12,8 @@ from rankscope.agent.config import AgentConfig
 from rankscope.collector.client_config import ClientConfig
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.relay.config import RelayConfig
-from rankscope.measure.settings import Settings, document, find_settings, read
+from rankscope.measure.settings import Settings, find_settings, read
+from tests.contract.settings_file import document
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES: list[tuple[str, type[Settings]]] = [

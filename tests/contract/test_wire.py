@@ -16,7 +16,14 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.identity import BootId, RankIdentity, RunId
-from rankscope.measure.line_samples import SampledLoader, SampledStack, SampledStep, SampledWorker
+from rankscope.measure.line_samples import (
+    GrownContainer,
+    HeldGrowth,
+    SampledLoader,
+    SampledStack,
+    SampledStep,
+    SampledWorker,
+)
 from rankscope.measure.messages import (
     MESSAGE_TYPES,
     Ack,
@@ -217,11 +224,20 @@ THREAD = KernelThread(
 OUT_OF_MEMORY = OutOfMemory(
     number=3, host_ns=1_604, device=1, asked_bytes=1 << 31, free_bytes=1 << 30, limit_bytes=80 << 30,
     allocated_bytes=70 << 30, reserved_bytes=78 << 30, inactive_split_bytes=5 << 30, step=43, phase="forward",
-    held=(HeldMemory(bytes=4 << 30, blocks=2, frames=(StackFrame("model.py", 24, "forward"),)),),
+    held=(
+        HeldMemory(bytes=4 << 30, blocks=2, frames=(StackFrame("model.py", 24, "forward"),), module="Linear in Block"),
+    ),
     absent={"held": "not told"}, parameters_bytes=14 << 30, gradients_bytes=13 << 30, optimizer_state_bytes=28 << 30,
+    largest_free_bytes=1 << 28, snapshot="/captures/run/out-of-memory/rank-3-1.pickle",
 )  # fmt: skip
+NOTICE_WITHOUT_SNAPSHOT = msgspec.structs.replace(
+    OUT_OF_MEMORY,
+    held=(msgspec.structs.replace(OUT_OF_MEMORY.held[0], module=""),),
+    largest_free_bytes=None,
+    snapshot="",
+)
 NOTICE_WITHOUT_MODEL = msgspec.structs.replace(
-    OUT_OF_MEMORY, parameters_bytes=None, gradients_bytes=None, optimizer_state_bytes=None
+    NOTICE_WITHOUT_SNAPSHOT, parameters_bytes=None, gradients_bytes=None, optimizer_state_bytes=None
 )
 FLOPS = StepFlops(
     model=FlopSum(2e12, 2, 610), executed=FlopSum(1.3e12, 1, 310), source="measured", peak_flops_per_s=9.894e14,
@@ -347,6 +363,16 @@ STATED: dict[str, Message] = {
         ),
         loader=SampledLoader(workers=8, start_method="spawn", looks=20, ready=3, early=2, unpinned=1),
         threads=(SampledStep(step=7, duration_ns=186_000_000, stack_ns=((1, 90_000_000),)),),
+        held=HeldGrowth(
+            steps=20, objects=1_000_000, added_objects=40, frozen=9, is_searched=False,
+            resident_bytes={"RssAnon": 41_943_040},
+            containers=(
+                GrownContainer(
+                    name="kept of train.py", kind="list", length=60, added=40, added_bytes=41_943_040,
+                    element="torch.Tensor", line="train.py:33 (main)",
+                ),
+            ),
+        ),
     ),
     "ras_answered": RasAnswered(
         sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
@@ -388,7 +414,7 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_PIPELINE = msgspec.structs.replace(STATED["report"], pipeline=None)
+WITHOUT_PIPELINE = msgspec.structs.replace(STATED["report"], pipeline=None, out_of_memory=(NOTICE_WITHOUT_SNAPSHOT,))
 WITHOUT_SAVES = msgspec.structs.replace(WITHOUT_PIPELINE, host=HOST_WITHOUT_BLOCK_IO, saves=None)
 WITHOUT_ENERGY = msgspec.structs.replace(WITHOUT_SAVES, devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED)
 """Nor with the share of a CPU limit."""
@@ -445,6 +471,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("stall", "stacks", 0)),
     ("report", ("stall", "stacks", 0, "frames", 0)),
     ("report", ("stall", "pending", 0)),
+    ("samples_taken", ("held",)),
+    ("samples_taken", ("held", "containers", 0)),
     ("rank_unresponsive", ("threads", 0)),
     ("ras_answered", ("communicators", 0)),
     ("ras_answered", ("communicators", 0, "ranks", 0)),
@@ -584,11 +612,11 @@ def test_earlier_hello_without_fault_decodes() -> None:
     assert decode(frame) == msgspec.structs.replace(without_scheduler("hello"), fault="", **LATER_IN_HELLO)
 
 
-def test_earlier_samples_without_other_threads_decode() -> None:
+def test_earlier_samples_without_other_threads_and_what_is_held_decode() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "samples_taken_without_threads.hex").read_text())
     stated = STATED["samples_taken"]
     assert isinstance(stated, SamplesTaken)
-    assert decode(frame) == msgspec.structs.replace(stated, threads=())
+    assert decode(frame) == msgspec.structs.replace(stated, threads=(), held=None)
 
 
 @pytest.mark.parametrize("name", ["hello", "rank_ended"])

@@ -1,6 +1,8 @@
 """Torch's caching allocator without a GPU: its statistics in the nesting that torch/cuda/memory.py describes."""
 
+import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 CORE = (
@@ -23,6 +25,7 @@ class StandInBindings:
     def __init__(self) -> None:
         self.observers: list[Observer] = []
         self.records_history = False
+        """Also what a script has had it do."""
 
     def _cuda_attach_out_of_memory_observer(self, observer: Observer) -> None:
         self.observers.append(observer)
@@ -32,10 +35,24 @@ class StandInBindings:
 
 
 class StandInMemory:
-    """Like the module torch.cuda.memory."""
+    """Like the module torch.cuda.memory. `read_segments` returns what the allocator has."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_segments: Callable[[], list[dict[str, Any]]] = list) -> None:
         self._C = StandInBindings()
+        self._read_segments = read_segments
+        self.recordings: list[dict[str, Any]] = []
+        self.traces: list[list[dict[str, Any]]] = []
+
+    def _record_memory_history(
+        self, enabled: str | None = "all", *, context: str | None = "all", stacks: str = "all", max_entries: int
+    ) -> None:
+        assert max_entries < 10**6, "without a bound it would take all memory of the host"
+        self.recordings.append({"enabled": enabled, "context": context, "stacks": stacks, "max_entries": max_entries})
+        self._C.records_history = enabled is not None
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Torch makes everything anew each time."""
+        return copy.deepcopy({"segments": self._read_segments(), "device_traces": self.traces})
 
 
 class StandInAllocator:
@@ -44,8 +61,9 @@ class StandInAllocator:
     def __init__(self, device_index: int = 0, backend: str = "native") -> None:
         self._device_index = device_index
         self._backend = backend
-        self.memory = StandInMemory()
         self.segments: list[dict[str, Any]] = []
+        self.memory = StandInMemory(lambda: self.segments)
+        self.total_bytes = 80 * 2**30
         counts = ("current", "peak", "allocated", "freed")
         self.stats: dict[str, Any] = {
             **{name: {pool: dict.fromkeys(counts, 0) for pool in POOLS} for name in CORE},
@@ -56,6 +74,10 @@ class StandInAllocator:
 
     def get_allocator_backend(self) -> str:
         return self._backend
+
+    def get_device_properties(self, device: int) -> SimpleNamespace:
+        assert device == self._device_index
+        return SimpleNamespace(total_memory=self.total_bytes)
 
     def memory_snapshot(self, *, include_traces: bool) -> list[dict[str, Any]]:
         assert not include_traces, "reading the whole history takes seconds"

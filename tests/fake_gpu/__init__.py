@@ -230,7 +230,9 @@ class FakeGpu:
         profiler.find_devices = find_devices
         profiler.TorchProfiler.can_detach = property(lambda _profiler: can_detach)
         samples.find_cuda = training.find_cuda = lambda: cuda
-        memory.OutOfMemoryWatch = functools.partial(OutOfMemoryWatch, find_model=lambda _device: find_model_bytes(-1))
+        memory.OutOfMemoryWatch.__init__ = functools.partialmethod(
+            OutOfMemoryWatch.__init__, find_model=lambda _device: find_model_bytes(-1)
+        )
         its_session.TrainingDevice = functools.partial(TrainingDevice, lambda: device, lambda: True)
 
 

@@ -3,14 +3,20 @@
 The script catches each error, and the GPU works as before.
 """
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.sample.memory_history import MemoryHistory
 from rankscope.agent.sample.out_of_memory import MODEL_FIELDS, ONCE, OutOfMemoryWatch
+from rankscope.agent.sample.torch_memory import parse_stats
+from rankscope.collector.memory.snapshot_process import read_snapshot
 from rankscope.measure.clock import SystemClock
+from rankscope.measure.identity import RankIdentity
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import find_script_frame
 
@@ -23,11 +29,11 @@ HELD_BYTES = 256 * MIB
 class Script:
     """A script that asks for twice the memory of the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: MemoryHistory | None = None) -> None:
         torch.zeros(1, device="cuda")
         self.total_bytes = torch.cuda.get_device_properties(0).total_memory
         self.guard = Guard(3)
-        self.watch = OutOfMemoryWatch(SystemClock(), self.guard, torch.cuda)
+        self.watch = OutOfMemoryWatch(SystemClock(), self.guard, torch.cuda, history=history)
         self.woken = 0
         self.watch.start(lambda handle, now_ns, *rest: handle(now_ns, *rest), lambda: (7, "forward"), self._wake)
         self.watch.attach()
@@ -85,3 +91,40 @@ def test_held_memory_is_that_of_the_line_that_allocated(script: Script) -> None:
         assert script.run_out().absent == dict.fromkeys((*MODEL_FIELDS, "held"), ONCE)
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+class Widened(torch.nn.Linear):
+    """A layer of the script."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what torch's layer does."""
+        return super().forward(x)
+
+
+def test_history_that_the_agent_records_is_in_the_snapshot_that_it_writes(tmp_path: Path) -> None:
+    identity = RankIdentity(
+        run="edge", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="b", pid=1
+    )
+    history = MemoryHistory(torch.cuda, identity, folder=str(tmp_path), headroom_ratio=1.0, cost_ratio_max=1.0)
+    script = Script(history)
+    layer = Widened(1024, HELD_BYTES // 4096, bias=False, device="cuda")
+    try:
+        for _ in range(2):
+            time.sleep(0.01)
+            stats = torch.cuda.memory_stats_as_nested_dict(0)
+            script.watch.watch_headroom(0, (), parse_stats(stats, time.monotonic_ns()))
+        assert history.is_own
+        output = layer(torch.ones(1024, 1024, device="cuda"))
+        begin_s = time.monotonic()
+        notice = script.run_out()
+        print(f"the allocation that failed took {time.monotonic() - begin_s:.3f} s")
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        script.watch.stop()
+    assert script.guard.errors == {}
+    assert "Linear in Widened" in {one.module for one in notice.held}
+    (device,) = read_snapshot(notice.snapshot).report.devices
+    assert {row.module: row.bytes for row in device.modules}["Linear in Widened"] >= output.nbytes
+    assert device.room is not None
+    assert device.room.asked_bytes >= 2 * script.total_bytes
+    assert device.room.fits_bytes < device.room.asked_bytes

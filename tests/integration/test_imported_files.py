@@ -7,8 +7,10 @@ from tests.counts import WITHOUT_WINDOWS, count_lines, imported_by_a_rank, name_
 RARE = (
     "agent/captures/trace_captures.py", "agent/captures/ordered_samples.py", "agent/captures/stall_samples.py",
     "agent/profiler/timed_collectives.py", "agent/profiler/measured_timing.py", "agent/reporting/spill.py",
+    "agent/captures/held_objects.py", "agent/captures/adding_lines.py", "agent/sample/memory_history.py",
     "agent/sample/nvml.py", "agent/sample/out_of_memory.py", "agent/steps/device_timers.py", "agent/preflight",
-    "agent/faults", "agent/integrations", "agent/sidecar/ras_client.py", "agent/sidecar/inspector_dump.py",
+    "measure/module_frames.py", "agent/faults",
+    "agent/integrations", "agent/sidecar/ras_client.py", "agent/sidecar/inspector_dump.py",
     "measure/kineto_json.py", "agent/steps/pipeline_schedules.py",
 )  # fmt: skip
 """What a rank on a CPU that nothing happens to does not use."""

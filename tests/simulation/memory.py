@@ -65,6 +65,13 @@ HEALTHY: Final[Mapping[str, Shape]] = {
     "fragments": lambda at_s: 0.2 * GIB * math.log1p(at_s / 600),
 }
 """By name what no rank may be accused of; all ranks have it."""
+HEALTHY_STARTS: Final[Mapping[str, Shape]] = {
+    "cache_filled_in_a_minute": lambda at_s: 2.5 * GIB * min(1.0, at_s / 60),
+    "cache_filled_in_five_minutes": lambda at_s: 1.5 * GIB * min(1.0, at_s / 300),
+    "cache_that_levels_off_in_a_minute": lambda at_s: 2.0 * GIB * (1 - math.exp(-at_s / 60)),
+    "workers_started_one_by_one": lambda at_s: 0.3 * GIB * min(8, at_s // 15),
+}
+"""The same of their first minutes, in which growth is known from 65 s on."""
 LEAKS: Final[Mapping[str, Shape]] = {
     "slow": leak(3 * GIB),
     "fast": leak(30 * GIB),
@@ -88,8 +95,9 @@ class Told(NamedTuple):
 class Memory:
     """One run, whose ranks have these shapes; those without one are flat."""
 
-    def __init__(self, shapes: Mapping[int, Shape], seed: int) -> None:
+    def __init__(self, shapes: Mapping[int, Shape], seed: int, *, sample_s: int = SAMPLE_S) -> None:
         self._shapes = shapes
+        self._sample_s = sample_s
         self._random = random.Random(seed)
         self._run = RunValidatedByPass("memory", CollectorConfig())
         self._ranks = range(RANKS_A_NODE * NODES)
@@ -104,7 +112,7 @@ class Memory:
     def train(self, hours: float) -> Told:
         """Train until then, or until a machine is out of memory."""
         effects: list[tuple[float, RunEffect]] = []
-        for at_s in range(0, round(3_600 * hours), SAMPLE_S):
+        for at_s in range(0, round(3_600 * hours), self._sample_s):
             held = [self._find_held(rank, at_s) for rank in self._ranks]
             left = [MACHINE_BYTES - sum(held[rank] for rank in _ranks_of(node)) for node in range(NODES)]
             if min(left) < 0:
@@ -121,8 +129,8 @@ class Memory:
         return round(loaded + shape(at_s) + self._random.uniform(0, BATCH_BYTES))
 
     def _report(self, rank: int, at_s: int, held: int, left: int) -> None:
-        step = at_s // SAMPLE_S
-        record = StepRecord(step=step, start_host_ns=at_s * S, duration_ns=SAMPLE_S * S, phases_ns={})
+        step = at_s // self._sample_s
+        record = StepRecord(step=step, start_host_ns=at_s * S, duration_ns=self._sample_s * S, phases_ns={})
         is_reader = rank % RANKS_A_NODE == 0
         report = Report(
             sequence=step + 1,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation.memory import HEALTHY, LEAKS, NODES, RANKS_A_NODE, Memory, Told
+from tests.simulation.memory import GIB, HEALTHY, HEALTHY_STARTS, LEAKS, NODES, RANKS_A_NODE, Memory, Told, leak
 
 LEAKING_RANK = 5
 SEEDS = (1, 2)
@@ -14,6 +14,23 @@ EVERYBODY = range(RANKS_A_NODE * NODES)
 def test_healthy_program_is_never_accused(name: str, seed: int) -> None:
     told = Memory(dict.fromkeys(EVERYBODY, HEALTHY[name]), seed).train(hours=3)
     assert told == Told((), (), (), None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", sorted(HEALTHY_STARTS))
+def test_healthy_start_is_never_accused(name: str, seed: int) -> None:
+    told = Memory(dict.fromkeys(EVERYBODY, HEALTHY_STARTS[name]), seed, sample_s=2).train(hours=0.2)
+    assert told == Told((), (), (), None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_leak_that_fills_the_machine_in_minutes_is_found_in_the_first_two(seed: int) -> None:
+    told = Memory({LEAKING_RANK: leak(600 * GIB)}, seed, sample_s=2).train(hours=0.2)
+    assert told.out_s is not None
+    found_s, finding = told.opened[0]
+    assert finding.ranks == (LEAKING_RANK,)
+    assert found_s == 120  # a pass each minute
+    assert told.out_s > 150  # 28 GiB at a sixth of a GiB a second
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -21,15 +21,18 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import LEFT_S, Abstain, Finding
+from rankscope.collector.detect.finding_words import format_clock
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, MemoryLevel, RunView
 from rankscope.measure.units import format_bytes, format_length, ns_to_s
 
 MEMORY_GROWTH: Final = "memory_growth"
 HOST_MEMORY: Final = "host_memory"
+FASTEST: Final = "fastest_rank"
+"""Key in the evidence: the rank that grows fastest on the machine that is full first."""
 
 LEVELS_MIN: Final = 12
-"""Two minutes at least, of which the last 80 s are judged."""
+"""A minute at least, of which the last 40 s are judged."""
 RISE_BYTES_MIN: Final = 2**28
 """Heaps that fragment, and worker threads that start, gain some tens of MiB in hours."""
 STEADY_SHARE_MIN: Final = 0.5
@@ -85,7 +88,7 @@ class MemoryGrowth:
         if not any(_find_available(view, node) is not None for node in {view.nodes[rank] for rank in growths}):
             return Abstain("how much memory the machines have left is not known")
         machines = _find_machines(view, growths, LOOK_AHEAD)
-        return [Candidate(_describe(machines))] if machines else []
+        return [Candidate(_describe(machines, view.now_wall_s))] if machines else []
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool | Abstain:
         """Return whether none of its ranks grows any more, by the laxer thresholds either, or has long enough."""
@@ -180,7 +183,7 @@ def _find_machines(view: RunView, growths: Mapping[int, Growth], look_ahead: flo
     return sorted(found, key=lambda machine: machine.left_s)
 
 
-def _describe(machines: Sequence[_Machine]) -> Finding:
+def _describe(machines: Sequence[_Machine], now_wall_s: float | None) -> Finding:
     first = machines[0]
     ranks = tuple(sorted(rank for machine in machines for rank in machine.growths))
     fastest = max(first.growths, key=lambda rank: first.growths[rank].rate)
@@ -188,6 +191,8 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
     rate = f"{format_bytes(growth.rise_bytes / growth.steps)} per step, {format_bytes(growth.rate * 3_600)} per hour"
     of_whom = "" if len(ranks) == 1 else f", fastest on rank {fastest}"
     machine_rate = first.rate * 3_600
+    left_steps = first.left_s * growth.steps / ns_to_s(growth.length_ns)
+    full_at = "" if now_wall_s is None else f" ({format_clock(now_wall_s + first.left_s)} UTC)"
     return Finding(
         kind=MEMORY_GROWTH,
         ranks=ranks,
@@ -196,7 +201,8 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
         pattern="drifting",
         what=f"host memory growing{of_whom} by {rate},",
         why=(
-            f"full in about {format_length(first.left_s)}: {format_bytes(first.available_bytes)} left on {first.node}, "
+            f"full in about {format_length(first.left_s)}{full_at}, {_format_steps(left_steps)} steps: "
+            f"{format_bytes(first.available_bytes)} left on {first.node}, "
             f"{format_bytes(machine_rate)} more needed per hour"
         ),
         suggestion=suggest(MEMORY_GROWTH, HOST_MEMORY),
@@ -207,10 +213,22 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
             "machine_growth_bytes_per_hour": machine_rate,
             "available_bytes": float(first.available_bytes),
             LEFT_S: first.left_s,
+            "left_steps": left_steps,
+            FASTEST: float(fastest),
             "seen_s": ns_to_s(growth.length_ns),
         },
         details={"node": first.node},
     )
+
+
+def _format_steps(steps: float) -> str:
+    """Return a number of steps that is an estimate, by its two first digits.
+
+    >>> _format_steps(1_918.7), _format_steps(7.2)
+    ('1,900', '7')
+    """
+    digits = max(0, len(str(round(steps))) - 2)
+    return f"{round(steps, -digits):,.0f}"
 
 
 def _choose_severity(left_s: float) -> str:

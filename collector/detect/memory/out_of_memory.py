@@ -99,19 +99,26 @@ def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
     first = failed[0]
     others = _read_others(view, failed)
     cause = find_cause(first.notice, others.needed_bytes, is_alone=not others.rank_count)
-    beside = (describe_bytes(first.notice), _describe_kinds(first), _describe_room(others))
+    node = view.nodes.get(first.rank, "")
+    beside = (
+        describe_bytes(first.notice),
+        _describe_kinds(first),
+        _describe_held(first.read),
+        _describe_room(others),
+        _describe_file(first, node),
+    )
     return Finding(
         kind=OUT_OF_MEMORY,
         ranks=tuple(sorted(one.rank for one in failed)),
         since_step=first.notice.step,
         cause=cause,
         what=_describe_what(failed),
-        node=view.nodes.get(first.rank, "") if len(failed) == 1 else "",
+        node=node if len(failed) == 1 else "",
         why=_describe_cause(first.notice, cause, others),
         also=tuple(text for texts in beside for text in texts),
         suggestion=suggest(OUT_OF_MEMORY, cause),
         evidence=_collect_evidence(first, others),
-        details=_collect_details(first.read),
+        details=_collect_details(first),
     )
 
 
@@ -125,7 +132,7 @@ def find_cause(notice: OutOfMemory, others_needed_bytes: float | None, *, is_alo
     >>> find_cause(asked, None)
     'fragmentation'
     """
-    unused, other = notice.unused_bytes, find_other_bytes(notice)
+    unused, other = find_unused_bytes(notice), find_other_bytes(notice)
     if unused is not None and unused >= notice.asked_bytes:
         return FRAGMENTATION
     if other is not None and other >= max(notice.asked_bytes, OTHER_RATIO_MIN * (notice.limit_bytes or 0)):
@@ -136,6 +143,32 @@ def find_cause(notice: OutOfMemory, others_needed_bytes: float | None, *, is_alo
         return UNATTRIBUTED
     needed = notice.allocated_bytes + notice.asked_bytes
     return IMBALANCE if needed >= IMBALANCE_RATIO_MIN * others_needed_bytes else FULL
+
+
+def find_unused_bytes(notice: OutOfMemory) -> int | None:
+    """Return what torch had reserved and no tensor used; None where that is not known.
+
+    >>> find_unused_bytes(OutOfMemory(number=1, host_ns=0, allocated_bytes=60, reserved_bytes=75))
+    15
+    """
+    if notice.reserved_bytes is None or notice.allocated_bytes is None:
+        return None
+    return max(0, notice.reserved_bytes - notice.allocated_bytes)
+
+
+def find_other_tensors_bytes(notice: OutOfMemory) -> int | None:
+    """Return what tensors used beside parameters, gradients and optimizer state: activations, and all else; None where
+    that is not known.
+
+    >>> kinds = {"parameters_bytes": 10, "gradients_bytes": 10, "optimizer_state_bytes": 20}
+    >>> find_other_tensors_bytes(OutOfMemory(number=1, host_ns=0, allocated_bytes=60, **kinds))
+    20
+    """
+    kinds = (notice.parameters_bytes, notice.gradients_bytes, notice.optimizer_state_bytes)
+    known = [one for one in kinds if one is not None]
+    if notice.allocated_bytes is None or len(known) < len(kinds):
+        return None
+    return max(0, notice.allocated_bytes - sum(known))
 
 
 def find_other_bytes(notice: OutOfMemory) -> int | None:
@@ -214,7 +247,7 @@ def _describe_kinds(failed: _Failed) -> tuple[str, ...]:
     read = failed.read
     if read.parameters_bytes is None:
         return ()
-    kinds = (read.parameters_bytes, read.gradients_bytes, read.optimizer_state_bytes, read.other_tensors_bytes)
+    kinds = (read.parameters_bytes, read.gradients_bytes, read.optimizer_state_bytes, find_other_tensors_bytes(read))
     begin = "" if read.number == failed.notice.number else "at its first error "
     names = (f"{begin}parameters", "gradients", "optimizer state", "activations and all else")
     known = [f"{name} {format_bytes(size)}" for name, size in zip(names, kinds, strict=True) if size is not None]
@@ -228,13 +261,31 @@ def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
     return {
         FRAGMENTATION: (
             "enough memory reserved and unused, but in no usable piece: too small, of another stream, or of a "
-            "CUDA graph"
+            f"CUDA graph{_describe_largest(notice)}"
         ),
         OTHER_MEMORY: f"{other} of the device in use outside of torch's allocator",
         IMBALANCE: f"{here} needed with this allocation, {needed} at most on half of the other ranks so far",
         FULL: f"{here} needed with this allocation"
         + (f"; median of the other ranks so far {needed}" if others.rank_count else ""),
     }.get(cause, "")
+
+
+def _describe_largest(notice: OutOfMemory) -> str:
+    """Return what would have fitted, in brackets; empty where that is not known."""
+    largest = notice.largest_free_bytes
+    return "" if largest is None else f" (the largest piece {format_bytes(largest)})"
+
+
+def _describe_held(notice: OutOfMemory) -> tuple[str, ...]:
+    """Return what holds most, where torch has recorded it."""
+    lines = _list_held(notice)
+    return (f"largest: {lines[0]}",) if lines else ()
+
+
+def _describe_file(failed: _Failed, node: str) -> tuple[str, ...]:
+    """Return where the snapshot is, of the first error that has one."""
+    path = failed.read.snapshot or failed.notice.snapshot
+    return (f"memory snapshot{node and f' on {node}'}: {path}",) if path else ()
 
 
 def _describe_room(others: _Others) -> tuple[str, ...]:
@@ -252,13 +303,14 @@ def _collect_evidence(failed: _Failed, others: _Others) -> dict[str, float]:
         "limit_bytes": notice.limit_bytes,
         "allocated_bytes": notice.allocated_bytes,
         "reserved_bytes": notice.reserved_bytes,
-        "unused_bytes": notice.unused_bytes,
+        "unused_bytes": find_unused_bytes(notice),
         "inactive_split_bytes": notice.inactive_split_bytes,
+        "largest_free_bytes": notice.largest_free_bytes,
         "other_bytes": find_other_bytes(notice),
         "parameters_bytes": read.parameters_bytes,
         "gradients_bytes": read.gradients_bytes,
         "optimizer_state_bytes": read.optimizer_state_bytes,
-        "other_tensors_bytes": read.other_tensors_bytes,
+        "other_tensors_bytes": find_other_tensors_bytes(read),
         "errors": notice.number,
         "others_needed_bytes_median": others.needed_bytes,
         "others_headroom_bytes_min": None if others.headroom is None else others.headroom[0],
@@ -266,11 +318,17 @@ def _collect_evidence(failed: _Failed, others: _Others) -> dict[str, float]:
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
-def _collect_details(notice: OutOfMemory) -> dict[str, str]:
-    """Return what held the most memory, by line of the script, where torch has recorded it."""
+def _collect_details(failed: _Failed) -> dict[str, str]:
+    """Return what held the most memory, by line of the script, where torch has recorded it, and the snapshot."""
+    path = failed.read.snapshot or failed.notice.snapshot
+    known = {"held": "; ".join(_list_held(failed.read)), "snapshot": path}
+    return {name: text for name, text in known.items() if text}
+
+
+def _list_held(notice: OutOfMemory) -> list[str]:
     lines = []
     for held in notice.held:
         frame = find_script_frame(held.frames) or (held.frames[0] if held.frames else None)
         where = "a place that torch did not record" if frame is None else describe_frame(frame)
-        lines.append(f"{format_bytes(held.bytes)} in {held.blocks} blocks, {where}")
-    return {"held": "; ".join(lines)} if lines else {}
+        lines.append(f"{format_bytes(held.bytes)} in {held.blocks} blocks, {where}{held.module and f', {held.module}'}")
+    return lines

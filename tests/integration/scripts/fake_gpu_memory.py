@@ -1,11 +1,15 @@
 """Trains DDP on the fake GPU under torchrun, and rank 1 runs out of its memory: as torch does, observers are called
 inside the allocation, and then the error is raised. It is caught, and training goes on; with `--dies` it is not. Then
 the peak of allocated memory rises within a step of both ranks, and training ends once the agent has its steps.
+
+The script has torch record the history of the memory. With `--edge` it does not, and little of the memory is left from
+the start, so that the agent does; the error comes once that records.
 """
 
 import argparse
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +30,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("library")
 parser.add_argument("--step", type=int, required=True, help="the first step from which on it may fail")
 parser.add_argument("--dies", action="store_true")
+parser.add_argument("--edge", action="store_true")
 options = parser.parse_args()
 rank = int(os.environ["RANK"])
 
@@ -33,21 +38,59 @@ torch.set_num_threads(1)
 gpu = FakeGpu(options.library)
 gpu.give_to_agent()
 stats = gpu.cuda.stats
+memory = gpu.cuda.memory
+peak_bytes = 77 * GIB if options.edge else 61 * GIB
 stats["reserved_bytes"]["all"].update(current=74 * GIB, peak=74 * GIB)
-stats["allocated_bytes"]["all"].update(current=60 * GIB, peak=61 * GIB)
-gpu.cuda.memory._C.records_history = True
-gpu.cuda.segments = [
-    {
-        "device": 0,
-        "blocks": [
+stats["allocated_bytes"]["all"].update(current=60 * GIB, peak=peak_bytes)
+
+
+class Attention(nn.Linear):
+    """A layer of the script."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what torch's layer does."""
+        return super().forward(x)  # allocates
+
+
+def make_frames() -> list[dict[str, Any]]:
+    """Return the stack of an allocation in that line: torch's own frame first."""
+    of_torch, own = nn.Linear.forward.__code__, Attention.forward.__code__
+    return [
+        {"filename": code.co_filename, "line": code.co_firstlineno + after, "name": code.co_name}
+        for code, after in ((of_torch, 1), (own, 2))
+    ]
+
+
+def make_block(address: int, gib: int, state: str, frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"address": address * GIB, "size": gib * GIB, "requested_size": gib * GIB, "state": state, "frames": frames}
+
+
+if options.edge:
+    blocks = [
+        make_block(1, 40, "active_allocated", make_frames()),
+        make_block(41, 20, "active_allocated", []),
+        make_block(61, 9, "inactive", []),
+        make_block(70, 5, "inactive", []),
+    ]
+    memory.traces = [
+        [
+            {"action": "alloc", "addr": 1 * GIB, "size": 40 * GIB, "stream": 0, "time_us": 5, "frames": make_frames()},
             {
-                "size": 40 * GIB,
-                "state": "active_allocated",
-                "frames": [{"filename": "/me/model.py", "line": 24, "name": "forward"}],
-            }
-        ],
-    }
-]
+                "action": "oom",
+                "addr": 0,
+                "device_free": 2 * GIB,
+                "size": 10 * GIB,
+                "stream": 0,
+                "time_us": 9,
+                "frames": [],
+            },
+        ]
+    ]
+else:
+    memory._C.records_history = True
+    frames = [{"filename": "/me/model.py", "line": 24, "name": "forward"}]
+    blocks = [make_block(1, 40, "active_allocated", frames)]
+gpu.cuda.segments = [{"device": 0, "address": GIB, "total_size": 74 * GIB, "segment_type": "large", "blocks": blocks}]
 assert rankscope.start()
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(16, 16))
@@ -56,8 +99,8 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 def allocate() -> None:
     """Fail, as torch does where no memory is left."""
-    gpu.cuda.run_out(8 * GIB, limit_bytes=80 * GIB, free_bytes=2 * GIB)
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
+    gpu.cuda.run_out((10 if options.edge else 8) * GIB, limit_bytes=80 * GIB, free_bytes=2 * GIB)
+    raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 def train(fails: bool, peak: int | None = None) -> None:
@@ -97,12 +140,15 @@ def knows_peak(of: int) -> bool:
 for _ in range(options.step):
     train(fails=False)
 # The agent attaches its observer with a report.
-step = train_until(lambda: bool(gpu.cuda.memory._C.observers) and knows_peak(61 * GIB), options.step)
+step = train_until(
+    lambda: bool(memory._C.observers) and knows_peak(peak_bytes) and memory._C.records_history, options.step
+)
 print(f"fails in step {step}", flush=True)
 train(fails=True)
 for _ in range(AFTERWARDS):
     train(fails=False)
 step += 1 + AFTERWARDS
 print(f"rank {rank} has its peak in step {step}", flush=True)
-train(fails=False, peak=62 * GIB)
-train_until(lambda: knows_peak(62 * GIB), step + 1)
+train(fails=False, peak=peak_bytes + GIB)
+train_until(lambda: knows_peak(peak_bytes + GIB), step + 1)
+print(f"rank {rank} was told to record {memory.recordings}", flush=True)

@@ -14,12 +14,12 @@ from rankscope.measure.settings import (
     Settings,
     Value,
     constant,
-    document,
     find_address_problem,
     read,
     read_leniently,
     setting,
 )
+from tests.contract.settings_file import document
 
 
 def find_pump_problem(name: str) -> str | None:

@@ -9,7 +9,7 @@ from rankscope.agent.captures.sampling import SWITCHED_OFF
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.thread_sampler import PART, ThreadSampler
 from rankscope.agent.guard import Guard
-from rankscope.measure.line_samples import WHOLE
+from rankscope.measure.line_samples import HELD, WHOLE
 from rankscope.measure.messages import SampleOrder
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
@@ -122,3 +122,30 @@ def test_cost_is_that_of_all_orders() -> None:
 def test_cpu_time_of_a_thread_is_read() -> None:
     assert (read_thread_cpu_ns(threading.get_native_id()) or 0) > 0
     assert read_thread_cpu_ns(2**30) is None
+
+
+def test_looks_at_what_is_held_need_no_whole_steps() -> None:
+    rank = Rank()
+    assert state(rank, order(mode=HELD)) == ("accepted", "")
+    assert state(rank, order("s2", mode=HELD))[0] == "busy"
+    rank.now_ns = NS_PER_S // 2
+    assert rank.orders.collect([step(3, 2, 12)]) is None
+    rank.now_ns = NS_PER_S
+    found = rank.orders.collect([step(4, 12, 22)])
+    assert found is not None
+    assert found.held is not None
+    assert (found.state, found.held.steps) == ("taken", 2)
+    assert rank.orders.spent_ns == found.cost_ns > 0
+    assert rank.orders.handle(order(mode=HELD)) == found
+
+
+def test_looks_and_samples_go_on_beside_each_other() -> None:
+    rank = Rank()
+    assert state(rank, order("s1"))[0] == state(rank, order("s2", mode=HELD))[0] == "accepted"
+    rank.sample(0)
+    rank.sample(20)
+    rank.now_ns = NS_PER_S // 2
+    assert rank.orders.collect([step(3, 2, 12)]) is None
+    rank.now_ns = NS_PER_S
+    answers = [rank.orders.collect([]), rank.orders.collect([])]
+    assert [(one.id, one.state) for one in answers if one is not None] == [("s2", "taken"), ("s1", "taken")]

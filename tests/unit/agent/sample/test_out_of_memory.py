@@ -101,8 +101,7 @@ def test_error_is_reported_at_once_with_bytes_step_and_phase() -> None:
         absent={"held": NO_HISTORY}, parameters_bytes=14 * GIB, gradients_bytes=15 * GIB,
         optimizer_state_bytes=28 * GIB,
     )  # fmt: skip
-    assert notice.other_tensors_bytes == (70 - 14 - 15 - 28) * GIB
-    assert (notice.unused_bytes, rank.watch.is_due, rank.collect()) == (8 * GIB, False, ())
+    assert (rank.watch.is_due, rank.collect()) == (False, ())
 
 
 def test_counts_are_those_of_the_error_not_of_the_report() -> None:
@@ -113,7 +112,7 @@ def test_counts_are_those_of_the_error_not_of_the_report() -> None:
     rank.run_out()
     held.update(current=0)  # the script has caught the error, and freed everything
     (notice,) = rank.collect()
-    assert (notice.allocated_bytes, notice.reserved_bytes, notice.unused_bytes) == (70 * GIB, None, None)
+    assert (notice.allocated_bytes, notice.reserved_bytes) == (70 * GIB, None)
     assert notice.absent["reserved_bytes"] == NOT_TOLD
 
 
@@ -133,7 +132,7 @@ def test_device_without_a_model_says_so() -> None:
     rank.run_out()
     (notice,) = rank.collect()
     assert notice.absent == {**dict.fromkeys(MODEL_FIELDS, NO_MODEL), "held": NO_HISTORY}
-    assert notice.other_tensors_bytes is None
+    assert (notice.parameters_bytes, notice.gradients_bytes, notice.optimizer_state_bytes) == (None, None, None)
 
 
 def test_model_that_cannot_be_read_costs_no_notice() -> None:

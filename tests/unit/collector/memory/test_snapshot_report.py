@@ -223,3 +223,62 @@ def test_names_cannot_control_the_terminal() -> None:
     frames = [{"filename": "/a\x1b[2J.py", "line": 1, "name": "f"}]
     report = build_report(check_snapshot(snapshot(segment(A, block(A, 512, 512, frames=frames)))), "s", with_flow=False)
     assert "\x1b" not in render_snapshot(report.report, 20)
+
+
+CODES = [
+    ("/venv/torch/nn/modules/linear.py", "forward", 120, 130, "Linear", True),
+    ("/home/a/model.py", "forward", 10, 20, "Attention", False),
+]
+
+
+def failed_in(*segments: Any, asked: int = 8 * MIB, after: Any = ()) -> DeviceMemory:
+    """Return the device whose last event is an allocation that failed, with a quarter of a MiB free on it."""
+    return device_of(snapshot(*segments, traces=[[entry("oom", MIB // 4, asked, 5), *after]]))
+
+
+def test_most_that_would_have_fitted_is_one_piece_or_what_the_device_had() -> None:
+    small = segment(A + 64 * MIB, block(A + 64 * MIB, MIB, state="inactive"), kind="small")
+    graph = segment(A + 96 * MIB, block(A + 96 * MIB, 9 * MIB, state="inactive"), segment_pool_id=(0, 1))
+    room = failed_in(USED, EMPTY, small, graph).room
+    assert room is not None
+    assert (room.asked_bytes, room.device_free_bytes) == (8 * MIB, MIB // 4)
+    assert (room.unused_bytes, room.unused_count, room.largest_unused_bytes) == (2 * MIB + MIB // 2, 2, 2 * MIB)
+    assert room.fits_bytes == 2 * MIB
+    of_small = failed_in(USED, small, asked=MIB).room
+    assert of_small is not None
+    assert of_small.fits_bytes == MIB
+
+
+def test_room_is_said() -> None:
+    failed = check_snapshot(snapshot(USED, traces=[[entry("oom", MIB, 8 * MIB, 5)]]))
+    assert (
+        "the allocation that failed asked for 8.00 MiB; at most 1.00 MiB would have fitted: 1.00 MiB free on the "
+        "device, 0.50 MiB unused in 1 piece, the largest 0.50 MiB"
+    ) in render_snapshot(build_report(failed, "s", with_flow=False).report, 9)
+
+
+def test_segments_that_expand_grow_by_what_the_device_had() -> None:
+    room = failed_in(segment(A, block(A, MIB, state="inactive"), is_expandable=True)).room
+    assert room is not None
+    assert room.fits_bytes == MIB + MIB // 4
+
+
+def test_room_is_not_known_once_something_has_happened_since() -> None:
+    assert failed_in(USED, after=[entry("free_requested", A, 600, 9)]).room is None
+    assert device_of(snapshot(USED)).room is None
+
+
+def test_modules_are_told_by_the_code_that_the_agent_has_added() -> None:
+    device = device_of({**snapshot(USED), "rankscope_modules": CODES})
+    assert [(row.module, row.bytes, row.count) for row in device.modules] == [
+        ("Linear in Attention", MIB, 1),
+        ("", MIB // 2, 1),
+    ]
+    assert [row.module for row in device.allocations] == ["Linear in Attention", None]
+    assert device_of(snapshot(USED)).modules == []
+
+
+@pytest.mark.parametrize("wrong", [{}, [["a"]], [("a", "b", 1, 2, "c")], [("a", "b", 1, 2, 3, True)], [()] * 100_001])
+def test_code_of_modules_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(TraceError, match="rankscope_modules"):
+        check_snapshot({**snapshot(USED), "rankscope_modules": wrong})

@@ -19,9 +19,9 @@ def ring_of(*samples: tuple[int, int]) -> LevelRing:
 
 
 def test_level_is_the_least_of_its_block() -> None:
-    ring = ring_of((0, 50), (4, 20), (9, 80), (10, 90), (12, 70), (25, 5))
-    assert SPAN_S == 10
-    assert ring.read() == (MemoryLevel(0, 0, 20), MemoryLevel(10, 10 * S, 70))
+    ring = ring_of((0, 50), (2, 20), (4, 80), (5, 90), (6, 70), (12, 5))
+    assert SPAN_S == 5
+    assert ring.read() == (MemoryLevel(0, 0, 20), MemoryLevel(5, 5 * S, 70))
 
 
 def test_block_that_is_open_is_no_level() -> None:

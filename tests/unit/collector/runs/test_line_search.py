@@ -4,10 +4,12 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import HANG, PERIODIC_WORK, STRAGGLER, Finding
+from rankscope.collector.detect.memory.growth import FASTEST, MEMORY_GROWTH
 from rankscope.collector.runs.events import AnswerSeen, AskSamples
 from rankscope.collector.runs.line_search import (
     AGAIN_NS,
     GIVEN_NS,
+    HELD_NS,
     LASTS_NS,
     REPEAT_NS,
     TRIES_MAX,
@@ -15,11 +17,22 @@ from rankscope.collector.runs.line_search import (
     is_searched,
 )
 from rankscope.collector.steps.rank_medians import RankMedians
-from rankscope.measure.line_samples import LONG, NO_STEP, NOW, WHOLE, SampledStack, SampledStep
+from rankscope.measure.line_samples import (
+    HELD,
+    LONG,
+    NO_STEP,
+    NOW,
+    WHOLE,
+    GrownContainer,
+    HeldGrowth,
+    SampledStack,
+    SampledStep,
+)
 from rankscope.measure.messages import SampleOrder, SamplesTaken
 from rankscope.measure.stalls import StackFrame
 from tests.unit.collector.runs.run_stories import MS, S, Story, boot_of
 
+MIB = 2**20
 SLOW = Finding(kind=STRAGGLER, number=7, ranks=(1,), cause="unseen_wait", sentence="")
 SLEEP = SampledStack(frames=(StackFrame("/home/me/train.py", 104, "augment"),), call="time.sleep")
 OTHER = SampledStack(frames=(StackFrame("/home/me/train.py", 60, "main"),))
@@ -211,3 +224,25 @@ def test_lines_stay_with_the_finding_of_the_run() -> None:
     (after,) = (one for one in story.run.open_findings if one.number == finding.number)
     assert after.lines is not None
     assert after.lines.sentence.startswith("100.0 ms per step in time.sleep")
+
+
+GROWS = Finding(kind=MEMORY_GROWTH, number=7, ranks=(0, 1), cause="host_memory", sentence="", evidence={FASTEST: 1.0})
+
+
+def test_rank_that_grows_fastest_is_asked_what_it_holds() -> None:
+    search = make()
+    (one,) = search.tick(GROWS)
+    assert (one.boot_id, one.order.mode, one.order.lasts_ns) == (boot_of(1), HELD, HELD_NS)
+    kept = GrownContainer(
+        name="kept of train.py", kind="list", length=60, added=40, added_bytes=40 * MIB, element="torch.Tensor",
+        line="train.py:33 (main)",
+    )  # fmt: skip
+    held = HeldGrowth(steps=40, resident_bytes={"RssAnon": 41 * MIB}, containers=(kept,))
+    search.search.take(1, SamplesTaken(id=one.order.id, state="taken", held=held))
+    assert search.tick(GROWS) == []
+    found = search.search.pop()[7]
+    assert found.is_named
+    assert found.sentence == (
+        "About 1.0 MiB per step in a list, kept of train.py: 60 elements, 1 more per step, torch.Tensor, added at "
+        "train.py:33 (main)."
+    )

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from rankscope.collector.steps.stacked_tables import stack_tables
 from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.records import Collectives
-from rankscope.measure.table import Table, stack_tables
+from rankscope.measure.table import Table
 
 
 def add_steps(window: StepTable, rank: int, table: Table) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.collector.steps.device_own_times import read_own_ns
 from rankscope.collector.steps.measured_steps import STAND_IN_NS, STAND_IN_STEPS
+from rankscope.collector.steps.stacked_tables import stack_tables
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.records import (
@@ -19,7 +20,7 @@ from rankscope.measure.records import (
     collectives_to_table,
     steps_to_table,
 )
-from rankscope.measure.table import Table, stack_tables
+from rankscope.measure.table import Table
 from tests.unit.collector.steps.one_rank import add_collectives, add_steps, mark_complete
 
 RANKS = (0, 1)

@@ -261,3 +261,18 @@ def test_headroom_counts_what_torch_has_reserved_and_not_used() -> None:
     assert find_device_headroom(device, None) == 10
     assert find_device_headroom(msgspec.structs.replace(device, memory_used_bytes=None), torch) is None
     assert find_device_headroom(None, torch) is None
+
+
+def test_largest_piece_and_the_snapshot_are_said() -> None:
+    held = (HeldMemory(bytes=GIB, blocks=3, frames=(StackFrame("/me/model.py", 24, "forward"),), module="Attention"),)
+    path = "/captures/bert/out-of-memory/rank-2-1.pickle"
+    short = notice(allocated_bytes=66 * GIB, held=held, largest_free_bytes=3 * GIB, snapshot=path)
+    found = found_in(view((2, short)))
+    assert found.cause == "fragmentation"  # 10 GiB unused, 4 asked for
+    assert found.why.endswith("of a CUDA graph (the largest piece 3.0 GiB)")
+    assert found.also[2:] == (
+        "largest: 1.0 GiB in 3 blocks, model.py:24 (forward), Attention",
+        f"memory snapshot on n1: {path}",
+    )
+    assert found.details["snapshot"] == path
+    assert found.evidence["largest_free_bytes"] == 3 * GIB
