@@ -195,6 +195,13 @@ ROWS: Final[tuple[Row, ...]] = (
     ),
     Row(name="trl-sft", framework="TRL", package="trl", what="`SFTTrainer`", script="trl_sft"),
     Row(
+        name="trl-grpo",
+        framework="TRL",
+        package="trl",
+        what="`GRPOTrainer`: answers are generated and trained on in one process",
+        script="trl_grpo",
+    ),
+    Row(
         name="ray-train",
         framework="Ray Train",
         package="ray",
