@@ -1,5 +1,5 @@
-"""TRL's GRPOTrainer, which generates answers and trains on them in one process: a tiny model and tokenizer of words that
-are made here, and a reward that counts a word.
+"""TRL's GRPOTrainer, which generates answers and trains on them in one process. A tiny model and tokenizer of words are
+made here, and a reward that counts a word.
 """
 
 import tempfile
