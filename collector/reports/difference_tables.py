@@ -34,10 +34,11 @@ _EXPLAINED = (
 )
 
 _CALLS = {
-    "matched": "One step of each rank, of median difference, call by call in their order: those with the largest "
-    "difference on host or device, each without the calls inside it. Differences are the time here less that there.",
+    "matched": "The calls of one step of each rank, that of the median difference, matched one by one in their order: "
+    "the largest differences on host or device first, without the calls inside. Differences are these traces minus "
+    "those of --against.",
     "added": "Calls that only these traces have, with the calls inside them.",
-    "removed": "Calls that only the traces compared with have, with the calls inside them.",
+    "removed": "Calls that only the traces of --against have, with the calls inside them.",
 }
 _CALL_COLUMNS = "<call, rank, step, calls, host ms, host diff. ms, device ms, device diff. ms"
 """Times are those of the traces that have the call, differences those here less those of the others."""

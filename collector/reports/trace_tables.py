@@ -731,8 +731,8 @@ _OPERATOR_SHAPES = _ByName(
 _OPERATOR_ARGUMENTS = _ByName(
     Section(
         "operator_arguments", "Operators by arguments",
-        "Operators as above, by all that was recorded of their inputs: shapes and types, and of each the strides of a "
-        "tensor, `(64, 1)`, or its value.",
+        "Operators as above, by all that was recorded of their inputs: shapes and types, and of each input its "
+        "strides, such as `(64, 1)`, or its value.",
         columns_of(
             "<operator, <inputs, <strides or value, calls, device self ms, device total ms, host self ms, host total ms"
         ),

@@ -64,16 +64,19 @@ def match_calls(ranks: Sequence[tuple[int | None, CallTrees, CallTrees]]) -> Cal
     for rank, here, there in ranks:
         pair = _choose_steps(here, there)
         if pair is None:
-            notes.append(f"rank {rank}: no step that both have, with the calls of the one thread that runs it")
+            notes.append(f"{_name(rank)}: no step on both sides, or several threads run the steps")
             continue
         trees = _Tree(here.names, pair[0]), _Tree(there.names, pair[1])
         aligned = _Alignment(*trees)
         for kind, places in aligned.list_all():
             found[kind].append(_measure((rank, pair[0].number, pair[1].number), trees, kind, places))
         if aligned.left_out:
-            notes.append(f"rank {rank}: lists of calls that differ too much to be matched: {aligned.left_out:,}")
+            lists = _count(aligned.left_out, "list")
+            notes.append(f"{_name(rank)}: {lists} of calls not matched, since the two sides differ too much")
         if here.left_out or there.left_out:
-            notes.append(f"rank {rank}: steps behind too many calls, left out: {max(here.left_out, there.left_out):,}")
+            notes.append(
+                f"{_name(rank)}: too many calls, {_count(max(here.left_out, there.left_out), 'step')} left out"
+            )
     for one in found.values():
         one.sort(key=lambda call: -max(abs(call.host_difference_ns), abs(call.device_difference_ns)))
     return CallMatching(
@@ -83,6 +86,14 @@ def match_calls(ranks: Sequence[tuple[int | None, CallTrees, CallTrees]]) -> Cal
         rows=[_build_row(kind, call) for kind in KINDS for call in found[kind][:ROWS_MAX]],
         notes=notes,
     )
+
+
+def _name(rank: int | None) -> str:
+    return "rank unknown" if rank is None else f"rank {rank}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _choose_steps(here: CallTrees, there: CallTrees) -> tuple[StepCalls, StepCalls] | None:
