@@ -60,11 +60,15 @@ def _build_calls(calls: CallMatching | None, top: int) -> list[Section]:
     if calls is None:
         return []
     counts = (calls.matched_count, calls.added_count, calls.removed_count)
-    told = "".join(f" {note[0].upper()}{note[1:]}." for note in calls.notes)
+    told = {"matched": "".join(f" {note[0].upper()}{note[1:]}." for note in calls.notes)}
     found = []
     for (kind, explanation), count in zip(_CALLS.items(), counts, strict=True):
         section = Section(
-            f"calls_{kind}", f"Calls, {kind}", explanation + told, columns_of(_CALL_COLUMNS), f"No calls are {kind}."
+            f"calls_{kind}",
+            f"Calls, {kind}",
+            explanation + told.get(kind, ""),
+            columns_of(_CALL_COLUMNS),
+            f"No calls are {kind}.",
         )
         rows = [_cells_of_call(row) for row in calls.rows if row.kind == kind]
         found.append(section.of(rows, top, count))
