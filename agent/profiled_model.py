@@ -23,11 +23,12 @@ from rankscope.measure.flops import FORMULAS, NO_FORMULA, Inputs, count_flops, h
 from rankscope.measure.median import find_median
 from rankscope.measure.operator_costs import find_cost
 from rankscope.measure.output_files import write_output
-from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, format_duration
 
 PASSES: Final = 5
 """Timed passes; the median counts. One more comes before them."""
 TOP: Final = 3
+PEAKS_UNKNOWN: Final = "the peaks of {!r} are not known; name it as torch does, such as 'NVIDIA H100 80GB HBM3'"
 FORWARD, BACKWARD = "forward", "backward"
 _TYPES: Final = {
     "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
@@ -164,7 +165,7 @@ class _Bounds:
     def __init__(self, torch: Any, device: str) -> None:
         found = find_peaks(device)
         if found is None:
-            raise ValueError(f"the peaks of {device!r} are not known; name it as torch does, as NVIDIA H100 80GB HBM3")
+            raise ValueError(PEAKS_UNKNOWN.format(device))
         self._peaks = found
         self._products_by_tf32 = torch.get_float32_matmul_precision() != "highest"
         self._sums: dict[tuple[str, str, str], list[float]] = {}
@@ -492,15 +493,15 @@ def _render_bounds(figures: ModelFigures, top: int) -> list[str]:
     if figures.device is None:
         return []
     sums = {phase: sum(one.least_ns for one in figures.bounds if one.phase == phase) for phase in (FORWARD, BACKWARD)}
-    passes = ", ".join(f"{phase} {_ms(ns)}" for phase, ns in sums.items() if ns)
+    passes = ", ".join(f"{phase} {format_duration(ns)}" for phase, ns in sums.items() if ns)
     lines = [
         f"least time by the peaks of {figures.device}: {passes or 'no operator has a formula'}",
-        "    each operator by itself, without those that have no formula; caches and masks may spare some of it",
+        "    each operator by itself, those with a formula; caches and masks may spare some of it",
     ]
     for one in figures.bounds[:top]:
-        by = f"{100 * one.memory_ns / one.least_ns:.0f} % bound by memory" if one.least_ns else "no peak is known"
+        by = f"{100 * one.memory_ns / one.least_ns:.0f} % of it bound by memory" if one.least_ns else "no peak is known"
         calls = f"{one.call_count:,} call{'s' if one.call_count > 1 else ''}"
-        lines.append(f"    {one.operator} {one.dtype}, {one.phase}: {_ms(one.least_ns)} in {calls}, {by}")
+        lines.append(f"    {one.operator} {one.dtype}, {one.phase}: {format_duration(one.least_ns)} in {calls}, {by}")
     return lines
 
 
@@ -544,7 +545,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json-file", default="", metavar="FILE", help="write the JSON to this file, besides")
     options = parser.parse_args(arguments)
     if options.device is not None and find_peaks(options.device) is None:
-        parser.error(f"the peaks of {options.device!r} are not known; name it as torch does")
+        parser.error(PEAKS_UNKNOWN.format(options.device))
     module, colon, name = options.function.partition(":")
     if not colon:
         parser.error(f"{options.function!r} is no MODULE:FUNCTION")

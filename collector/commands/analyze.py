@@ -51,7 +51,7 @@ class Analyze:
         parser.add_argument(
             "--watch",
             action="store_true",
-            help="with --html: write the page again when traces appear or change, until Ctrl-C; it reloads itself",
+            help="with --html: write the page again when traces change, until Ctrl-C; the page reloads itself",
         )
         parser.add_argument(
             "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
@@ -300,7 +300,7 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="REGEX=SHARE",
         help="with --critical-path: what the steps would be, simulated, if operators and kernels with such names took "
-        "this share of their time, such as gemm=0.5; several times for several",
+        "this share of their time, such as gemm=0.5; may be given several times",
     )
     parser.add_argument(
         "--all-to-all",
@@ -410,14 +410,14 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allocations",
         action="store_true",
-        help="also the single allocations of memory, the largest first; needs profile_memory=True",
+        help="also each allocation of memory, the largest first; needs profile_memory=True",
     )
     parser.add_argument(
         "--memory-between",
         default=None,
         metavar="A:B",
-        help="also the memory of a stretch of time, the end not included: of steps, as 3:5, or from the start of the "
-        "trace, as 120ms:450ms; --allocations are then those made or freed in it",
+        help="also the memory of a stretch of time, the end not included: steps, such as 3:5, or times from the start "
+        "of the trace, such as 120ms:450ms; --allocations lists those made or freed in it",
     )
     parser.add_argument(
         "--memory-every",

@@ -55,14 +55,13 @@ _PATH_NOTES = Section(
 )  # fmt: skip
 _SHORTENED_STEPS = Section(
     "shortened_steps", "Steps if something were shorter",
-    "Simulated: the record is played again with the times of what is named here cut. Only recorded waits and launches "
-    "bind, so that the figures are estimates: time that the trace does not explain stays, and what had to wait for "
-    "nothing then may have to.",
+    "Simulated: the record is played again with less time for what has such a name. The figures are estimates: only "
+    "waits and launches that were recorded count, and time that the trace does not explain stays as it was.",
     columns_of("<shorter, step, end rank, length ms, then ms, saved ms, saved %"),
     "No step has a path.",
 )  # fmt: skip
 _SHORTENED_PARTS = _PATH_PARTS._replace(
-    key="shortened_parts", title="What is then on the critical path",
+    key="shortened_parts", title="What would then be on the critical path",
     explanation="The parts of the longest paths of the simulated steps.",
 )  # fmt: skip
 RANKS_SHOWN_MAX = 4

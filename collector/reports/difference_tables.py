@@ -34,10 +34,11 @@ _EXPLAINED = (
 )
 
 _CALLS = {
-    "matched": "One step of each rank, of median difference, call by call in their order: those with the largest "
-    "difference on host or device, each without the calls inside it. Differences are the time here less that there.",
+    "matched": "The calls of one step of each rank, that of the median difference, matched one by one in their order: "
+    "the largest differences on host or device first, without the calls inside. Differences are these traces minus "
+    "those of --against.",
     "added": "Calls that only these traces have, with the calls inside them.",
-    "removed": "Calls that only the traces compared with have, with the calls inside them.",
+    "removed": "Calls that only the traces of --against have, with the calls inside them.",
 }
 _CALL_COLUMNS = "<call, rank, step, calls, host ms, host diff. ms, device ms, device diff. ms"
 """Times are those of the traces that have the call, differences those here less those of the others."""
@@ -59,11 +60,15 @@ def _build_calls(calls: CallMatching | None, top: int) -> list[Section]:
     if calls is None:
         return []
     counts = (calls.matched_count, calls.added_count, calls.removed_count)
-    told = "".join(f" {note[0].upper()}{note[1:]}." for note in calls.notes)
+    told = {"matched": "".join(f" {note[0].upper()}{note[1:]}." for note in calls.notes)}
     found = []
     for (kind, explanation), count in zip(_CALLS.items(), counts, strict=True):
         section = Section(
-            f"calls_{kind}", f"Calls, {kind}", explanation + told, columns_of(_CALL_COLUMNS), f"No calls are {kind}."
+            f"calls_{kind}",
+            f"Calls, {kind}",
+            explanation + told.get(kind, ""),
+            columns_of(_CALL_COLUMNS),
+            f"No calls are {kind}.",
         )
         rows = [_cells_of_call(row) for row in calls.rows if row.kind == kind]
         found.append(section.of(rows, top, count))

@@ -14,13 +14,13 @@ _BY_OPERATOR = Section(
     columns_of("<operator, <where, allocations, allocated MiB, kept MiB, allocated in all MiB"), NO_MEMORY,
 )  # fmt: skip
 _STRETCH = Section(
-    "memory_stretch", "Memory of the stretch of --memory-between",
-    "What was held at its start, at most, and at its end; what was allocated and freed in it. Times are from the start "
-    "of each trace.",
+    "memory_stretch", "Memory of a stretch of time",
+    "What was held at the start of the stretch of --memory-between, at most, and at its end; what was allocated and "
+    "freed in it. Times are from the start of each trace.",
     columns_of(
         "rank, <device, from ms, to ms, at start MiB, peak MiB, peak at ms, at end MiB, allocations, allocated MiB, "
         "frees, freed MiB"
-    ), "No memory events, or the stretch is not in the traces.",
+    ), "No memory events, or nothing of the stretch is in the traces.",
 )  # fmt: skip
 _ALLOCATIONS = Section(
     "allocations", "Single allocations",

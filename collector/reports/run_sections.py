@@ -81,7 +81,7 @@ def _facts(report: RunReport) -> Section:
     checkpoints = describe_checkpoints(report.checkpoints)
     compiled = describe_compilations(report.compilations)
     energy = describe_run_energy(report.energy)
-    pipeline = describe_pipeline(report.pipeline)
+    pipeline = [text.removeprefix("even split: ") for text in describe_pipeline(report.pipeline)]
     rows = {
         "id": report.run_id or report.run,
         **({"origin": origin} if origin else {}),

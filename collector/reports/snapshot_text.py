@@ -54,7 +54,7 @@ _ALLOCATIONS = Section(
 _MODULES = Section(
     "modules", "Largest allocations, by module",
     "The module of torch.nn in whose code they were made, and torch's own module within it.",
-    columns_of("bytes MiB, blocks, largest MiB, <module"), "Not told: only snapshots that the agent has written do.",
+    columns_of("bytes MiB, blocks, largest MiB, <module"), "Not known: only the agent's snapshots name modules.",
 )  # fmt: skip
 _PEAK = Section(
     "peak", "Allocated at the peak, by stack",

@@ -731,15 +731,13 @@ _OPERATOR_SHAPES = _ByName(
 _OPERATOR_ARGUMENTS = _ByName(
     Section(
         "operator_arguments", "Operators by arguments",
-        "Operators as above, by all that was recorded of their inputs: shapes and types, and of each the strides of a "
-        "tensor, `(64, 1)`, or its value.",
-        columns_of(
-            "<operator, <inputs, <strides or value, calls, device self ms, device total ms, host self ms, host total ms"
-        ),
+        "Operators as above, by all that was recorded of their inputs: shapes and types, and of each input its "
+        "strides, such as `(64, 1)`, or its value. Total times are in the JSON and the tables as files.",
+        columns_of("<operator, <inputs, <strides or value, calls, device self ms, host self ms"),
         "No operators: record with ProfilerActivity.CPU.",
     ),
     lambda rank: rank.operator_arguments or (), ("name", "shapes", "arguments"),
-    lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
+    lambda one: one.times("device_self_ns", "host_self_ns"),
     by=("device_self_ns", "host_self_ns"),
 )  # fmt: skip
 _KERNELS = _ByName(

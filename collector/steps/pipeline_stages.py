@@ -111,7 +111,7 @@ def find_ideal_ratio(schedule: PipelineSchedule) -> float | None:
 
 def _explain_absence(schedule: PipelineSchedule) -> str:
     is_known = schedule.name in PARTS
-    return "the number of microbatches is not announced" if is_known else f"no formula for {schedule.name} is known"
+    return "the number of microbatches is not announced" if is_known else f"no formula for {schedule.name}"
 
 
 def needs_equal_parts(schedule: str) -> bool:
@@ -142,7 +142,7 @@ def find_pipeline(series: StepSeries, announced: Mapping[int, PipelineSchedule])
     rows = np.flatnonzero(~np.isnan(series.handover_ns).any(axis=1))[-STEPS_MAX:]
     rows = rows[~(np.isnan(series.own_ns[rows]) | np.isnan(series.step_ns[rows])).any(axis=1)]
     if len(rows) < STEPS_MIN:
-        return _without(found, f"the waiting of all ranks is known of {len(rows)} of {STEPS_MIN} steps")
+        return _without(found, f"the waiting of all ranks is known in {len(rows)} of the {STEPS_MIN} steps needed")
     return _measure(found, series, rows, series.handover_ns[rows], announced)
 
 
@@ -236,34 +236,37 @@ def describe_pipeline(found: PipelineTimes | None) -> list[str]:
 
     >>> stage = PipelineStage(stages=(0,), ranks=(0,), own_ns=6e7, bubble_ns=4e7, bubble_ratio=0.4)
     >>> last = PipelineStage(stages=(1,), ranks=(1,), own_ns=9e7, bubble_ns=1e7, bubble_ratio=0.1)
-    >>> found = PipelineTimes(schedule="Schedule1F1B", stage_count=2, ranks=2, microbatches=4, steps=20, last_step=99,
+    >>> found = PipelineTimes(schedule="GPipe", stage_count=2, ranks=2, microbatches=4, steps=20, last_step=99,
     ...     step_ns=1e8, pipeline_ns=1e8, stages=(stage, last), ideal_ratio=0.2, pace=(1,), margin_ns=3e7,
     ...     even_step_ns=9.375e7)
     >>> print("\n".join(describe_pipeline(found)))
-    Schedule1F1B, 2 stages on 2 ranks, 4 microbatches: bubble 10.0-40.0 % of the pipeline's time, 20.0 % if even
-    stage 1 sets the pace: own time 90.0 ms per step, 30.0 ms above the next; slower, or more work
-    an even split: at best 93.8 ms per step instead of 100.0 ms
+    GPipe, 2 stages on 2 ranks, 4 microbatches: bubble 10.0-40.0 % of the pipeline's time, 20.0 % with equal stages
+    stage 1 sets the pace: own time 90.0 ms per step, 30.0 ms above the next (slower, or more work)
+    even split: at best 93.8 ms per step instead of 100.0 ms
     """
     if found is None:
         return []
     batches = f", {found.microbatches:,} microbatches" if found.microbatches else ""
     head = f"{found.schedule}, {found.stage_count:,} stages on {found.ranks:,} ranks{batches}"
     if not found.stages:
-        return [f"{head}: bubble not known, {found.absent}"]
+        return [f"{head}: bubble not known: {found.absent}"]
     ratios = sorted(one.bubble_ratio for one in found.stages)
     span = f"{100 * ratios[0]:.1f}-{format_share(ratios[-1], 1)}"
     lines = [f"{head}: bubble {span} of the pipeline's time, {_describe_ideal(found)}"]
     slowest = next((one for one in found.stages if one.stages == found.pace), None)
     if slowest is None or found.margin_ns is None:
-        return [*lines, "no stage sets the pace: which works longest changes from step to step, or by less than 5 %"]
+        return [
+            *lines,
+            "no stage sets the pace: none has the longest own time in 90 % of the steps, by 5 % of a step",
+        ]
     lines.append(
         f"{name_stages(slowest.stages)} {'sets' if len(slowest.stages) == 1 else 'set'} the pace: own time "
-        f"{format_duration(slowest.own_ns)} per step, {format_duration(found.margin_ns)} above the next; slower, or "
-        "more work"
+        f"{format_duration(slowest.own_ns)} per step, {format_duration(found.margin_ns)} above the next (slower, "
+        "or more work)"
     )
     if found.even_step_ns is not None and found.step_ns is not None and found.even_step_ns < found.step_ns:
         lines.append(
-            f"an even split: at best {format_duration(found.even_step_ns)} per step instead of "
+            f"even split: at best {format_duration(found.even_step_ns)} per step instead of "
             f"{format_duration(found.step_ns)}"
         )
     return lines
@@ -271,9 +274,9 @@ def describe_pipeline(found: PipelineTimes | None) -> list[str]:
 
 def _describe_ideal(found: PipelineTimes) -> str:
     if found.ideal_ratio is None:
-        return found.ideal_absent
-    parts = " and forward and both backwards equally long" if needs_equal_parts(found.schedule) else ""
-    return f"{format_share(found.ideal_ratio, 1)} if even{parts}"
+        return f"with equal stages not known: {found.ideal_absent}"
+    parts = ", and forward and both backwards equally long" if needs_equal_parts(found.schedule) else ""
+    return f"{format_share(found.ideal_ratio, 1)} with equal stages{parts}"
 
 
 def name_stages(numbers: Sequence[int]) -> str:

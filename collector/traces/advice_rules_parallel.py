@@ -27,8 +27,8 @@ def judge_data_parallel(report: RankReport) -> Advice | Abstention | None:
         ranks=ranks_of(report),
         sentence=f"{on_rank(report)}one process drives {signs.data_parallel_devices} devices by nn.DataParallel.",
         action=(
-            "Use DistributedDataParallel with a process for each device: DataParallel copies the model to all devices "
-            "in every forward, gathers the outputs on one of them, and its threads share one interpreter."
+            "Use DistributedDataParallel with a process for each device. DataParallel copies the model to all devices "
+            "in every forward and gathers the outputs on one of them; its threads share Python's lock (GIL)."
         ),
         evidence={
             "device_count": signs.data_parallel_devices,
@@ -54,20 +54,20 @@ def judge_gloo(report: RankReport) -> Advice | Abstention | None:
     step_bytes = signs.gloo_bytes // max(1, signs.step_count) if signs.gloo_bytes is not None else None
     if (step_bytes or 0) < GLOO_STEP_BYTES_MIN and not signs.has_ddp_over_gloo:
         return None
-    per_step = "" if step_bytes is None or not signs.step_count else f", {format_bytes(step_bytes)} in a step"
+    per_step = "" if step_bytes is None or not signs.step_count else f", {format_bytes(step_bytes)} per step"
     what = "DistributedDataParallel's collectives" if signs.has_ddp_over_gloo else "collectives"
     return Advice(
         key=key,
         severity=severity_of(ratio),
         ranks=ranks_of(report),
         sentence=(
-            f"{on_rank(report)}no device works for {percent(ratio)} of the time while {what} run over gloo{per_step}, "
+            f"{on_rank(report)}no device works while {what} run over gloo{per_step}: {percent(ratio)} of the time, "
             "waits for other ranks included."
         ),
         action=(
-            "Exchange tensors that are on devices by the devices' own backend, which does not move them through the "
-            'memory of the host: init_process_group("nccl") on NVIDIA and AMD, or "cpu:gloo,cuda:nccl" where tensors '
-            "of the host are exchanged, too."
+            "Exchange tensors on devices by the devices' own backend, not through the memory of the host: "
+            'init_process_group("nccl") on NVIDIA and AMD, or "cpu:gloo,cuda:nccl" where tensors of the host are '
+            "exchanged, too."
         ),
         evidence={
             "gloo_exposed_ratio": ratio,

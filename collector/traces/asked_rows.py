@@ -136,7 +136,7 @@ def _warn_of_rest(left_out: int, what: str, rows_max: int) -> list[str]:
 def _warn_of_memory(view: RankView, asked: Asked) -> list[str]:
     found = []
     if asked.memory_between is not None and find_bounds(view, asked.memory_between) is None:
-        found.append("nothing of the stretch of --memory-between is in it: no memory of it")
+        found.append("nothing of the stretch of --memory-between is in the trace")
     if asked.allocations and not all(has_addresses(view, mine) for _, mine in split_allocators(view)):
         found.append("memory events without addresses: the single allocations are not known")
     return found

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rankscope.collector.traces.call_trees import CallTrees, StepCalls
 from rankscope.collector.traces.report import CallMatching, CallRow
+from rankscope.collector.traces.timeline_path import name_rank
 from rankscope.measure.nesting import OUTSIDE
 
 DIFFERENCES_MAX = 1_000
@@ -64,16 +65,19 @@ def match_calls(ranks: Sequence[tuple[int | None, CallTrees, CallTrees]]) -> Cal
     for rank, here, there in ranks:
         pair = _choose_steps(here, there)
         if pair is None:
-            notes.append(f"rank {rank}: no step that both have, with the calls of the one thread that runs it")
+            notes.append(f"{name_rank(rank)}: no step on both sides, or several threads run the steps")
             continue
         trees = _Tree(here.names, pair[0]), _Tree(there.names, pair[1])
         aligned = _Alignment(*trees)
         for kind, places in aligned.list_all():
             found[kind].append(_measure((rank, pair[0].number, pair[1].number), trees, kind, places))
         if aligned.left_out:
-            notes.append(f"rank {rank}: lists of calls that differ too much to be matched: {aligned.left_out:,}")
+            lists = _count(aligned.left_out, "list")
+            notes.append(f"{name_rank(rank)}: {lists} of calls not matched, since the two sides differ too much")
         if here.left_out or there.left_out:
-            notes.append(f"rank {rank}: steps behind too many calls, left out: {max(here.left_out, there.left_out):,}")
+            notes.append(
+                f"{name_rank(rank)}: too many calls, {_count(max(here.left_out, there.left_out), 'step')} left out"
+            )
     for one in found.values():
         one.sort(key=lambda call: -max(abs(call.host_difference_ns), abs(call.device_difference_ns)))
     return CallMatching(
@@ -83,6 +87,10 @@ def match_calls(ranks: Sequence[tuple[int | None, CallTrees, CallTrees]]) -> Cal
         rows=[_build_row(kind, call) for kind in KINDS for call in found[kind][:ROWS_MAX]],
         notes=notes,
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _choose_steps(here: CallTrees, there: CallTrees) -> tuple[StepCalls, StepCalls] | None:

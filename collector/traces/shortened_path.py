@@ -43,7 +43,9 @@ def add_shortened(
     found = sum_paths(_build(prepared, replays))
     steps = _compare_steps(path, prepared, replays)
     count = sum(one.matched_count for one in replays)
-    nothing = [] if count else [f"No operator or kernel has a name in which {' or '.join(shares)} is found."]
+    nothing = (
+        [] if count else [f"nothing has a name in which {' or '.join(shares)} is found, so nothing was shortened."]
+    )
     shortened = ShortenedPath(
         shares=dict(shares),
         matched_count=count,

@@ -53,7 +53,7 @@ from rankscope.collector.traces.timeline_events import (
     describe_reading,
     read_raw_events,
 )
-from rankscope.collector.traces.timeline_path import write_path
+from rankscope.collector.traces.timeline_path import name_rank, write_path
 from rankscope.collector.traces.timeline_sequences import write_sequences
 from rankscope.collector.traces.windows import find_steps_of_collectives
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
@@ -341,7 +341,7 @@ def _write_timeline(
     copies: dict[int | None, RankEvents] = {}
     ranks = []
     for place, source in enumerate(sources):
-        label = "rank unknown" if source.rank is None else f"rank {source.rank}"
+        label = name_rank(source.rank)
         shift_ns = source.base_ns - clock.offsets_ns[source.rank] - origin_ns
         copies[source.rank] = copied = RankEvents(
             label, place, len(sources) + 1, shift_ns, pids, possible_ns=source.possible_ns

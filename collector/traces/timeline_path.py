@@ -24,7 +24,7 @@ def write_path(
         {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": -1}},
     ]
     events += [
-        {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": _name(rank)}}
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name_rank(rank)}}
         for rank, tid in tids.items()
     ]
     numbers = count()
@@ -45,7 +45,8 @@ def write_path(
     return events
 
 
-def _name(rank: int | None) -> str:
+def name_rank(rank: int | None) -> str:
+    """Return `rank 3`, or `rank unknown`."""
     return "rank unknown" if rank is None else f"rank {rank}"
 
 

@@ -23,7 +23,7 @@ def write_sequences(sequences: Sequence[SequenceSpans], pid: int, label: str, sh
     )
     lanes = {lane: tid for tid, lane in enumerate(dict.fromkeys(span[:2] for span in spans), 1)}
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{label} sequences of kernels"}}
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{label}: sequences of kernels"}}
     ]
     events += [
         {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": f"GPU {device}, stream {stream}"}}

@@ -67,7 +67,7 @@ def test_caught_error_is_an_incident_of_a_run_that_finishes() -> None:
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     check_peaks(run, ended)
     check_finding(findings, step)
-    assert findings[0].details == {"held": "40.0 GiB in 1 blocks, model.py:24 (forward)"}
+    assert findings[0].details == {"held": "40.0 GiB in 1 block, model.py:24 (forward)"}
     assert ended.stdout.count("was told to record []") == RANKS, "the script's own recording was touched"
     assert run.end is not None
     assert (run.end.reason, run.end.first) == ("finished", None)
@@ -97,7 +97,7 @@ def test_memory_is_recorded_once_little_is_left_and_written_when_it_ends(tmp_pat
     assert found.why.endswith("(the largest piece 9.0 GiB)")
     line = line_of("fake_gpu_memory.py", "# allocates")
     assert found.details["held"].split("; ")[0] == (
-        f"40.0 GiB in 1 blocks, fake_gpu_memory.py:{line} (forward), Linear in Attention"
+        f"40.0 GiB in 1 block, fake_gpu_memory.py:{line} (forward), Linear in Attention"
     )
     path = tmp_path / RUN / "out-of-memory" / "rank-1-1.pickle"
     assert found.details["snapshot"] == str(path)

@@ -66,7 +66,7 @@ def find_leak(service: Service) -> Finding:
 @pytest.mark.parametrize(
     ("kind", "held", "bytes_per_step"),
     [
-        ("tensors", "a list that no module, object or closure has, such as a local variable", KEPT_BYTES),
+        ("tensors", "a list of no known owner (likely a local variable)", KEPT_BYTES),
         ("rows", "a list, attribute rows of Trainer", ROWS * ROW_BYTES),
     ],
 )

@@ -201,7 +201,7 @@ def _describe(machines: Sequence[_Machine], now_wall_s: float | None) -> Finding
         pattern="drifting",
         what=f"host memory growing{of_whom} by {rate},",
         why=(
-            f"full in about {format_length(first.left_s)}{full_at}, {_format_steps(left_steps)} steps: "
+            f"full in about {format_length(first.left_s)}{full_at} or {_format_steps(left_steps)} steps: "
             f"{format_bytes(first.available_bytes)} left on {first.node}, "
             f"{format_bytes(machine_rate)} more needed per hour"
         ),

@@ -16,14 +16,13 @@ ALL_MIN: Final = 0.9
 MOSTLY: Final = 0.5
 """Share of the growth from which on a kind of memory is named."""
 KINDS: Final = {
-    "RssAnon": "memory of its own (heap)",
+    "RssAnon": "private memory (heap)",
     "RssFile": "mapped files",
     "RssShmem": "shared memory",
 }
 """Kinds of resident memory by the kernel's name."""
 ELSEWHERE: Final = (
-    "memory of a C++ library, one object that grows, or an autograd graph that is kept, as by a sum of losses without "
-    ".item()"
+    "Possible: a C++ library, one object that grows, or a kept autograd graph (losses summed without .item())"
 )
 
 
@@ -49,10 +48,10 @@ def _describe_container(one: GrownContainer, steps: int, grown_bytes: int) -> st
     """
     added_bytes = one.added_bytes or 0
     of_all = "" if added_bytes >= ALL_MIN * grown_bytes else f" of {format_bytes(grown_bytes / steps)}"
-    owner = f", {one.name}" if one.name else " that no module, object or closure has, such as a local variable"
+    owner = f", {one.name}" if one.name else " of no known owner (likely a local variable)"
     parts = [
-        f"{one.length:,} elements, {one.added / steps:,.3g} more per step",
-        one.element,
+        f"{one.length:,} elements{one.element and f' ({one.element})'}",
+        f"{one.added / steps:,.3g} more per step",
         f"{'added at' if one.name else 'perhaps'} {one.line}" if one.line else "",
     ]
     return f"About {format_bytes(added_bytes / steps)}{of_all} per step in a {one.kind}{owner}: {_join(parts)}."
@@ -67,8 +66,8 @@ def _describe_rest(held: HeldGrowth, grown_bytes: int) -> str:
     kind = max(held.resident_bytes, key=lambda name: held.resident_bytes[name], default="")
     is_known = grown_bytes > 0 and held.resident_bytes.get(kind, 0) >= MOSTLY * grown_bytes
     begin = f"Mostly {KINDS.get(kind, kind)}. " if is_known else ""
-    objects = f"{held.objects:,} objects of Python, {held.added_objects / held.steps:,.3g} more per step"
+    objects = f"{held.objects:,} Python objects, {held.added_objects / held.steps:,.3g} more per step"
     if not held.is_searched:
-        return f"{begin}{objects}: too many to be looked through."
+        return f"{begin}{objects}: too many to be searched."
     frozen = f" of those not frozen ({held.frozen:,} are)" if held.frozen else ""
-    return f"{begin}No list, dict, set or deque{frozen} holds half of the growth: {ELSEWHERE}. {objects}."
+    return f"{begin}No list, dict, set or deque{frozen} holds half of the growth. {ELSEWHERE}. {objects}."

@@ -330,5 +330,6 @@ def _list_held(notice: OutOfMemory) -> list[str]:
     for held in notice.held:
         frame = find_script_frame(held.frames) or (held.frames[0] if held.frames else None)
         where = "a place that torch did not record" if frame is None else describe_frame(frame)
-        lines.append(f"{format_bytes(held.bytes)} in {held.blocks} blocks, {where}{held.module and f', {held.module}'}")
+        blocks = f"{held.blocks:,} block{'' if held.blocks == 1 else 's'}"
+        lines.append(f"{format_bytes(held.bytes)} in {blocks}, {where}{held.module and f', {held.module}'}")
     return lines

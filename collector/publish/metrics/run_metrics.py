@@ -454,7 +454,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_pipeline_even_step_seconds", "gauge", "seconds", ("run", "schedule"),
-        "Step at best, were the work of the stages split evenly. Absent where no stage sets the pace.",
+        "Length of a step at best, if the work of the stages were split evenly. Absent where no stage sets the pace.",
         "outside of the pipeline + mean own time in it / (1 - ideal bubble)", _PIPELINE, NOT_NEGATIVE,
         _pipelines(lambda one: to_seconds(one.even_step_ns)),
     ),

@@ -336,16 +336,16 @@ def _communication() -> list[Placed]:
             "schedule itself, with equal stages. No data: no pipeline is announced (docs/pipelines.md).",
             RATIO,
             Query(series("pipeline_bubble_ratio", OF_RUN), "stage {{stage}}"),
-            Query(series("pipeline_ideal_bubble_ratio", OF_RUN), "{{schedule}}, if even"),
+            Query(series("pipeline_ideal_bubble_ratio", OF_RUN), "{{schedule}}, with equal stages"),
             most=1,
         ),
         lines(
             "Own time of the stages",
-            "Own time per step of the ranks of a stage: the longest sets the pace. And the step at best, were the work "
-            "split evenly; no data of that: no stage sets the pace.",
+            "Own time per step of the ranks of a stage: the longest sets the pace. Beside it the step at best with an "
+            "even split; without data where no stage sets the pace.",
             SECONDS,
             Query(series("pipeline_stage_own_seconds", OF_RUN), "stage {{stage}}"),
-            Query(series("pipeline_even_step_seconds", OF_RUN), "step if even"),
+            Query(series("pipeline_even_step_seconds", OF_RUN), "step with an even split"),
         ),
     ]
 

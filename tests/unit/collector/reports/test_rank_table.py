@@ -127,10 +127,11 @@ def test_pipeline_is_told_and_who_waits_least_not_twice() -> None:
     least = LeastWaiting(rank=1, steps=40, share=0.95, margin_ns=8e6)
     said = render_run(run_of(ranks_without_peers=1, least_waiting=least, pipeline=full.pipeline)).splitlines()
     told = [line.removeprefix("  pipeline: ") for line in said if line.startswith("  pipeline: ")]
+    head = "Schedule1F1B, 2 stages on 2 ranks, 4 microbatches"
     assert told == [
-        "Schedule1F1B, 2 stages on 2 ranks, 4 microbatches: bubble 12.5-37.5 % of the pipeline's time, 20.0 % if even",
-        "stage 1 sets the pace: own time 86.0 ms per step, 24.0 ms above the next; slower, or more work",
-        "an even split: at best 91.5 ms per step instead of 100.0 ms",
+        f"{head}: bubble 12.5-37.5 % of the pipeline's time, 20.0 % with equal stages",
+        "stage 1 sets the pace: own time 86.0 ms per step, 24.0 ms above the next (slower, or more work)",
+        "even split: at best 91.5 ms per step instead of 100.0 ms",
     ]
     assert not any("waited for others least" in line for line in said)
 

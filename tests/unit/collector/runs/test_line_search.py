@@ -243,6 +243,6 @@ def test_rank_that_grows_fastest_is_asked_what_it_holds() -> None:
     found = search.search.pop()[7]
     assert found.is_named
     assert found.sentence == (
-        "About 1.0 MiB per step in a list, kept of train.py: 60 elements, 1 more per step, torch.Tensor, added at "
+        "About 1.0 MiB per step in a list, kept of train.py: 60 elements (torch.Tensor), 1 more per step, added at "
         "train.py:33 (main)."
     )

@@ -94,7 +94,7 @@ def test_schedule_without_formula_has_bubbles_and_the_bound_of_an_even_split() -
     assert found is not None
     assert (found.ideal_ratio, found.pace) == (None, (1, 2))
     assert found.even_step_ns == pytest.approx(73 * MS), "own times 64 and 82"
-    assert describe_pipeline(found)[0].endswith("no formula for ScheduleZBVZeroBubble is known")
+    assert describe_pipeline(found)[0].endswith("with equal stages not known: no formula for ScheduleZBVZeroBubble")
 
 
 def test_zero_bubble_counts_on_equal_parts_and_says_so() -> None:
@@ -102,7 +102,7 @@ def test_zero_bubble_counts_on_equal_parts_and_says_so() -> None:
     found = find_pipeline(series_of([[36.0, 18.0]] * STEPS_MIN), announced)
     assert found is not None
     assert found.ideal_ratio == pytest.approx(1 / 25)  # 1 of 3 x 2 x 4 + 1 parts
-    assert describe_pipeline(found)[0].endswith("4.0 % if even and forward and both backwards equally long")
+    assert describe_pipeline(found)[0].endswith("4.0 % with equal stages, and forward and both backwards equally long")
     assert found.even_step_ns == pytest.approx(73 * MS), "whatever they last"
 
 
@@ -114,7 +114,7 @@ def test_without_the_number_of_microbatches_there_is_no_ideal_and_that_is_said()
     assert found.ideal_ratio is None
     assert describe_pipeline(found)[0] == (
         "forward_backward_pipelining_without_interleaving, 2 stages on 2 ranks: bubble 20.0-40.0 % of the pipeline's "
-        "time, the number of microbatches is not announced"
+        "time, with equal stages not known: the number of microbatches is not announced"
     )
 
 
@@ -136,13 +136,13 @@ def test_what_is_not_known_has_its_reason() -> None:
         "no sends and receives have been measured yet": find_pipeline(
             replace(full, handover_ns=None), announce((0,), (1,))
         ),
-        "the waiting of all ranks is known of 15 of 16 steps": find_pipeline(few, announce((0,), (1,))),
-        "the waiting of all ranks is known of 0 of 16 steps": find_pipeline(unknown, announce((0,), (1,))),
+        "the waiting of all ranks is known in 15 of the 16 steps needed": find_pipeline(few, announce((0,), (1,))),
+        "the waiting of all ranks is known in 0 of the 16 steps needed": find_pipeline(unknown, announce((0,), (1,))),
     }
     for absent, found in said.items():
         assert found is not None
         assert (found.absent, found.stages) == (absent, ())
-        assert describe_pipeline(found)[0].endswith(f"bubble not known, {absent}")
+        assert describe_pipeline(found)[0].endswith(f"bubble not known: {absent}")
 
 
 def test_bubble_is_at_most_the_pipelines_time() -> None:

@@ -194,14 +194,14 @@ def test_stretch_that_is_not_in_the_trace_is_a_warning(tmp_path: Path) -> None:
     for text in ("7:", "1ms:2ms"):
         rank = rank_of(tmp_path, *KNOWN, memory_between=text, allocations=True)
         assert (rank.memory_stretch, list(rank.allocations or ())) == ([], [])
-        assert "nothing of the stretch of --memory-between is in it: no memory of it" in rank.warnings
+        assert "nothing of the stretch of --memory-between is in the trace" in rank.warnings
 
 
 def test_stretch_is_shown_by_rank_and_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rank_of(tmp_path, *KNOWN)
     assert main(["analyze", str(tmp_path), "--memory-between", "1:2"]) == 0
     printed = capsys.readouterr().out
-    assert "MEMORY OF THE STRETCH" in printed
+    assert "MEMORY OF A STRETCH OF TIME" in printed
     assert "MEMORY BY OPERATOR, IN THAT STRETCH" in printed
 
 

@@ -114,7 +114,7 @@ def test_lists_that_differ_too_much_are_counted(tmp_path: Path, monkeypatch: pyt
     there = step_of(1, *LINEAR, ("aten::relu", 200, 10))
     here = step_of(1, *LINEAR, ("a", 200, 10), ("b", 220, 10), ("c", 240, 10))
     found = matched(tmp_path, here, there)
-    assert found.notes == ["rank 0: lists of calls that differ too much to be matched: 1"]
+    assert found.notes == ["rank 0: 1 list of calls not matched, since the two sides differ too much"]
     assert (found.matched_count, found.added_count, found.removed_count) == (0, 4, 2)
 
 
@@ -122,14 +122,14 @@ def test_steps_beyond_the_most_calls_are_noted(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(call_trees, "CALLS_MAX", 3)
     events = [*step_of(1, *LINEAR), *step_of(2, *LINEAR)]
     found = matched(tmp_path, events, events)
-    assert found.notes == ["rank 0: steps behind too many calls, left out: 1"]
+    assert found.notes == ["rank 0: too many calls, 1 step left out"]
     assert found.matched_count == 2
 
 
 def test_steps_of_several_threads_have_no_calls(tmp_path: Path) -> None:
     events = [*step_of(1, *LINEAR), {**step_of(2, *LINEAR)[0], "tid": 5}]
     found = matched(tmp_path, events, events)
-    assert found.notes == ["rank 0: no step that both have, with the calls of the one thread that runs it"]
+    assert found.notes == ["rank 0: no step on both sides, or several threads run the steps"]
 
 
 def test_tables_are_there_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

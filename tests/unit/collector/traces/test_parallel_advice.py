@@ -86,7 +86,7 @@ def test_large_collectives_over_gloo_are_named_with_their_exposed_time(tmp_path:
     found = advice_of(report_of(tmp_path, *STEPS, *WORK, gloo(300, 600, LARGE)), "gloo_beside_devices")
     assert found is not None
     assert found.sentence == (
-        "On rank 0 no device works for 25 % of the time while collectives run over gloo, 4.0 MiB in a step, waits for "
+        "On rank 0 no device works while collectives run over gloo, 4.0 MiB per step: 25 % of the time, waits for "
         "other ranks included."
     )
     assert found.evidence == {
@@ -99,7 +99,7 @@ def test_gradients_over_gloo_are_named_without_sizes(tmp_path: Path) -> None:
     report = report_of(tmp_path, *STEPS, *WORK, DDP, gloo(300, 600, None))
     found = advice_of(report, "gloo_beside_devices")
     assert found is not None
-    assert "while DistributedDataParallel's collectives run over gloo, waits" in found.sentence
+    assert "while DistributedDataParallel's collectives run over gloo: 25 %" in found.sentence
 
 
 @pytest.mark.parametrize(

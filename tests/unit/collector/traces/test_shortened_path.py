@@ -103,7 +103,7 @@ def test_operators_of_a_cpu_are_shortened(tmp_path: Path) -> None:
 def test_name_that_nothing_has_is_noted(tmp_path: Path) -> None:
     found = shortened(tmp_path, {"nothing": 0.5}, BRANCHES)
     assert (found.matched_count, lengths_us(found)) == (0, (54, 54))
-    assert found.notes == ["No operator or kernel has a name in which nothing is found."]
+    assert found.notes == ["nothing has a name in which nothing is found, so nothing was shortened."]
 
 
 def test_trace_without_known_work_has_nothing_to_shorten(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_tables_say_what_is_saved_and_that_it_is_simulated(tmp_path: Path, capsy
     assert main(["analyze", path, "--critical-path", "--shorten", "long=0.25", "--shorten", "use=1"]) == 0
     text = capsys.readouterr().out
     assert "STEPS IF SOMETHING WERE SHORTER" in text
-    assert "Only recorded waits and launches" in text
+    assert "Simulated: the record is played again" in text
     report = analyze(path, critical_path=True, shorten={"long": 0.25})
     (row,) = next(one for one in build_sections(report, 20) if one.key == "shortened_steps").rows
     assert [cell.text for cell in row] == ["long to 25.0 %", "1", "0", "0.054", "0.046", "0.008", "14.8"]

@@ -23,8 +23,8 @@ def test_container_without_a_name_has_its_line_with_a_doubt() -> None:
     is_named, sentence = say(msgspec.structs.replace(GROWN, containers=(kept,)))
     assert is_named
     assert sentence == (
-        "About 2.0 MiB per step in a list that no module, object or closure has, such as a local variable: 60 "
-        "elements, 2 more per step, torch.Tensor, perhaps kept, train.py:33 (main)."
+        "About 2.0 MiB per step in a list of no known owner (likely a local variable): 60 "
+        "elements (torch.Tensor), 2 more per step, perhaps kept, train.py:33 (main)."
     )
 
 
@@ -38,8 +38,8 @@ def test_container_that_holds_less_than_half_is_not_named() -> None:
     is_named, sentence = say(held)
     assert not is_named
     assert sentence == (
-        f"Mostly memory of its own (heap). No list, dict, set or deque holds half of the growth: {ELSEWHERE}. 9,000 "
-        "objects of Python, 2 more per step."
+        f"Mostly private memory (heap). No list, dict, set or deque holds half of the growth. {ELSEWHERE}. 9,000 "
+        "Python objects, 2 more per step."
     )
 
 
@@ -52,7 +52,7 @@ def test_shared_memory_is_told_apart_and_frozen_objects_are_counted() -> None:
 
 def test_too_many_objects_are_told() -> None:
     held = msgspec.structs.replace(GROWN, is_searched=False, containers=(), resident_bytes={}, added_objects=900)
-    assert say(held) == (False, "9,000 objects of Python, 45 more per step: too many to be looked through.")
+    assert say(held) == (False, "9,000 Python objects, 45 more per step: too many to be searched.")
 
 
 def test_answer_without_a_step_says_nothing() -> None:

@@ -238,7 +238,7 @@ def test_what_held_the_memory_is_named_by_line_of_the_script() -> None:
         HeldMemory(bytes=GIB, blocks=3),
     )
     assert found_in(view((2, notice(held=held)))).details == {
-        "held": "40.0 GiB in 12 blocks, model.py:24 (forward); 2.0 GiB in 1 blocks, linear.py:125 (forward); "
+        "held": "40.0 GiB in 12 blocks, model.py:24 (forward); 2.0 GiB in 1 block, linear.py:125 (forward); "
         "1.0 GiB in 3 blocks, a place that torch did not record"
     }
 
