@@ -60,7 +60,8 @@ def of_titan(name: str, what: str, *arguments: str) -> Row:
     """Return a row of torchtitan's own trainer."""
     return Row(
         name=f"torchtitan{name}", framework="torchtitan", package="torchtitan", script="titan", arguments=arguments,
-        what=f"its `Trainer`, two layers of its debug model, {what}", slow_ms=150, variables={"JOB_STEPS": "120"},
+        what=f"its `Trainer`, two layers of its debug model, {what}", slow_ms=150,
+        variables={"JOB_STEPS": "120", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},  # what compiling says, each time
         slow_after=40, unseen=CPU_FOR_DEVICE,
     )  # fmt: skip
 
