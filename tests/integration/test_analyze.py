@@ -266,7 +266,8 @@ def bucket() -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("path", ["s3://runs/job/", "s3://runs/job/rank*.json.gz"])
 def test_traces_in_a_bucket_give_the_same_report(path: str, bucket: dict[str, str], tmp_path: Path) -> None:
     ended = rankscope("analyze", path, "--json-file", tmp_path / "report.json", **bucket)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    told = [line for line in ended.stderr.splitlines() if " of 2 files" not in line]  # how far, on a slow machine
+    assert (ended.returncode, told) == (0, [])
     report = json.loads((tmp_path / "report.json").read_text())
     local = analyze(str(GLOO))
     assert [rank["compute_ns"] for rank in report["ranks"]] == [rank.compute_ns for rank in local.ranks]
@@ -276,8 +277,9 @@ def test_traces_in_a_bucket_give_the_same_report(path: str, bucket: dict[str, st
 @pytest.mark.parametrize("path", ["s3://runs/job/rank7.json.gz", "s3://runs/empty/", "s3://nowhere/job/"])
 def test_missing_object_is_an_error_in_one_line(path: str, bucket: dict[str, str]) -> None:
     ended = rankscope("analyze", path, **bucket)
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
-    assert path in ended.stderr
+    told = [line for line in ended.stderr.splitlines() if " files, " not in line]
+    assert (ended.returncode, len(told)) == (2, 1)
+    assert path in told[0]
 
 
 # -- a cluster --------------------------------------------------------------------------------------------------------
