@@ -160,8 +160,8 @@ ANNOTATIONS = [asked for dashboard in find_dashboards() for asked in find_annota
 VARIABLES = [(dashboard, *found) for dashboard in find_dashboards() for found in find_variables(dashboard)]
 
 
-OF_NO_STORY = "rankscope_finding_left_seconds"
-"""No machine of the history runs out of memory."""
+OF_NO_STORY = ("rankscope_finding_left_seconds", "rankscope_pipeline_")
+"""No machine of the history runs out of memory, and no run has stages."""
 
 
 def choice_for(asked: Asked) -> Mapping[str, str]:
@@ -172,7 +172,7 @@ def choice_for(asked: Asked) -> Mapping[str, str]:
 @pytest.mark.parametrize("asked", QUERIES, ids=str)
 def test_every_query_of_a_panel_has_an_answer_of_few_lines(stored: StoredPrometheus, asked: Asked) -> None:
     found = stored.ask(asked, choice_for(asked))
-    assert sum(len(series.values) for series in found) > 0 or OF_NO_STORY in asked.expr, asked.expr
+    assert sum(len(series.values) for series in found) > 0 or any(one in asked.expr for one in OF_NO_STORY)
     assert len(found) <= LINES_MAX
 
 

@@ -4,6 +4,7 @@ it at the end of the step, as `loss.item()` does.
 """
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class LiveCuda(StandInCuda):
         return 0
 
     def get_device_properties(self, _device: int) -> object:
-        return object()
+        return SimpleNamespace(total_memory=80 * 1024**3)
 
 
 pretended, allocator = LiveCuda(), StandInAllocator()
