@@ -95,7 +95,7 @@ class _Open:
         self.seen_step = step
         self.passed_collector_ns = None
 
-    def close(self, others: "Sequence[_Open]" = ()) -> Finding:
+    def close(self, others: "Sequence[_Open]") -> Finding:
         """Return the finding in its closed form. That no single rank was slow held until one of the `others` began."""
         began_wall_s, since_step = self.finding.since_wall_s, self.finding.since_step
         until_step, until_ns = self.seen_step, self.seen_collector_ns
@@ -174,7 +174,7 @@ class RunFindings:
     @property
     def findings_as_closed(self) -> tuple[Finding, ...]:
         """All of them as if closed now: what is saved for the next collector, which finds anew what still holds."""
-        return (*self._closed, *order_findings(one.close() for one in self._open))
+        return (*self._closed, *order_findings(one.close(self._open) for one in self._open))
 
     def restore(
         self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds], *, attempts: int = 0

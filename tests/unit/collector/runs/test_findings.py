@@ -97,6 +97,7 @@ def test_no_single_straggler_held_until_a_straggler_began() -> None:
     told, verdicts = started(uneven)
     told.answer = [Candidate(uneven), Candidate(slow(2, since_step=6))]
     look(verdicts, told, view_until(9))
+    assert [one.until_step for one in verdicts.findings_as_closed if one.kind == "uneven_work"] == [5]  # as saved
     told.answer, told.passed = told.answer[1:], True
     (closed,) = (one for one in look(verdicts, told, view_until(12)) if isinstance(one, CloseFinding))
     assert (closed.finding.kind, closed.finding.until_step) == ("uneven_work", 5)
