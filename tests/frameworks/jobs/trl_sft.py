@@ -1,42 +1,28 @@
-"""TRL's SFTTrainer with a tiny model and a tokenizer of words that is made here."""
+"""TRL's SFTTrainer with a tiny model."""
 
 import tempfile
 
 import torch
 import torch.distributed as dist
 from datasets import Dataset
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
+from tests.frameworks.jobs.tiny_words import make_model, make_texts, make_tokenizer
 from tests.frameworks.jobs.told import STEPS, Work, tell
 
-PAD, END, WORDS = 30, 31, 32
-PADDING, ENDING = "<pad>", "<end>"
-
 torch.manual_seed(7)
-words = {f"w{number}": number for number in range(PAD)} | {PADDING: PAD, ENDING: END}
-splitter = Tokenizer(WordLevel(words, unk_token=PADDING))
-splitter.pre_tokenizer = Whitespace()
-config = GPT2Config(
-    vocab_size=WORDS, n_positions=64, n_embd=16, n_layer=1, n_head=2,
-    bos_token_id=END, eos_token_id=END, pad_token_id=PAD,
-)  # fmt: skip
-texts = [" ".join(f"w{(first + place) % PAD}" for place in range(8)) for first in range(64)]
 with tempfile.TemporaryDirectory() as folder:
     arguments = SFTConfig(
         output_dir=folder, max_steps=STEPS, per_device_train_batch_size=4, logging_steps=1, report_to=[],
         save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True, max_length=16,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config)
+    model = make_model()
     model.register_forward_pre_hook(Work().pause)
     trainer = SFTTrainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_dict({"text": texts}),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=splitter, pad_token=PADDING, eos_token=ENDING),
+        train_dataset=Dataset.from_dict({"text": make_texts(8)}),
+        processing_class=make_tokenizer(),
     )
     trainer.train()
     tell(trainer.state.global_step, [one["loss"] for one in trainer.state.log_history if "loss" in one])
