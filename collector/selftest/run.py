@@ -67,9 +67,8 @@ class KindReport(msgspec.Struct, frozen=True, kw_only=True):
     `wrong`, or `not reached`: it could not be tried, `reason` says why. `is_right` is the first of these. `expected`
     says which sentence is right, `said` is that one, or the last other one (empty: nothing was said), `line` what
     samples have shown beside it (empty: nothing yet), `accuses` one that is not about the faulty rank alone, empty
-    without one. `steps` is how many steps after the fault's first one
-    the last reported one was then, `took_s` the time from the start of the training, `others_cores` how many cores
-    other processes used in that time.
+    without one. `steps` is how many steps after the fault's first one the last reported one was then, `took_s` the time
+    from the start of the training, `others_cores` how many cores other processes used in that time.
     """
 
     kind: str

@@ -19,8 +19,8 @@ weights last equally long; the others whatever these last. All of them are what 
 they are played with these times (`tests/unit/collector/steps/test_pipeline_orders.py`); for ZBVZeroBubble's there is
 no formula.
 
-The rank with the longest own time sets the pace. It is named when it does so in SHARE_MIN of the steps, by MARGIN_MIN
-of a step, the test of `least_waiting.py`. Were its work split evenly, the step would last
+The rank with the longest own time sets the pace. It is named when it nearly always does, by the test of
+`least_waiting.py`. Were its work split evenly, the step would last
 
     time outside of the pipeline + mean own time within it / (1 - ideal_ratio)
 
@@ -35,7 +35,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.steps.least_waiting import MARGIN_MIN, SHARE_MIN, STEPS_MAX, STEPS_MIN
+from rankscope.collector.steps.least_waiting import STEPS_MAX, STEPS_MIN, find_foremost
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.measure.records import CHECKPOINT, CHECKPOINT_WAIT, PipelineSchedule
 from rankscope.measure.units import format_duration, format_share
@@ -43,6 +43,7 @@ from rankscope.measure.units import format_duration, format_share
 OUTSIDE: Final = ("data", "optimizer", CHECKPOINT, CHECKPOINT_WAIT)
 """Phases of a step that no work of a schedule falls into."""
 
+EVEN_SPLIT: Final = "even split"
 PARTS: Final[Mapping[str, tuple[int, bool]]] = {
     "ScheduleGPipe": (1, False),
     "Schedule1F1B": (1, False),
@@ -184,7 +185,7 @@ def _measure(
         for place, numbers in enumerate(order)
     )
     median_step_ns, median_pipeline_ns = float(np.median(step_ns)), float(np.median(pipeline_ns))
-    pace = _find_pace(own_by_stage, median_step_ns)
+    pace = find_foremost(-own_by_stage, median_step_ns) if len(stages) > 1 else None  # one alone is no pipeline
     return msgspec.structs.replace(
         found,
         steps=len(rows),
@@ -192,8 +193,8 @@ def _measure(
         step_ns=median_step_ns,
         pipeline_ns=median_pipeline_ns,
         stages=stages,
-        pace=None if pace is None else order[pace[0]],
-        margin_ns=None if pace is None else pace[1],
+        pace=None if pace is None else order[pace.column],
+        margin_ns=None if pace is None else pace.margin,
         even_step_ns=None if pace is None else _split_evenly(found, stages, median_step_ns - median_pipeline_ns),
     )
 
@@ -211,18 +212,6 @@ def _by_stage(values: Floats, columns: Sequence[Ints], *, of_two: Callable[..., 
     """Return the median of the ranks of each stage, shape (rows, stages); of two ranks what `of_two` returns."""
     found = [(of_two if len(one) == 2 else np.median)(values[:, one], axis=1) for one in columns]  # noqa: PLR2004
     return np.stack(found, axis=1)
-
-
-def _find_pace(own_ns: Floats, step_ns: float) -> tuple[int, float] | None:
-    """Return the column that nearly always works longest, and its margin over the next in ns; None for none."""
-    if own_ns.shape[1] < 2:  # noqa: PLR2004 - one alone is no pipeline
-        return None
-    longest = own_ns.argmax(axis=1)
-    column = int(np.bincount(longest).argmax())
-    margin_ns = float(np.median(own_ns[:, column] - np.delete(own_ns, column, axis=1).max(axis=1)))
-    if float((longest == column).mean()) < SHARE_MIN or margin_ns < MARGIN_MIN * step_ns:
-        return None
-    return column, margin_ns
 
 
 def _split_evenly(found: PipelineTimes, stages: Sequence[PipelineStage], outside_ns: float) -> float:
@@ -244,32 +233,34 @@ def describe_pipeline(found: PipelineTimes | None) -> list[str]:
     stage 1 sets the pace: own time 90.0 ms per step, 30.0 ms above the next (slower, or more work)
     even split: at best 93.8 ms per step instead of 100.0 ms
     """
+    facts = list_pipeline_facts(found)
+    return [f"{name}: {text}" if name == EVEN_SPLIT else text for name, text in facts.items()]
+
+
+def list_pipeline_facts(found: PipelineTimes | None) -> dict[str, str]:
+    """Return what is known of a pipeline, by `pipeline`, `pace` and EVEN_SPLIT; empty where none is announced."""
     if found is None:
-        return []
+        return {}
     batches = f", {found.microbatches:,} microbatches" if found.microbatches else ""
     head = f"{found.schedule}, {found.stage_count:,} stages on {found.ranks:,} ranks{batches}"
     if not found.stages:
-        return [f"{head}: bubble not known: {found.absent}"]
+        return {"pipeline": f"{head}: bubble not known: {found.absent}"}
     ratios = sorted(one.bubble_ratio for one in found.stages)
     span = f"{100 * ratios[0]:.1f}-{format_share(ratios[-1], 1)}"
-    lines = [f"{head}: bubble {span} of the pipeline's time, {_describe_ideal(found)}"]
+    facts = {"pipeline": f"{head}: bubble {span} of the pipeline's time, {_describe_ideal(found)}"}
     slowest = next((one for one in found.stages if one.stages == found.pace), None)
     if slowest is None or found.margin_ns is None:
-        return [
-            *lines,
-            "no stage sets the pace: none has the longest own time in 90 % of the steps, by 5 % of a step",
-        ]
-    lines.append(
+        unknown = "no stage sets the pace: none has the longest own time in 90 % of the steps, by 5 % of a step"
+        return {**facts, "pace": unknown}
+    facts["pace"] = (
         f"{name_stages(slowest.stages)} {'sets' if len(slowest.stages) == 1 else 'set'} the pace: own time "
         f"{format_duration(slowest.own_ns)} per step, {format_duration(found.margin_ns)} above the next (slower, "
         "or more work)"
     )
     if found.even_step_ns is not None and found.step_ns is not None and found.even_step_ns < found.step_ns:
-        lines.append(
-            f"even split: at best {format_duration(found.even_step_ns)} per step instead of "
-            f"{format_duration(found.step_ns)}"
-        )
-    return lines
+        instead = format_duration(found.step_ns)
+        facts[EVEN_SPLIT] = f"at best {format_duration(found.even_step_ns)} per step instead of {instead}"
+    return facts
 
 
 def _describe_ideal(found: PipelineTimes) -> str:
