@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
-from rankscope.agent.captures.called_name import find_called_name
+from rankscope.agent.captures.called_name import find_called_name, find_line
 from rankscope.agent.captures.kernel_waits import RUNS, KernelWait, KernelWaits
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
@@ -358,9 +358,7 @@ class StackSamples:
 
     def _to_frame(self, position: _Position) -> StackFrame:
         code = self._codes[position[0]]
-        spans = code.co_lines()
-        line = next((line for begin, end, line in spans if begin <= position[1] < end and line), code.co_firstlineno)
-        return StackFrame(code.co_filename, line, code.co_name)
+        return StackFrame(code.co_filename, find_line(code, position[1]), code.co_name)
 
 
 def _to_steps(steps: Sequence[tuple[int, int, Counter[int]]], number: dict[int, int]) -> tuple[SampledStep, ...]:
