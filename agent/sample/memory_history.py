@@ -107,14 +107,14 @@ class MemoryHistory:
             self.is_own = True
 
     def _is_affordable(self, index: int, now_ns: int) -> bool:
-        """Return whether allocations come seldom enough, by their number since the last call."""
+        """Return whether allocations come seldom enough, by their number since the last call with an earlier sample."""
+        before = self._allocations
+        if before is not None and now_ns <= before[1]:
+            return False
         stats = self._cuda.memory_stats_as_nested_dict(index)
         count = int(stats["allocation"]["all"]["allocated"])
-        before, self._allocations = self._allocations, (count, now_ns)
-        if before is None or now_ns <= before[1]:
-            self._allocations = before or self._allocations
-            return False
-        return STACK_NS * (count - before[0]) <= self._cost_ratio_max * (now_ns - before[1])
+        self._allocations = count, now_ns
+        return before is not None and STACK_NS * (count - before[0]) <= self._cost_ratio_max * (now_ns - before[1])
 
     # -- inside the failing allocation --------------------------------------------------------------------------------
 
