@@ -8,7 +8,7 @@ numpy is imported only where a table is read: a program that only sends messages
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -83,18 +83,3 @@ class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def columns(self) -> "Mapping[str, Column]":
         """Return every column by its name."""
         return {name: self.column(name) for name in self.names}
-
-
-class TableBlock(NamedTuple):
-    """Tables with the same columns and as many rows, as one array of shape (tables, columns, rows)."""
-
-    names: tuple[str, ...]
-    values: "npt.NDArray[np.int64]"
-
-    def column(self, name: str) -> "Column":
-        """Return the column of that name of every table, shape (tables, rows); all MISSING when there is none."""
-        import numpy as np  # noqa: PLC0415
-
-        if name not in self.names:
-            return np.full((self.values.shape[0], self.values.shape[2]), MISSING, dtype=np.int64)
-        return self.values[:, self.names.index(name), :]

@@ -3,9 +3,11 @@
 import dis
 import os
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, Final
+
+from rankscope.agent.captures.called_name import find_line
 
 CODES_MAX: Final = 512
 """Pieces of code that are read."""
@@ -71,27 +73,17 @@ def _find_additions(code: CodeType, kind: type) -> Iterator[tuple[str, bool, int
     """Return the names that code adds to, whether each is a local variable, and the line."""
     methods = ADDING.get(kind, frozenset())
     is_dict = issubclass(kind, dict)
-    line, before = code.co_firstlineno, list[tuple[str, Any]]()
+    before = list[tuple[str, Any]]()
     for one in dis.get_instructions(code):
-        line = _find_line(one, line)
-        loaded: Sequence[tuple[str, Any]] = before[-2:]
         is_method = one.opname in {"LOAD_METHOD", "LOAD_ATTR"} and one.argval in methods
         place = -1 if is_method else -2
-        if (is_method or (is_dict and one.opname == STORE)) and len(loaded) >= -place:
-            opname, variable = loaded[place]
+        if (is_method or (is_dict and one.opname == STORE)) and len(before) >= -place:
+            opname, variable = before[place]
             if opname.startswith("LOAD_") and isinstance(variable, str):
-                yield variable, opname.startswith(("LOAD_FAST", "LOAD_DEREF")), line
+                is_local = opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+                yield variable, is_local, find_line(code, one.offset)
         for value in (
             one.argval if isinstance(one.argval, tuple) and one.opname.startswith("LOAD_FAST") else (one.argval,)
         ):
             if one.opname not in {"CACHE", "PUSH_NULL", "EXTENDED_ARG"}:
                 before.append((one.opname, value))
-
-
-def _find_line(instruction: Any, line: int) -> int:
-    """Return the line of an instruction, after one of `line`."""
-    positions = getattr(instruction, "positions", None)
-    if positions is not None and positions.lineno:
-        return int(positions.lineno)
-    starts = instruction.starts_line
-    return starts if isinstance(starts, int) and not isinstance(starts, bool) else line

@@ -1,4 +1,5 @@
-"""Finds what a frame is calling, `time.sleep`, from its bytecode: a function in C has no frame of its own.
+"""Finds at which line a frame is, and what it is calling there, `time.sleep`, from its bytecode: a function in C has no
+frame of its own.
 
 From CPython 3.11 on each instruction has its place in the source. A call and what it calls begin at the same place, so
 the name is that of the loads there. Sources are not read: they may have been changed since.
@@ -43,3 +44,9 @@ def find_called_name(code: CodeType, last_instruction: int) -> str:
             names, is_plain = [], False  # else the constants are the names of arguments
     name = ".".join(names)
     return name if is_plain or not name else f".{name.rpartition('.')[2]}"
+
+
+def find_line(code: CodeType, instruction: int) -> int:
+    """Return the line of the instruction at this offset; that of the `def` where it has none."""
+    spans = code.co_lines()
+    return next((line for begin, end, line in spans if begin <= instruction < end and line), code.co_firstlineno)

@@ -40,6 +40,8 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from rankscope.agent.captures.adding_lines import find_adding_lines, find_codes
 from rankscope.agent.captures.model_memory import find_storages
 from rankscope.agent.captures.script_files import ScriptFiles
@@ -127,7 +129,10 @@ class HeldObjects:
         begin_ns = time.thread_time_ns()
         grown = _find_grown(looks) if len(looks) > 2 else {}  # noqa: PLR2004 - both halves
         selected = _select_ids(grown)
-        containers = [self._measure(one, selected, grown[id(one)]) for one in selected]
+        measured = [_measure(one, *grown[id(one)]) for one in selected]
+        most = sorted(range(len(selected)), key=lambda place: -(measured[place].added_bytes or 0))[:CONTAINERS_MAX]
+        running = [code for code in self._find_running() if self._files.is_user(code.co_filename)]
+        containers = tuple(_add_name(measured[place], selected[place], selected, running) for place in most)
         self.cpu_ns += time.thread_time_ns() - begin_ns
         return HeldGrowth(
             steps=self._steps,
@@ -138,7 +143,7 @@ class HeldObjects:
             resident_bytes={
                 name: last.resident[name] - first.resident[name] for name in RESIDENT if name in first.resident
             },
-            containers=tuple(sorted(containers, key=lambda one: -(one.added_bytes or 0))[:CONTAINERS_MAX]),
+            containers=containers,
         )
 
     def _look(self) -> _Look:
@@ -149,44 +154,6 @@ class HeldObjects:
         resident = read_resident(self._status)
         self.cpu_ns += time.thread_time_ns() - begin_ns
         return _Look(lengths, count, resident)
-
-    def _measure(self, container: Any, selected: list[Any], lengths: tuple[int, int]) -> GrownContainer:
-        first, last = lengths
-        elements = _take_newest(container, last - first)
-        sizes = measure_elements(elements)
-        name, codes = self._name(container, selected)
-        lines = find_adding_lines(codes, name.variable, type(container))
-        return GrownContainer(
-            name=to_unicode(name.text)[:NAME_LENGTH_MAX],
-            kind=type(container).__name__,
-            length=len(container),
-            added=last - first,
-            added_bytes=None if sizes is None else round((last - first) * sizes),
-            element=to_unicode(_name_type(elements[0]) if elements else "")[:NAME_LENGTH_MAX],
-            line=to_unicode(", ".join(lines[:2]))[:NAME_LENGTH_MAX] if name.variable or len(lines) == 1 else "",
-        )
-
-    # -- who has it ---------------------------------------------------------------------------------------------------
-
-    def _name(self, container: Any, selected: list[Any]) -> "tuple[_Named, list[CodeType]]":
-        """Return who has a container beside the list of those selected, and the code that may add to it."""
-        running = [code for code in self._find_running() if self._files.is_user(code.co_filename)]
-        suffix, target, skipped = "", container, {id(container), id(selected)}
-        for _ in range(LEVELS_MAX):
-            referrers = [one for one in gc.get_referrers(target) if id(one) not in skipped]
-            named = _find_in_modules(target)
-            for one in referrers[:REFERRERS_MAX]:
-                named = named or _find_owner(one, target)
-            if named is not None:
-                codes = [*running, *find_codes(named.functions)]
-                return _Named(f"{named.text}{suffix}", "" if suffix else named.variable, ()), codes
-            owner = next((one for one in referrers if type(one) in KINDS or type(one) is tuple), None)
-            if owner is None:
-                break
-            suffix = f"[{_find_key(owner, target)}]{suffix}"
-            skipped.add(id(owner))
-            target = owner
-        return _Named("", "", ()), running
 
     def _find_running(self) -> Iterator[CodeType]:
         frame = read_frames().get(self._thread)
@@ -262,6 +229,19 @@ def _take_newest(container: Any, added: int) -> list[Any]:
         return []
 
 
+def _measure(container: Any, first: int, last: int) -> GrownContainer:
+    """Return what a container that has grown from the first to the last length holds more of."""
+    elements = _take_newest(container, last - first)
+    size = measure_elements(elements)
+    return GrownContainer(
+        kind=type(container).__name__,
+        length=len(container),
+        added=last - first,
+        added_bytes=None if size is None else round((last - first) * size),
+        element=to_unicode(_name_type(elements[0]) if elements else "")[:NAME_LENGTH_MAX],
+    )
+
+
 # -- what an element takes --------------------------------------------------------------------------------------------
 
 
@@ -286,7 +266,7 @@ class _Sizes:
         return self._sizes
 
     def _add(self, one: Any, weight: float, depth: int) -> None:
-        if id(one) in self._sizes or len(self._sizes) >= VISITED_MAX or isinstance_of(one, _SHARED):
+        if id(one) in self._sizes or len(self._sizes) >= VISITED_MAX or issubclass(type(one), _SHARED):
             return
         kind = type(one)
         buffer = _find_buffer(one)
@@ -307,11 +287,6 @@ class _Sizes:
         if depth < DEPTH_MAX:
             for child in children:
                 self._add(child, weight, depth + 1)
-
-
-def isinstance_of(one: Any, kinds: tuple[type, ...]) -> bool:
-    """Return whether it is an instance of one of these, by its type alone: `isinstance` asks the object."""
-    return not set(type(one).__mro__).isdisjoint(kinds)
 
 
 def _list_children(one: Any) -> list[Any]:
@@ -348,6 +323,40 @@ def _name_type(one: Any) -> str:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
+def _add_name(
+    grown: GrownContainer, container: Any, selected: list[Any], running: Sequence[CodeType]
+) -> GrownContainer:
+    """Add who has a container beside the list of those selected, and where code adds to it: that which is `running`, or
+    that of who has it.
+    """
+    named = _find_holder(container, selected)
+    lines = find_adding_lines([*running, *find_codes(named.functions)], named.variable, type(container))
+    return msgspec.structs.replace(
+        grown,
+        name=to_unicode(named.text)[:NAME_LENGTH_MAX],
+        line=to_unicode(", ".join(lines[:2]))[:NAME_LENGTH_MAX] if named.variable or len(lines) == 1 else "",
+    )
+
+
+def _find_holder(container: Any, selected: list[Any]) -> _Named:
+    """Return who has a container beside the list of those selected; an empty name where that is not found."""
+    suffix, target, skipped = "", container, {id(container), id(selected)}
+    for _ in range(LEVELS_MAX):
+        referrers = [one for one in gc.get_referrers(target) if id(one) not in skipped]
+        named = _find_in_modules(target)
+        for one in referrers[:REFERRERS_MAX]:
+            named = named or _find_owner(one, target)
+        if named is not None:
+            return named._replace(text=f"{named.text}{suffix}", variable="" if suffix else named.variable)
+        owner = next((one for one in referrers if type(one) in KINDS or type(one) is tuple), None)
+        if owner is None:
+            break
+        suffix = f"[{_find_key(owner, target)}]{suffix}"
+        skipped.add(id(owner))
+        target = owner
+    return _Named("", "", ())
+
+
 def _find_in_modules(target: Any) -> _Named | None:
     """Return the name of a container in a module. Their dicts may be frozen (`gc.freeze`), and nobody's referrers."""
     for module in list(sys.modules.values()):
@@ -370,7 +379,7 @@ def _find_owner(holder: Any, target: Any) -> _Named | None:
                 return _name_attribute(one, holder, target)
     if kind is CellType:
         return _find_closure(holder)
-    if kind not in KINDS and kind is not tuple and not isinstance_of(holder, _SHARED):
+    if kind not in KINDS and kind is not tuple and not issubclass(type(holder), _SHARED):
         attributes = _read_attributes(holder)
         if attributes is not None:
             return _name_attribute(holder, attributes, target)
@@ -399,7 +408,7 @@ def _read_attributes(owner: Any) -> dict[Any, Any] | None:
 
 
 def _has_attributes(owner: Any, attributes: dict[Any, Any]) -> bool:
-    return type(owner) not in KINDS and not isinstance_of(owner, _SHARED) and _read_attributes(owner) is attributes
+    return type(owner) not in KINDS and not issubclass(type(owner), _SHARED) and _read_attributes(owner) is attributes
 
 
 def _name_attribute(owner: Any, attributes: dict[Any, Any], target: Any) -> _Named | None:

@@ -103,11 +103,8 @@ class OrderedSamples:
             self._spent_ns += on.cpu_ns
             answer = self._finish(on)
         except Exception as error:  # noqa: BLE001 - as above
-            self._guard.record(PART, error)
             on.is_wanted, self._on = False, None
-            answer = SamplesTaken(
-                id=on.order.id, state="refused", reason=f"an error of the agent: {type(error).__name__}"
-            )
+            answer = self._give_up(on.order, error)
         self._remember(answer)
         return answer
 
@@ -118,13 +115,15 @@ class OrderedSamples:
                 return None
             answer = SamplesTaken(id=held.order.id, state="taken", held=held.finish(), cost_ns=held.cpu_ns)
         except Exception as error:  # noqa: BLE001 - as above
-            self._guard.record(PART, error)
-            reason = f"an error of the agent: {type(error).__name__}"
-            answer = SamplesTaken(id=held.order.id, state="refused", reason=reason)
+            answer = self._give_up(held.order, error)
         self._held = None
         self._spent_ns += held.cpu_ns
         self._remember(answer)
         return answer
+
+    def _give_up(self, order: SampleOrder, error: Exception) -> SamplesTaken:
+        self._guard.record(PART, error)
+        return SamplesTaken(id=order.id, state="refused", reason=f"an error of the agent: {type(error).__name__}")
 
     def _is_over(self, on: StackSamples) -> bool:
         now_ns = self._monotonic_ns()

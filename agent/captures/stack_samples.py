@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
-from rankscope.agent.captures.called_name import find_called_name
+from rankscope.agent.captures.called_name import find_called_name, find_line
 from rankscope.agent.captures.kernel_waits import RUNS, KernelWait, KernelWaits
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
@@ -153,21 +153,12 @@ class StackSamples:
             if not frames:
                 break
             thread, frame = frames.popitem()
-            key = None if thread == self.thread else self._fold(frame)
-            if key is not None and key.script and since_ns is not None:
-                stage = BY_LIBRARY if self._is_by_library(frame) else ""
-                self._others.append((host_ns, self._find_place(key._replace(stage=stage)), host_ns - since_ns))
-
-    def _is_by_library(self, frame: FrameType | None) -> bool:
-        """Return whether the outermost frame that is not Python's is of a library."""
-        outermost = 0
-        for _ in range(WALK_MAX):
-            if frame is None:
-                break
-            kind = self._kinds.get(id(frame.f_code))
-            outermost = kind if kind in {_SCRIPT, _LIBRARY} else outermost
-            frame = frame.f_back
-        return outermost == _LIBRARY
+            if thread == self.thread or since_ns is None:
+                continue
+            key, is_by_library = self._walk(frame)
+            if key.script:
+                place = self._find_place(key._replace(stage=BY_LIBRARY) if is_by_library else key)
+                self._others.append((host_ns, place, host_ns - since_ns))
 
     def _find_place(self, key: StackKey | None) -> int:
         place = self._place_of.get(key, -1)
@@ -184,6 +175,11 @@ class StackSamples:
             self._names[wait] = waits.describe(wait)  # now, while the file is open
 
     def _fold(self, frame: FrameType | None) -> StackKey:
+        return self._walk(frame)[0]
+
+    def _walk(self, frame: FrameType | None) -> tuple[StackKey, bool]:
+        """Return what tells a stack apart, and whether its outermost frame that is not Python's is of a library."""
+        is_by_library = False
         script: list[_Position] = []
         called: tuple[str, int] | None = None
         inside: _Position | None = None
@@ -193,6 +189,7 @@ class StackSamples:
                 break
             code = frame.f_code
             kind = self._kinds.get(id(code)) or self._note(code)
+            is_by_library = kind == _LIBRARY or (is_by_library and kind != _SCRIPT)
             if kind == _SCRIPT:
                 if len(script) < FRAMES_MAX:
                     script.append((id(code), frame.f_lasti))
@@ -205,7 +202,7 @@ class StackSamples:
                     if inside is None and kind == _LIBRARY:
                         inside = id(code), frame.f_lasti
             frame = frame.f_back
-        return StackKey(tuple(script), called, inside, special)
+        return StackKey(tuple(script), called, inside, special), is_by_library
 
     def _note(self, code: CodeType) -> int:
         """Return whose code it is, and remember that."""
@@ -358,9 +355,7 @@ class StackSamples:
 
     def _to_frame(self, position: _Position) -> StackFrame:
         code = self._codes[position[0]]
-        spans = code.co_lines()
-        line = next((line for begin, end, line in spans if begin <= position[1] < end and line), code.co_firstlineno)
-        return StackFrame(code.co_filename, line, code.co_name)
+        return StackFrame(code.co_filename, find_line(code, position[1]), code.co_name)
 
 
 def _to_steps(steps: Sequence[tuple[int, int, Counter[int]]], number: dict[int, int]) -> tuple[SampledStep, ...]:

@@ -62,9 +62,8 @@ class TraceFiles:
         restart_count: int = 0,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        again = (f"restart-{restart_count}",) if restart_count else ()
         self._folder = folder
-        self._parts = (make_name(run), *again)
+        self._parts = name_folders(run, restart_count)
         self.is_temporary = not folder
         self._rank = rank
         self._bytes_max = bytes_max
@@ -131,6 +130,12 @@ def make_temporary(run: str) -> str:
 
 class TraceLostError(Exception):
     """A capture that is not kept; its text is the reason."""
+
+
+def name_folders(run: str, restart_count: int) -> tuple[str, ...]:
+    """Return the folders of a run's files in that of captures, `RUN` and after elastic restarts `restart-N` in it."""
+    again = (f"restart-{restart_count}",) if restart_count else ()
+    return (make_name(run), *again)
 
 
 def make_name(run: str) -> str:

@@ -18,13 +18,13 @@ import contextlib
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Final, NamedTuple
 
 from rankscope.agent.capture_settings import is_url
 from rankscope.agent.captures.stacks import find_torch_folder
-from rankscope.agent.captures.trace_files import make_name
+from rankscope.agent.captures.trace_files import name_folders
 from rankscope.agent.private_folder import PRIVATE_FILE, make_parents
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.module_frames import MODULES_KEY, ModuleCode, ModuleCodes, group_codes
@@ -52,7 +52,7 @@ ENOUGH: Final = "enough_were_written"
 FOREIGN: Final = "the_script_records_a_history_of_its_own"
 
 
-class Written(NamedTuple):
+class WrittenSnapshot(NamedTuple):
     """What a snapshot showed: the segments, with the code of modules; the largest unused piece in bytes; the path of
     the file, or why there is none.
     """
@@ -86,9 +86,7 @@ class MemoryHistory:
     @property
     def is_foreign(self) -> bool:
         """Whether the script has torch record a history of its own."""
-        bindings = self._cuda.memory._C  # noqa: SLF001 - there is no public way to it, here and below
-        is_recorded = getattr(bindings, "_cuda_isHistoryEnabled", None)
-        return not self.is_own and is_recorded is not None and bool(is_recorded())
+        return not self.is_own and is_history_recorded(self._cuda)
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
 
@@ -104,30 +102,30 @@ class MemoryHistory:
             self._allocations = None
             return
         if self._is_affordable(index, sample.host_ns):
-            record = self._cuda.memory._record_memory_history  # noqa: SLF001
+            record = self._cuda.memory._record_memory_history  # noqa: SLF001 - there is no public way, here and below
             record("all", context="alloc", stacks="python", max_entries=ENTRIES_MAX)
             self.is_own = True
 
     def _is_affordable(self, index: int, now_ns: int) -> bool:
-        """Return whether allocations come seldom enough, by their number since the last call."""
+        """Return whether allocations come seldom enough, by their number since the last call with an earlier sample."""
+        before = self._allocations
+        if before is not None and now_ns <= before[1]:
+            return False
         stats = self._cuda.memory_stats_as_nested_dict(index)
         count = int(stats["allocation"]["all"]["allocated"])
-        before, self._allocations = self._allocations, (count, now_ns)
-        if before is None or now_ns <= before[1]:
-            self._allocations = before or self._allocations
-            return False
-        return STACK_NS * (count - before[0]) <= self._cost_ratio_max * (now_ns - before[1])
+        self._allocations = count, now_ns
+        return before is not None and STACK_NS * (count - before[0]) <= self._cost_ratio_max * (now_ns - before[1])
 
     # -- inside the failing allocation --------------------------------------------------------------------------------
 
-    def write(self, device: int, now_ns: int) -> Written:
+    def write(self, device: int, now_ns: int) -> WrittenSnapshot:
         """Read what holds the memory of a device, and write the snapshot. Raises what torch does."""
         if self._last_ns is not None and now_ns - self._last_ns < SPACING_NS:
-            return Written(why_no_file=RECENT)
+            return WrittenSnapshot(why_no_file=RECENT)
         if self._files >= FILES_MAX:
-            return Written(why_no_file=ENOUGH)
+            return WrittenSnapshot(why_no_file=ENOUGH)
         if self.is_foreign:
-            return Written(why_no_file=FOREIGN)
+            return WrittenSnapshot(why_no_file=FOREIGN)
         self._last_ns = now_ns
         self._files += 1
         snapshot = self._cuda.memory._snapshot()  # noqa: SLF001
@@ -135,15 +133,14 @@ class MemoryHistory:
         codes = list(find_module_codes(segments))
         snapshot[MODULES_KEY] = [tuple(one) for one in codes]
         path, why = self._write_file(snapshot)
-        return Written(segments, group_codes(codes), find_largest_free(segments), path, why)
+        return WrittenSnapshot(segments, group_codes(codes), find_largest_free(segments), path, why)
 
     def _write_file(self, snapshot: Mapping[str, Any]) -> tuple[str, str]:
         """Return the path of the file, or why there is none."""
         if not self._folder or is_url(self._folder):
             return "", OF_URL if self._folder else NO_FOLDER
         identity = self._identity
-        again = (f"restart-{identity.restart_count}",) if identity.restart_count else ()
-        folder = os.path.join(self._folder, make_name(identity.run), *again, FOLDER)
+        folder = os.path.join(self._folder, *name_folders(identity.run, identity.restart_count), FOLDER)
         name = f"rank-{identity.rank}-{self._files}.pickle"
         part = os.path.join(folder, f".{name}")
         content = pickle.dumps(snapshot, protocol=4)
@@ -161,6 +158,18 @@ class MemoryHistory:
                 os.unlink(part)
             return "", str(error.strerror)
         return os.path.join(folder, name), ""
+
+
+def find_torch_function(cuda: Any, name: str) -> Callable[..., Any] | None:
+    """Return a function of torch's C++ part, which torch.cuda.memory imports as `_C`; None where it has none."""
+    found: Callable[..., Any] | None = getattr(getattr(getattr(cuda, "memory", None), "_C", None), name, None)
+    return found
+
+
+def is_history_recorded(cuda: Any) -> bool:
+    """Return whether torch records the history of a GPU's memory, whoever has begun that."""
+    is_recorded = find_torch_function(cuda, "_cuda_isHistoryEnabled")
+    return is_recorded is not None and bool(is_recorded())
 
 
 def find_least_headroom(total_bytes: int, device: DeviceSample | None, sample: AllocatorSample) -> int:

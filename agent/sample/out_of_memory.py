@@ -28,7 +28,12 @@ import msgspec
 from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.sample.memory_history import MemoryHistory, Written
+from rankscope.agent.sample.memory_history import (
+    MemoryHistory,
+    WrittenSnapshot,
+    find_torch_function,
+    is_history_recorded,
+)
 from rankscope.agent.sample.model_bytes import ModelBytes, find_model_bytes
 from rankscope.agent.sample.torch_memory import NATIVE, parse_stats
 from rankscope.measure.bounds import NAME_LENGTH_MAX, TEXT_LENGTH_MAX
@@ -216,7 +221,7 @@ class OutOfMemoryWatch:
             seen.held = sum_by_stack(written.segments, seen.device, written.codes)
         except Exception as error:  # noqa: BLE001 - the notice is worth more than what it lacks then
             self._guard.record(HISTORY, error)
-            written = Written(why_no_file=NOT_READ)
+            written = WrittenSnapshot(why_no_file=NOT_READ)
         seen.largest_free_bytes = written.largest_free_bytes
         seen.snapshot, seen.why_no_snapshot = to_unicode(written.path)[-TEXT_LENGTH_MAX:], written.why_no_file
 
@@ -256,8 +261,7 @@ class OutOfMemoryWatch:
             self._with_held = msgspec.structs.replace(first, held=held, absent=absent)
 
     def _read_held(self, device: int) -> tuple[HeldMemory, ...]:
-        is_recorded = find_torch_function(self._cuda, "_cuda_isHistoryEnabled")
-        if is_recorded is None or not is_recorded():
+        if not is_history_recorded(self._cuda):
             return ()
         try:
             segments = self._cuda.memory_snapshot(include_traces=False)
@@ -305,12 +309,6 @@ def to_notice(seen: SeenError) -> OutOfMemory:
         absent=absent,
         **values,
     )
-
-
-def find_torch_function(cuda: Any, name: str) -> Callable[..., Any] | None:
-    """Return a function of torch's C++ part, which torch.cuda.memory imports as `_C`; None where it has none."""
-    found: Callable[..., Any] | None = getattr(getattr(getattr(cuda, "memory", None), "_C", None), name, None)
-    return found
 
 
 def sum_by_stack(

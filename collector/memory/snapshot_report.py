@@ -68,7 +68,7 @@ class StackRow(msgspec.Struct, frozen=True, kw_only=True):
     module: str | None = None
 
 
-class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
+class ModuleBytesRow(msgspec.Struct, frozen=True, kw_only=True):
     """Allocations in the code of one module of torch.nn, by its class; an empty name: in that of none."""
 
     module: str
@@ -183,7 +183,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     history: HistoryReport | None
     history_problem: str | None
     rows_left_out: int
-    modules: list[ModuleRow] = []
+    modules: list[ModuleBytesRow] = []
     room: RoomRow | None = None
 
 
@@ -264,7 +264,7 @@ def _summarize(
     )
 
 
-def _sum_by_module(by_stack: Iterable[tuple[int, int, int, int]], modules: Sequence[str]) -> list[ModuleRow]:
+def _sum_by_module(by_stack: Iterable[tuple[int, int, int, int]], modules: Sequence[str]) -> list[ModuleBytesRow]:
     """Return what the code of each module has allocated, largest first; nothing where no stack is in one's."""
     sums: dict[str, list[int]] = {}
     for key, total, count, largest in by_stack:
@@ -272,7 +272,7 @@ def _sum_by_module(by_stack: Iterable[tuple[int, int, int, int]], modules: Seque
         row[:] = row[0] + total, row[1] + count, max(row[2], largest)
     if not any(sums):
         return []
-    rows = (ModuleRow(module=name, bytes=row[0], count=row[1], largest_bytes=row[2]) for name, row in sums.items())
+    rows = (ModuleBytesRow(module=name, bytes=row[0], count=row[1], largest_bytes=row[2]) for name, row in sums.items())
     return sorted(rows, key=lambda row: -row.bytes)
 
 

@@ -202,7 +202,8 @@ def _choose_ranks(finding: Finding, attempt: Attempt, live: Mapping[int, object]
     if finding.kind in RUN_KINDS:
         return tuple(sorted(live))[:1]
     if finding.kind == MEMORY_GROWTH:
-        return tuple(rank for rank in (round(finding.evidence.get(FASTEST, -1)),) if rank in live)
+        fastest = round(finding.evidence.get(FASTEST, -1))
+        return (fastest,) if fastest in live else ()
     rank = next((rank for rank in finding.ranks if rank in live), None)
     if rank is None:
         return ()

@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.sparse_rows import SparseRows
+from rankscope.collector.steps.stacked_tables import TableBlock
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 from rankscope.collector.steps.wait_times import KindColumns
 from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONIZING_OPS
-from rankscope.measure.table import MISSING, TableBlock
+from rankscope.measure.table import MISSING
 
 WAITS_WITHIN_MAX: Final = 0.02
 """Share of a device's own time that may be waiting, by windows, where it counts as none: in data parallel training it

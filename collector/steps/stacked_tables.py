@@ -1,10 +1,25 @@
 """Make one block of the tables of many reports. Pure."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from rankscope.measure.table import Table, TableBlock
+from rankscope.measure.table import MISSING, Table
+
+
+class TableBlock(NamedTuple):
+    """Tables with the same columns and as many rows, as one array of shape (tables, columns, rows)."""
+
+    names: tuple[str, ...]
+    values: npt.NDArray[np.int64]
+
+    def column(self, name: str) -> npt.NDArray[np.int64]:
+        """Return the column of that name of every table, shape (tables, rows); all MISSING when there is none."""
+        if name not in self.names:
+            return np.full((self.values.shape[0], self.values.shape[2]), MISSING, dtype=np.int64)
+        return self.values[:, self.names.index(name), :]
 
 
 def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], TableBlock]]:

@@ -28,6 +28,7 @@ from rankscope.collector.steps.host_own_times import WAITS_IN, fill_from_cpu
 from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
+from rankscope.collector.steps.stacked_tables import TableBlock
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.unwatched_steps import fill_from_phases
 from rankscope.collector.steps.wait_attribution import attribute_waits
@@ -35,7 +36,7 @@ from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.communication import ALL_TO_ALL, is_on_host
 from rankscope.measure.records import BACKWARD_CPU, CAPTURED, PHASE_PREFIX, PHASES, Collectives
-from rankscope.measure.table import MISSING, TableBlock
+from rankscope.measure.table import MISSING
 
 WHOLE_CELLS_MAX = 2**20
 """Steps x ranks, 8 MiB, up to which durations are kept in 64 bits. Beyond (4,096 ranks at the default of 256 steps) 32

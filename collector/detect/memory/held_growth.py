@@ -54,11 +54,8 @@ def _describe_container(one: GrownContainer, steps: int, grown_bytes: int) -> st
         f"{one.added / steps:,.3g} more per step",
         f"{'added at' if one.name else 'perhaps'} {one.line}" if one.line else "",
     ]
-    return f"About {format_bytes(added_bytes / steps)}{of_all} per step in a {one.kind}{owner}: {_join(parts)}."
-
-
-def _join(parts: list[str]) -> str:
-    return ", ".join(filter(None, parts))
+    said = ", ".join(filter(None, parts))
+    return f"About {format_bytes(added_bytes / steps)}{of_all} per step in a {one.kind}{owner}: {said}."
 
 
 def _describe_rest(held: HeldGrowth, grown_bytes: int) -> str:

@@ -56,6 +56,11 @@ class _Failed(NamedTuple):
     def notice(self) -> OutOfMemory:
         return self.seen.notice
 
+    @property
+    def snapshot(self) -> str:
+        """The path of its snapshot, that of the first error if it has one; empty without."""
+        return self.read.snapshot or self.notice.snapshot
+
 
 class _Others(NamedTuple):
     """The other ranks: how many, the median of what they have needed at most, and the least headroom with its rank."""
@@ -283,9 +288,8 @@ def _describe_held(notice: OutOfMemory) -> tuple[str, ...]:
 
 
 def _describe_file(failed: _Failed, node: str) -> tuple[str, ...]:
-    """Return where the snapshot is, of the first error that has one."""
-    path = failed.read.snapshot or failed.notice.snapshot
-    return (f"memory snapshot{node and f' on {node}'}: {path}",) if path else ()
+    """Return where the snapshot is."""
+    return (f"memory snapshot{node and f' on {node}'}: {failed.snapshot}",) if failed.snapshot else ()
 
 
 def _describe_room(others: _Others) -> tuple[str, ...]:
@@ -320,8 +324,7 @@ def _collect_evidence(failed: _Failed, others: _Others) -> dict[str, float]:
 
 def _collect_details(failed: _Failed) -> dict[str, str]:
     """Return what held the most memory, by line of the script, where torch has recorded it, and the snapshot."""
-    path = failed.read.snapshot or failed.notice.snapshot
-    known = {"held": "; ".join(_list_held(failed.read)), "snapshot": path}
+    known = {"held": "; ".join(_list_held(failed.read)), "snapshot": failed.snapshot}
     return {name: text for name, text in known.items() if text}
 
 
