@@ -92,7 +92,7 @@ def _sum_allocator(view: RankView, bounds: tuple[int, int], device: int | None, 
     held = held_bytes(memory, mine)
     inside = is_inside(memory.time_ns[mine], bounds)
     size, times_ns = memory.bytes[mine][inside], memory.time_ns[mine][inside]
-    start_bytes = held_at(memory, mine, held, start_ns)
+    start_bytes = int(held_at(memory, mine, held, np.array([start_ns]))[0])
     levels = np.append(start_bytes, held[inside])
     peak = int(np.argmax(levels))
     return MemoryStretchRow(
