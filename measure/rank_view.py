@@ -151,7 +151,7 @@ class RankView:
         self.events = trace.events
         self.host = HostRanges(trace)
         self.has_unknown_device = has_unknown_device
-        self._first_step, self._end_step = steps or (None, None)
+        self._range = steps or (None, None)
 
     # -- the device ---------------------------------------------------------------------------------------------------
 
@@ -273,11 +273,14 @@ class RankView:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Return the chosen ones of the profiler's steps, by start."""
+        return self.find_steps(*self._range)
+
+    def find_steps(self, first: int | None, end: int | None) -> tuple[Step, ...]:
+        """Return the steps, chosen or not, from one number up to, not including, another, by start; None: no limit."""
         return tuple(
             step
             for step in self.all_steps
-            if (self._first_step is None or step.number >= self._first_step)
-            and (self._end_step is None or step.number < self._end_step)
+            if (first is None or step.number >= first) and (end is None or step.number < end)
         )
 
     @cached_property

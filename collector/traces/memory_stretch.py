@@ -59,7 +59,7 @@ def find_bounds(view: RankView, stretch: Stretch) -> tuple[int, int] | None:
         begin_ns = first_ns + (first or 0)
         end_ns = end_ns if end is None else min(first_ns + end, end_ns)
         return (begin_ns, end_ns) if begin_ns < end_ns else None
-    steps = RankView(view.trace, (first, end)).steps
+    steps = view.find_steps(first, end)
     return (steps[0].start_ns, steps[-1].next_start_ns) if steps else None
 
 
