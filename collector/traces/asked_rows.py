@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces import tables
-from rankscope.collector.traces.allocations import has_addresses, list_allocations
+from rankscope.collector.traces.allocations import list_allocations
 from rankscope.collector.traces.asked import Asked
 from rankscope.collector.traces.event_rows import list_events
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_launches import sum_launches
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.made_tables import Makers
-from rankscope.collector.traces.memory import split_allocators
 from rankscope.collector.traces.memory_stretch import find_bounds, sum_stretch
+from rankscope.collector.traces.memory_timeline import has_addresses
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.operator_groups import sum_operator_groups
@@ -137,7 +137,7 @@ def _warn_of_memory(view: RankView, asked: Asked) -> list[str]:
     found = []
     if asked.memory_between is not None and find_bounds(view, asked.memory_between) is None:
         found.append("nothing of the stretch of --memory-between is in the trace")
-    if asked.allocations and not all(has_addresses(view, mine) for _, mine in split_allocators(view)):
+    if asked.allocations and not all(has_addresses(view, mine) for _, mine in view.allocators):
         found.append("memory events without addresses: the single allocations are not known")
     return found
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rankscope.collector.traces.memory_timeline import CPU_TYPE, OUTSIDE_OPERATORS, follow_memory
+from rankscope.collector.traces.memory_timeline import OUTSIDE_OPERATORS, follow_memory
 from rankscope.collector.traces.report import MemoryReport, MemoryRow
 from rankscope.measure.kineto import NONE, Ints, MemoryEvents
 from rankscope.measure.nesting import OUTSIDE
@@ -17,17 +17,7 @@ def summarize_memory(view: RankView, every: int = 0, *, with_flow: bool = False)
     """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`. `every`: of so
     many operators one is a point of the curve; 0: its points are events. `with_flow` adds the chart.
     """
-    return [_summarize(view, mine, device, every, with_flow=with_flow) for device, mine in split_allocators(view)]
-
-
-def split_allocators(view: RankView) -> list[tuple[int | None, Ints]]:
-    """Return the device of each allocator, None for the CPU, which is the first, and its events."""
-    memory = view.trace.memory
-    pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
-    return [
-        (None if kind == CPU_TYPE else device, np.flatnonzero((memory.device_type == kind) & (memory.device == device)))
-        for kind, device in pairs
-    ]
+    return [_summarize(view, mine, device, every, with_flow=with_flow) for device, mine in view.allocators]
 
 
 def _summarize(view: RankView, mine: Ints, device: int | None, every: int, *, with_flow: bool) -> MemoryReport:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.memory import held_at, held_bytes, split_allocators, sum_operators
+from rankscope.collector.traces.memory import held_at, held_bytes, sum_operators
 from rankscope.collector.traces.report import MemoryStretchOperator, MemoryStretchRow
 from rankscope.measure.errors import SettingError
 from rankscope.measure.kineto import Ints
@@ -77,7 +77,7 @@ def sum_stretch(view: RankView, stretch: Stretch) -> tuple[list[MemoryStretchRow
         return [], []
     rows: list[MemoryStretchRow] = []
     operators: list[MemoryStretchOperator] = []
-    for device, mine in split_allocators(view):
+    for device, mine in view.allocators:
         rows.append(_sum_allocator(view, bounds, device, mine))
         inside = mine[is_inside(view.trace.memory.time_ns[mine], bounds)]
         operators += [
