@@ -49,13 +49,12 @@ def list_allocations(view: RankView, stretch: Stretch | None = None) -> ColumnTa
     threads = memory.thread[lives.allocated].astype(np.int32)
     inside = view.host.operators.find_innermost(threads, allocated_ns)
     operators = np.append(view.events.name[view.host.operator_rows], NONE)[inside]  # OUTSIDE, -1, is the last place
-    modules = find_module_names(view, threads, allocated_ns)
     return ColumnTable(
         AllocationRow,
         {
             "device": number_column(lives.device),
             "operator": text_column(np.where(made, operators, NONE), view.trace.names),
-            "module": Texts(np.where(made, modules.codes, NONE), modules.names),
+            "module": find_module_names(view, threads, allocated_ns, made),
             "step": number_column(np.where(made, view.number_steps(allocated_ns), NONE)),
             "bytes": lives.bytes,
             "allocated_ns": Numbers(allocated_ns - view.origin_ns, made),
