@@ -110,10 +110,8 @@ def reduce_trace(
         raise TraceError(f"it has {kinds:,} kinds of collectives; at most {COLLECTIVE_KINDS_MAX:,} are summed up")
     devices = windows.summarize_devices(view, origin.devices)
     always = _list_tables(view, origin, collectives, asked)
-    makers = {
-        **always,
-        **list_asked(view, asked, _name_device(view, devices), devices),
-    }
+    when_asked = list_asked(view, asked, _name_device(view, devices), devices)
+    makers = {**always, **when_asked}
     if divides_steps:
         makers["parts"] = lambda: divide_steps(view, collectives)
     if asked.calls:
@@ -121,9 +119,8 @@ def reduce_trace(
     if asked.critical_path:
         makers["path"] = lambda: record_path(view, collectives, origin.base_ns)
     made = make_tables(makers, on_part)
-    report = add_asked(
-        _build_report(view, path, origin, devices, {name: made[name] for name in always}), view, asked, made
-    )
+    report = _build_report(view, path, origin, devices, {name: made[name] for name in always})
+    report = add_asked(report, view, asked, {name: made[name] for name in when_asked})
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
