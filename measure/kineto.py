@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -211,6 +212,24 @@ class MemoryEvents:
     reserved_bytes: Ints
     address: Ints
     thread: Ints
+
+
+class ReadOptions(NamedTuple):
+    """What is read of a trace beside what every table needs. `every_shape`: the input shapes of all operators,
+    otherwise only those that the breakdown uses; `every_wait`: the waits of streams for events; `values_of`: the names
+    of operators whose arguments, and of collectives whose splits are read; `autograd`: the links of backward operators
+    to forward ones; `launches`: how kernels were launched; `arguments`: strides and values of all operators' inputs.
+    """
+
+    every_shape: bool = False
+    every_wait: bool = False
+    values_of: AbstractSet[str] = frozenset()
+    autograd: bool = False
+    launches: bool = False
+    arguments: bool = False
+
+
+NO_OPTIONS = ReadOptions()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ whole number of microseconds is parsed again from its text.
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any, TypeVar
@@ -34,6 +33,7 @@ from rankscope.measure.impossible_times import (
 )
 from rankscope.measure.kineto import (
     DEVICE_WORK,
+    NO_OPTIONS,
     NONE,
     AutogradLinks,
     Category,
@@ -45,6 +45,7 @@ from rankscope.measure.kineto import (
     KinetoTrace,
     LaunchShape,
     MemoryEvents,
+    ReadOptions,
     StreamWait,
     find_category,
     name_ascend_category,
@@ -80,27 +81,11 @@ WAITS_CATEGORY = "cuda_sync"
 
 
 def read_trace(
-    chunks: Iterable[bytes],
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    every_shape: bool = False,
-    every_wait: bool = False,
-    values_of: AbstractSet[str] = frozenset(),
-    autograd: bool = False,
-    launches: bool = False,
-    arguments: bool = False,
+    chunks: Iterable[bytes], options: ReadOptions = NO_OPTIONS, *, block_bytes: int = BLOCK_BYTES
 ) -> KinetoTrace:
-    """Return the trace in these bytes, which may be cut anywhere; with `every_shape` the input shapes of all operators,
-    otherwise only those that the breakdown uses; with `every_wait` the waits of streams for events; with the arguments
-    of the operators and the splits of the collectives in `values_of`; with `autograd` the links of backward operators
-    to forward ones; with `launches` how kernels were launched; with `arguments` strides and values of the inputs of all
-    operators. Raises TraceError with the reason and the byte.
-    """
+    """Return the trace in these bytes, which may be cut anywhere. Raises TraceError with the reason and the byte."""
     blocks = TraceBlocks(block_bytes)
-    columns = TraceColumns(
-        every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd, launches=launches,
-        arguments=arguments,
-    )  # fmt: skip
+    columns = TraceColumns(options)
     columns.read(blocks, chunks)
     return columns.build(blocks.head, blocks.warnings)
 
@@ -126,23 +111,10 @@ class _Codes(dict[Any, int]):
 class TraceColumns:
     """Collects the columns block by block, so that no event stays an object."""
 
-    def __init__(
-        self,
-        *,
-        every_shape: bool = False,
-        every_wait: bool = False,
-        values_of: AbstractSet[str] = frozenset(),
-        autograd: bool = False,
-        launches: bool = False,
-        arguments: bool = False,
-    ) -> None:
-        """Begin without events. The options are those of `read_trace`."""
-        self._values_of = MESSAGE_CALLS | values_of
-        self._every_shape = every_shape
-        self._every_wait = every_wait
-        self._reads_autograd = autograd
-        self._reads_launches = launches
-        self._reads_arguments = arguments
+    def __init__(self, options: ReadOptions = NO_OPTIONS) -> None:
+        """Begin without events."""
+        self._options = options
+        self._values_of = MESSAGE_CALLS | options.values_of
         self._arguments: dict[int, tuple[bytes, bytes]] = {}
         self._launch_shapes: dict[int, LaunchShape] = {}
         self._distinct_launches: dict[LaunchShape, LaunchShape] = {}
@@ -201,14 +173,14 @@ class TraceColumns:
             start_ns, duration_ns = start_ns[timed], duration_ns[timed]
         first = len(self._rows)
         category, names = self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
-        has_waits = self._every_wait and any(event.cat == WAITS_CATEGORY for event in complete)
-        has_arguments = self._reads_arguments and any(map(block.mentions, _ARGUMENT_KEYS))
+        has_waits = self._options.every_wait and any(event.cat == WAITS_CATEGORY for event in complete)
+        has_arguments = self._options.arguments and any(map(block.mentions, _ARGUMENT_KEYS))
         if has_waits or has_arguments or self._has_values(first, names):
             addresses = [one for one, kept in zip(block.read_addresses(), timed, strict=True) if kept]
             self._add_addresses(first, complete, addresses)
-        if self._reads_autograd and block.mentions(b'"Sequence number"'):
+        if self._options.autograd and block.mentions(b'"Sequence number"'):
             self._add_autograd(first, [one for one, kept in zip(block.read_autograd(), timed, strict=True) if kept])
-        if self._reads_launches and block.mentions(b'"grid"'):
+        if self._options.launches and block.mentions(b'"grid"'):
             self._add_launches(first, [one for one, kept in zip(block.read_launches(), timed, strict=True) if kept])
         ranges = self._categories.get(COUNTER_RANGE)
         if ranges is not None and (category == ranges).any():
@@ -258,7 +230,7 @@ class TraceColumns:
         if len(self._names) > len(self._needs_shapes):
             new = map(str, islice(self._names, len(self._needs_shapes), None))
             self._needs_shapes = np.concatenate(
-                [self._needs_shapes, np.array([self._every_shape or needs_input_shapes(name) for name in new])]
+                [self._needs_shapes, np.array([self._options.every_shape or needs_input_shapes(name) for name in new])]
             )
         for index in np.flatnonzero(self._needs_shapes[names]).tolist():
             dims, types = arguments[index].input_dims, arguments[index].input_type
@@ -281,11 +253,16 @@ class TraceColumns:
     def _add_addresses(self, first: int, complete: list[Any], addresses: list[Address]) -> None:
         """Append to whom the messages of the rows from `first` on went, for what streams waited, and arguments."""
         for row, one in enumerate(addresses):
-            if self._every_wait and is_int64(one.record_correlation) and is_int64(one.awaited) and is_int64(one.stream):
+            if (
+                self._options.every_wait
+                and is_int64(one.record_correlation)
+                and is_int64(one.awaited)
+                and is_int64(one.stream)
+            ):
                 self._stream_waits[first + row] = StreamWait(one.stream, one.awaited, one.record_correlation)
             if len(one.concrete_inputs) and complete[row].name in self._values_of:
                 self._addresses[first + row] = bytes(one.concrete_inputs)
-            if self._reads_arguments and (len(one.concrete_inputs) or len(one.strides)):
+            if self._options.arguments and (len(one.concrete_inputs) or len(one.strides)):
                 arguments = (bytes(one.strides), bytes(one.concrete_inputs))
                 self._arguments[first + row] = self._distinct_shapes.setdefault(arguments, arguments)
             found = self._collectives.get(first + row)
@@ -372,18 +349,19 @@ class TraceColumns:
             own.append(row + first, *others)
         *others, thread = later._memory_rows.take()
         self._memory_rows.append(*others, threads[thread])
-        self._collectives.update({first + row: found for row, found in later._collectives.items()})
-        self._shapes.update({first + row: found for row, found in later._shapes.items()})
-        self._addresses.update({first + row: found for row, found in later._addresses.items()})
-        self._stream_waits.update({first + row: found for row, found in later._stream_waits.items()})
-        self._launch_shapes.update({first + row: found for row, found in later._launch_shapes.items()})
-        self._arguments.update({first + row: found for row, found in later._arguments.items()})
-        self._stacks.update({first + row: found for row, found in later._stacks.items()})
-        self._counters.update({first + row: found for row, found in later._counters.items()})
+        for known, further in zip(self._by_row(), later._by_row(), strict=True):
+            known.update({first + row: found for row, found in further.items()})
         self._phases.update(later._phases)
         self._rejected.update(later._rejected)
         self._event_count += later._event_count
         self._refuse_too_many()
+
+    def _by_row(self) -> tuple[dict[int, Any], ...]:
+        """Return what only some events have, by their rows."""
+        return (
+            self._collectives, self._shapes, self._addresses, self._stream_waits, self._launch_shapes, self._arguments,
+            self._stacks, self._counters,
+        )  # fmt: skip
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
@@ -449,7 +427,7 @@ class TraceColumns:
             stream_waits=_place(self._stream_waits, place),
             mended=tuple(mended),
             left_out=left_out,
-            autograd=_place_autograd(self._autograd_rows.take(), place) if self._reads_autograd else None,
+            autograd=_place_autograd(self._autograd_rows.take(), place) if self._options.autograd else None,
             counters=_place(self._counters, place),
             launch_shapes=_place(self._launch_shapes, place),
             arguments=_place(self._arguments, place),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d{1,18})$")
 """A number of more digits is no step's: it does not fit into 64 bits."""
 _LAUNCHES_WORK = re.compile(r"^(?:cuda|cu|hip)\w*Launch")
 """Calls that put a kernel or a graph of them on a stream."""
+CPU_TYPE: Final = 0
+"""torch's DeviceType::CPU; its events carry device -1."""
 LOST_LAUNCHES_SHARE_MAX = 0.05
 """Share of a step's launches without work up to which its idle time is judged. Of 12,246 launches in the traces of
 devices in tests/traces none is without work."""
@@ -151,7 +153,7 @@ class RankView:
         self.events = trace.events
         self.host = HostRanges(trace)
         self.has_unknown_device = has_unknown_device
-        self._first_step, self._end_step = steps or (None, None)
+        self._range = steps or (None, None)
 
     # -- the device ---------------------------------------------------------------------------------------------------
 
@@ -268,16 +270,34 @@ class RankView:
         found[kernels[known]] = self.host.backend_rows[inside[known]]
         return found
 
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def allocators(self) -> list[tuple[int | None, Ints]]:
+        """Return the device of each allocator, None for the CPU, which is the first, and its events."""
+        memory = self.trace.memory
+        pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
+        return [
+            (
+                None if kind == CPU_TYPE else device,
+                np.flatnonzero((memory.device_type == kind) & (memory.device == device)),
+            )
+            for kind, device in pairs
+        ]
+
     # -- the host -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Return the chosen ones of the profiler's steps, by start."""
+        return self.find_steps(*self._range)
+
+    def find_steps(self, first: int | None, end: int | None) -> tuple[Step, ...]:
+        """Return the steps, chosen or not, from one number up to, not including, another, by start; None: no limit."""
         return tuple(
             step
             for step in self.all_steps
-            if (self._first_step is None or step.number >= self._first_step)
-            and (self._end_step is None or step.number < self._end_step)
+            if (first is None or step.number >= first) and (end is None or step.number < end)
         )
 
     @cached_property

@@ -11,7 +11,7 @@ steps that differ.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from rankscope.measure.device_peaks import name_number_type
 from rankscope.measure.flops import FORMULAS, VALUE_OPERATORS
 from rankscope.measure.host_convolutions import BACKWARD as BACKWARD_CONVOLUTION
 from rankscope.measure.host_convolutions import HOST_FORMULAS, find_positions
-from rankscope.measure.kineto import Ints
+from rankscope.measure.kineto import Ints, ReadOptions
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowFlops
 from rankscope.measure.uncounted_operators import UncountedOperator, find_uncounted_operators
@@ -36,8 +36,8 @@ from rankscope.measure.unseen_products import find_unseen_products
 
 TRAINING_FACTOR: Final = 3
 """Model FLOPs of a training step over those of its forward."""
-READ_OPTIONS: Final[Mapping[str, Any]] = {"every_shape": True, "values_of": VALUE_OPERATORS, "autograd": True}
-"""Options of `kineto_columns.read_trace` for a file in which FLOPs are to be counted."""
+READ_OPTIONS: Final = ReadOptions(every_shape=True, values_of=VALUE_OPERATORS, autograd=True)
+"""Of a file in which FLOPs are to be counted."""
 NO_STEP: Final = "no step was recorded whole"
 NO_PRODUCTS: Final = "no products were counted"
 NAMES_MAX: Final = 3

@@ -26,7 +26,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ import numpy as np
 from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
-from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
+from rankscope.measure.kineto import LAUNCHES, NO_OPTIONS, NONE, Ints, KinetoTrace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowBreakdown, WindowFlops, WindowSynchronizations
 from rankscope.measure.units import NS_PER_S
@@ -172,10 +172,10 @@ def read_events(request: WindowRequest) -> KinetoTrace:
     from rankscope.measure.kineto_columns import read_trace  # noqa: PLC0415 - see above
 
     is_packed = request.saved.startswith(GZIP_BEGIN)
-    wanted: Mapping[str, Any] = {}
+    options = NO_OPTIONS
     if request.counts_flops:
-        from rankscope.measure.window_flops import READ_OPTIONS as wanted  # noqa: N811, PLC0415 - see above
-    trace = read_trace([gzip.decompress(request.saved) if is_packed else request.saved], **wanted)
+        from rankscope.measure.window_flops import READ_OPTIONS as options  # noqa: N811, PLC0415 - see above
+    trace = read_trace([gzip.decompress(request.saved) if is_packed else request.saved], options)
     start_ns = trace.events.start_ns  # counted from a base of the file's own
     start_ns += trace.head.get("baseTimeNanoseconds", 0) - request.wall_minus_host_ns
     return trace

@@ -11,6 +11,7 @@ from rankscope.collector.reports.trace_cells import (
     share_of,
     text_cell,
 )
+from rankscope.collector.traces.call_matching import ADDED, MATCHED, REMOVED
 from rankscope.collector.traces.report import CallMatching, CallRow, Comparison, DifferenceRow, DifferenceTable
 
 _COMPARISON = Section(
@@ -34,11 +35,11 @@ _EXPLAINED = (
 )
 
 _CALLS = {
-    "matched": "The calls of one step of each rank, that of the median difference, matched one by one in their order: "
+    MATCHED: "The calls of one step of each rank, that of the median difference, matched one by one in their order: "
     "the largest differences on host or device first, without the calls inside. Differences are these traces minus "
     "those of --against.",
-    "added": "Calls that only these traces have, with the calls inside them.",
-    "removed": "Calls that only the traces of --against have, with the calls inside them.",
+    ADDED: "Calls that only these traces have, with the calls inside them.",
+    REMOVED: "Calls that only the traces of --against have, with the calls inside them.",
 }
 _CALL_COLUMNS = "<call, rank, step, calls, host ms, host diff. ms, device ms, device diff. ms"
 """Times are those of the traces that have the call, differences those here less those of the others."""
@@ -60,7 +61,7 @@ def _build_calls(calls: CallMatching | None, top: int) -> list[Section]:
     if calls is None:
         return []
     counts = (calls.matched_count, calls.added_count, calls.removed_count)
-    told = {"matched": "".join(f" {note[0].upper()}{note[1:]}." for note in calls.notes)}
+    told = {MATCHED: "".join(f" {note[0].upper()}{note[1:]}." for note in calls.notes)}
     found = []
     for (kind, explanation), count in zip(_CALLS.items(), counts, strict=True):
         section = Section(
@@ -76,7 +77,7 @@ def _build_calls(calls: CallMatching | None, top: int) -> list[Section]:
 
 
 def _cells_of_call(row: CallRow) -> Cells:
-    is_gone = row.kind == "removed"
+    is_gone = row.kind == REMOVED
     return (
         text_cell(row.path),
         text_cell(row.rank),

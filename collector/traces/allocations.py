@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.traces.column_table import ColumnTable, Numbers, Texts, number_column, text_column
-from rankscope.collector.traces.memory import split_allocators
 from rankscope.collector.traces.memory_stretch import Stretch, find_bounds, is_inside
+from rankscope.collector.traces.memory_timeline import has_addresses
 from rankscope.collector.traces.modules import find_module_names
 from rankscope.collector.traces.report import AllocationRow
 from rankscope.measure.kineto import NONE, Ints
@@ -49,13 +49,12 @@ def list_allocations(view: RankView, stretch: Stretch | None = None) -> ColumnTa
     threads = memory.thread[lives.allocated].astype(np.int32)
     inside = view.host.operators.find_innermost(threads, allocated_ns)
     operators = np.append(view.events.name[view.host.operator_rows], NONE)[inside]  # OUTSIDE, -1, is the last place
-    modules = find_module_names(view, threads, allocated_ns)
     return ColumnTable(
         AllocationRow,
         {
             "device": number_column(lives.device),
             "operator": text_column(np.where(made, operators, NONE), view.trace.names),
-            "module": Texts(np.where(made, modules.codes, NONE), modules.names),
+            "module": find_module_names(view, threads, allocated_ns, made),
             "step": number_column(np.where(made, view.number_steps(allocated_ns), NONE)),
             "bytes": lives.bytes,
             "allocated_ns": Numbers(allocated_ns - view.origin_ns, made),
@@ -67,14 +66,9 @@ def list_allocations(view: RankView, stretch: Stretch | None = None) -> ColumnTa
 
 
 def _find_lives(view: RankView) -> _Lives:
-    found = [_pair(view, mine, device) for device, mine in split_allocators(view) if has_addresses(view, mine)]
+    found = [_pair(view, mine, device) for device, mine in view.allocators if has_addresses(view, mine)]
     nothing = _Lives(*(np.empty(0, dtype=np.int64) for _ in _Lives._fields))
     return _Lives(*(np.concatenate(of) for of in zip(nothing, *found, strict=True)))
-
-
-def has_addresses(view: RankView, mine: Ints) -> bool:
-    """Return whether all of these events of an allocator have an address."""
-    return bool((view.trace.memory.address[mine] != NONE).all())
 
 
 def _pair(view: RankView, mine: Ints, device: int | None) -> _Lives:

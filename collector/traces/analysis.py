@@ -228,7 +228,7 @@ class _Job(NamedTuple):
     @property
     def of_other_side(self) -> "_Job":
         """Return what to do with the traces to compare with. Operators are matched by the shapes read."""
-        return self._replace(asked=Asked(shapes=self.asked.every_shape, calls=self.asked.calls))
+        return self._replace(asked=Asked(shapes=self.asked.options.every_shape, calls=self.asked.calls))
 
 
 def _analyze_file(
@@ -250,17 +250,7 @@ def _analyze_file(
 
 def _read_and_reduce(file: TraceFile, job: _Job, workers: int, on_part: Callable[[float], None] | None) -> RankAnalysis:
     return reduce_trace(
-        read_file(
-            file.path,
-            workers,
-            every_shape=job.asked.every_shape,
-            every_wait=job.asked.critical_path,
-            values_of=job.asked.values_of,
-            autograd=job.asked.autograd,
-            launches=job.asked.launches or job.asked.events,
-            arguments=job.asked.arguments,
-            on_part=_scale(on_part, 0.0, PART_OF_READING),
-        ),
+        read_file(file.path, workers, job.asked.options, on_part=_scale(on_part, 0.0, PART_OF_READING)),
         file.path,
         job.steps,
         file.rank,

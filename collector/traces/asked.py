@@ -11,6 +11,7 @@ from rankscope.collector.traces.operator_groups import GroupsAsked
 from rankscope.measure.device_peaks import PeakOverride
 from rankscope.measure.errors import SettingError
 from rankscope.measure.flops import VALUE_OPERATORS, Count
+from rankscope.measure.kineto import ReadOptions
 from rankscope.measure.traced_collectives import ALL_TO_ALL_NAMES
 
 
@@ -49,21 +50,21 @@ class Asked(NamedTuple):
     calls: bool = False
 
     @property
-    def every_shape(self) -> bool:
-        """Return whether the shapes of all operators are needed."""
-        return self.shapes or self.arguments or self.roofline is not None or self.flops is not None
-
-    @property
-    def autograd(self) -> bool:
-        """Return whether the links of backward operators to forward ones are needed."""
-        return self.modules or self.allocations or self.events or self.flops is not None
-
-    @property
-    def values_of(self) -> frozenset[str]:
-        """Return the operators and collectives whose arguments are needed."""
-        wanted = VALUE_OPERATORS if self.roofline is not None or self.flops is not None else frozenset()
-        wanted = wanted.union(self.flops.formulas) if self.flops is not None else wanted
-        return wanted | ALL_TO_ALL_NAMES if self.all_to_all else wanted
+    def options(self) -> ReadOptions:
+        """Return what is read of the traces for it."""
+        costs = self.roofline is not None or self.flops is not None
+        return ReadOptions(
+            every_shape=self.shapes or self.arguments or costs,
+            every_wait=self.critical_path,
+            values_of=frozenset().union(
+                VALUE_OPERATORS if costs else (),
+                self.flops.formulas if self.flops is not None else (),
+                ALL_TO_ALL_NAMES if self.all_to_all else (),
+            ),
+            autograd=self.modules or self.allocations or self.events or self.flops is not None,
+            launches=self.launches or self.events,
+            arguments=self.arguments,
+        )
 
 
 NOTHING_ASKED = Asked()

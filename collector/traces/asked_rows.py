@@ -7,24 +7,20 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces import tables
-from rankscope.collector.traces.allocations import has_addresses, list_allocations
+from rankscope.collector.traces.allocations import list_allocations
 from rankscope.collector.traces.asked import Asked
 from rankscope.collector.traces.event_rows import list_events
 from rankscope.collector.traces.kernel_groups import sum_classes, sum_groups
 from rankscope.collector.traces.kernel_launches import sum_launches
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.made_tables import Makers
-from rankscope.collector.traces.memory import split_allocators
 from rankscope.collector.traces.memory_stretch import find_bounds, sum_stretch
+from rankscope.collector.traces.memory_timeline import has_addresses
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.operator_groups import sum_operator_groups
 from rankscope.collector.traces.report import (
     DeviceReport,
-    KernelLaunchRow,
-    OperatorArgumentsRow,
-    OperatorShapeRow,
-    RangeKernelRow,
     RankReport,
     RooflineRow,
 )
@@ -40,6 +36,13 @@ OPERATOR_SHAPES_MAX = 10_000
 """Operators by shape, and by arguments, of one trace, those with the most time: about 3 MB of JSON. Sequences of any
 length have many.
 """
+BOUNDED = {
+    "operator_shapes": (OPERATOR_SHAPES_MAX, "operators by shape"),
+    "operator_arguments": (OPERATOR_SHAPES_MAX, "operators by arguments"),
+    "range_kernels": (RANGE_KERNELS_MAX, "kernels in user ranges"),
+    "kernel_launches": (KERNEL_LAUNCHES_MAX, "kernels by launch"),
+}
+"""Tables of which those rows with the most time are kept: how many, and what they are."""
 
 
 def list_asked(view: RankView, asked: Asked, device: str | None, devices: Sequence[DeviceReport]) -> Makers:
@@ -85,43 +88,27 @@ def _list_columns(view: RankView, asked: Asked) -> Makers:
 
 
 def add_asked(report: RankReport, view: RankView, asked: Asked, made: Mapping[str, Any]) -> RankReport:
-    """Return the report with the tables of `list_asked`, made, and with warnings of what is left out or not known."""
-    shapes: list[OperatorShapeRow] | None = made.get("operator_shapes")
-    arguments: list[OperatorArgumentsRow] | None = made.get("operator_arguments")
-    roofline: list[RooflineRow] | None = made.get("roofline")
-    range_kernels: list[RangeKernelRow] | None = made.get("range_kernels")
-    launches: list[KernelLaunchRow] | None = made.get("kernel_launches")
-    modules, modules_left_out = made.get("modules", (None, 0))
-    stretch, stretch_operators = made.get("memory_stretch", (None, None))
-    warnings = [
-        *report.warnings,
-        *_warn_of_rest(len(shapes or ()) - OPERATOR_SHAPES_MAX, "operators by shape", OPERATOR_SHAPES_MAX),
-        *_warn_of_rest(len(arguments or ()) - OPERATOR_SHAPES_MAX, "operators by arguments", OPERATOR_SHAPES_MAX),
-        *_warn_of_rest(len(range_kernels or ()) - RANGE_KERNELS_MAX, "kernels in user ranges", RANGE_KERNELS_MAX),
-        *_warn_of_rest(len(launches or ()) - KERNEL_LAUNCHES_MAX, "kernels by launch", KERNEL_LAUNCHES_MAX),
-        *_warn_of_rest(modules_left_out, "modules", MODULES_MAX),
-        *_warn_of_memory(view, asked),
-        *([NO_FRAMES] if asked.modules and not modules and not len(view.trace.rows(Category.PYTHON)) else []),
-        *(_warn_of_roofline(report.device, roofline or [], asked.roofline) if asked.roofline is not None else []),
-    ]
-    return msgspec.structs.replace(
-        report,
-        warnings=warnings,
-        operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if shapes is not None else None,
-        operator_arguments=arguments[:OPERATOR_SHAPES_MAX] if arguments is not None else None,
-        operator_groups=made.get("operator_groups"),
-        kernel_launches=launches[:KERNEL_LAUNCHES_MAX] if launches is not None else None,
-        range_kernels=range_kernels[:RANGE_KERNELS_MAX] if range_kernels is not None else None,
-        modules=modules,
-        kernel_groups=made["kernel_groups"],
-        kernel_sequences=made.get("kernel_sequences"),
-        roofline=roofline[:ROOFLINE_ROWS_MAX] if roofline is not None else None,
-        flops=made.get("flops"),
-        memory_stretch=stretch,
-        memory_stretch_operators=stretch_operators,
-        allocations=made.get("allocations"),
-        events=made.get("events"),
-    )
+    """Return the report with the tables of `list_asked`, made: each has a field of its name, but for some that are made
+    together. With warnings of what is left out or not known.
+    """
+    fields = dict(made)
+    warnings = list(report.warnings)
+    for name, (rows_max, what) in BOUNDED.items():
+        if name in fields:
+            warnings += _warn_of_rest(len(fields[name]) - rows_max, what, rows_max)
+            fields[name] = fields[name][:rows_max]
+    if asked.modules:
+        fields["modules"], left_out = fields["modules"]
+        warnings += _warn_of_rest(left_out, "modules", MODULES_MAX)
+    warnings += _warn_of_memory(view, asked)
+    if asked.memory_between is not None:
+        fields["memory_stretch"], fields["memory_stretch_operators"] = fields["memory_stretch"]
+    if asked.modules and not fields["modules"] and not len(view.trace.rows(Category.PYTHON)):
+        warnings.append(NO_FRAMES)
+    if asked.roofline is not None:
+        warnings += _warn_of_roofline(report.device, fields["roofline"], asked.roofline)
+        fields["roofline"] = fields["roofline"][:ROOFLINE_ROWS_MAX]
+    return msgspec.structs.replace(report, warnings=warnings, **fields)
 
 
 def _name_devices(device: str | None, devices: Sequence[DeviceReport]) -> list[str]:
@@ -137,7 +124,7 @@ def _warn_of_memory(view: RankView, asked: Asked) -> list[str]:
     found = []
     if asked.memory_between is not None and find_bounds(view, asked.memory_between) is None:
         found.append("nothing of the stretch of --memory-between is in the trace")
-    if asked.allocations and not all(has_addresses(view, mine) for _, mine in split_allocators(view)):
+    if asked.allocations and not all(has_addresses(view, mine) for _, mine in view.allocators):
         found.append("memory events without addresses: the single allocations are not known")
     return found
 

@@ -58,6 +58,7 @@ def record_calls(view: RankView) -> CallTrees:
         np.add.at(device_ns, inside[known], (view.work.end_ns - view.work.start_ns)[launched[known]])
     order, host_ns = nesting.order.astype(np.int64), nesting.self_ns()
     starts_ns = view.events.start_ns[rows][order]
+    place_of = np.append(np.argsort(order), OUTSIDE)  # that of OUTSIDE, -1, is the last
     steps: list[StepCalls] = []
     kept = 0
     for step in view.steps:
@@ -66,14 +67,12 @@ def record_calls(view: RankView) -> CallTrees:
         if kept > CALLS_MAX:
             break
         mine = order[first:end]
-        place_of = np.full(len(rows) + 1, OUTSIDE, dtype=np.int64)  # that of OUTSIDE is the last
-        place_of[mine] = np.arange(len(mine))
         steps.append(
             StepCalls(
                 step.number,
                 step.next_start_ns - step.start_ns,
                 view.events.name[rows[mine]].astype(np.int64),
-                place_of[nesting.parent[mine]],
+                np.maximum(place_of[nesting.parent[mine]] - first, OUTSIDE),  # what began before the step is none
                 host_ns[mine],
                 device_ns[mine],
             )

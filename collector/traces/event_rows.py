@@ -35,7 +35,6 @@ def list_events(view: RankView) -> ColumnTable[EventRow]:
     ranges = find_user_ranges(view)
     engine_threads = find_threads_of_calls(view)
     inside = nest_ranges(view, ranges, engine_threads).find_innermost(engine_threads[caller], times_ns)
-    modules = find_module_names(view, threads, times_ns)
     process, thread = zip(*view.trace.threads, strict=True) if view.trace.threads else ((), ())
     return ColumnTable(
         EventRow,
@@ -53,7 +52,7 @@ def list_events(view: RankView) -> ColumnTable[EventRow]:
             "parent": number_column(parent),
             "operator": number_column(_find_operators(view, caller)),
             "correlation": number_column(events.correlation),
-            "module": Texts(np.where(called, modules.codes, NONE), modules.names),
+            "module": find_module_names(view, threads, times_ns, called),
             "user_range": text_column(np.where(called, np.append(events.name[ranges], NONE)[inside], NONE), names),
             "bytes": number_column(_spread(view, view.trace.device_work.bytes)),
             **_read_launches(view),

@@ -58,10 +58,7 @@ def sum_sequences(view: RankView, length_max: int) -> list[SequenceRow]:
     """Return the repeated sequences of at most `length_max` pieces of work, the costliest first: by the work and the
     idle time of the device inside. At most SEQUENCES_MAX. Empty without a device.
     """
-    if not view.has_device:
-        return []
-    lanes = _find_lanes(view)
-    return [_build_row(view, lanes, inside) for inside in _choose(lanes, length_max)]
+    return [one.row for one in find_spans(view, length_max, 0)]
 
 
 def find_spans(view: RankView, length_max: int, base_ns: int) -> list[SequenceSpans]:

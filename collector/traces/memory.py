@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rankscope.collector.traces.memory_timeline import CPU_TYPE, OUTSIDE_OPERATORS, follow_memory
+from rankscope.collector.traces.memory_timeline import OUTSIDE_OPERATORS, follow_memory
 from rankscope.collector.traces.report import MemoryReport, MemoryRow
 from rankscope.measure.kineto import NONE, Ints, MemoryEvents
 from rankscope.measure.nesting import OUTSIDE
@@ -17,17 +17,7 @@ def summarize_memory(view: RankView, every: int = 0, *, with_flow: bool = False)
     """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`. `every`: of so
     many operators one is a point of the curve; 0: its points are events. `with_flow` adds the chart.
     """
-    return [_summarize(view, mine, device, every, with_flow=with_flow) for device, mine in split_allocators(view)]
-
-
-def split_allocators(view: RankView) -> list[tuple[int | None, Ints]]:
-    """Return the device of each allocator, None for the CPU, which is the first, and its events."""
-    memory = view.trace.memory
-    pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
-    return [
-        (None if kind == CPU_TYPE else device, np.flatnonzero((memory.device_type == kind) & (memory.device == device)))
-        for kind, device in pairs
-    ]
+    return [_summarize(view, mine, device, every, with_flow=with_flow) for device, mine in view.allocators]
 
 
 def _summarize(view: RankView, mine: Ints, device: int | None, every: int, *, with_flow: bool) -> MemoryReport:
@@ -36,7 +26,8 @@ def _summarize(view: RankView, mine: Ints, device: int | None, every: int, *, wi
     peak = int(np.argmax(held))
     times_ns = memory.time_ns[mine]
     reserved = memory.reserved_bytes[mine]
-    at_steps = [held_at(memory, mine, held, step.next_start_ns) for step in view.steps]
+    ends_ns = np.array([step.next_start_ns for step in view.steps], dtype=np.int64)
+    at_steps = held_at(memory, mine, held, ends_ns).tolist()
     growth = [after - before for before, after in pairwise(at_steps)]
     followed = follow_memory(view, mine, device, every=every, with_flow=with_flow)
     return MemoryReport(
@@ -60,10 +51,11 @@ def held_bytes(memory: MemoryEvents, mine: Ints) -> Ints:
     return totals if (totals != NONE).all() else np.cumsum(memory.bytes[mine])
 
 
-def held_at(memory: MemoryEvents, mine: Ints, held: Ints, time_ns: int) -> int:
-    """Return the bytes held just before a time; `held` are those after each of the events `mine`."""
-    place = int(np.searchsorted(memory.time_ns[mine], time_ns, side="left")) - 1
-    return int(held[place]) if place >= 0 else max(int(held[0] - memory.bytes[mine[0]]), 0)
+def held_at(memory: MemoryEvents, mine: Ints, held: Ints, times_ns: Ints) -> Ints:
+    """Return the bytes held just before each time; `held` are those after each of the events `mine`."""
+    place = np.searchsorted(memory.time_ns[mine], times_ns, side="left") - 1
+    before = max(int(held[0] - memory.bytes[mine[0]]), 0)
+    return np.where(place >= 0, held[place], before)
 
 
 def sum_operators(view: RankView, mine: Ints, between_ns: tuple[int, int] | None = None) -> list[MemoryRow]:

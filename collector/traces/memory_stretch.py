@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.memory import held_at, held_bytes, split_allocators, sum_operators
+from rankscope.collector.traces.memory import held_at, held_bytes, sum_operators
 from rankscope.collector.traces.report import MemoryStretchOperator, MemoryStretchRow
 from rankscope.measure.errors import SettingError
 from rankscope.measure.kineto import Ints
@@ -59,7 +59,7 @@ def find_bounds(view: RankView, stretch: Stretch) -> tuple[int, int] | None:
         begin_ns = first_ns + (first or 0)
         end_ns = end_ns if end is None else min(first_ns + end, end_ns)
         return (begin_ns, end_ns) if begin_ns < end_ns else None
-    steps = RankView(view.trace, (first, end)).steps
+    steps = view.find_steps(first, end)
     return (steps[0].start_ns, steps[-1].next_start_ns) if steps else None
 
 
@@ -77,7 +77,7 @@ def sum_stretch(view: RankView, stretch: Stretch) -> tuple[list[MemoryStretchRow
         return [], []
     rows: list[MemoryStretchRow] = []
     operators: list[MemoryStretchOperator] = []
-    for device, mine in split_allocators(view):
+    for device, mine in view.allocators:
         rows.append(_sum_allocator(view, bounds, device, mine))
         inside = mine[is_inside(view.trace.memory.time_ns[mine], bounds)]
         operators += [
@@ -92,7 +92,7 @@ def _sum_allocator(view: RankView, bounds: tuple[int, int], device: int | None, 
     held = held_bytes(memory, mine)
     inside = is_inside(memory.time_ns[mine], bounds)
     size, times_ns = memory.bytes[mine][inside], memory.time_ns[mine][inside]
-    start_bytes = held_at(memory, mine, held, start_ns)
+    start_bytes = int(held_at(memory, mine, held, np.array([start_ns]))[0])
     levels = np.append(start_bytes, held[inside])
     peak = int(np.argmax(levels))
     return MemoryStretchRow(

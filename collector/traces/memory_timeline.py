@@ -36,8 +36,6 @@ CURVE_POINTS: Final = 500
 CURVE_POINTS_MAX: Final = 10_000
 """Points of a curve by operators: about 1 MB of JSON."""
 AT_PEAK_MAX: Final = 200
-CPU_TYPE: Final = 0
-"""torch's DeviceType::CPU; its events carry device -1."""
 
 
 class Followed(NamedTuple):
@@ -66,9 +64,9 @@ def follow_memory(
     """Return what the events `mine` of one allocator say, None where they have no addresses. `every`: of so many
     operators one is a point of the curve; 0: its points are events of the allocator.
     """
-    memory = view.trace.memory
-    if (memory.address[mine] == NONE).any():
+    if not has_addresses(view, mine):
         return None
+    memory = view.trace.memory
     following = _follow(view, memory, mine, device)
     peak = find_peak(following.held.held)
     operators = view.host.operators.find_innermost(following.thread.astype(np.int32), following.time_ns)
@@ -90,6 +88,11 @@ def follow_memory(
         curve=_draw_curve(view, following, peak, every),
     )
     return Followed(timeline, _draw_flow(view, following, places, device) if with_flow else None)
+
+
+def has_addresses(view: RankView, mine: Ints) -> bool:
+    """Return whether all of these events of an allocator have an address."""
+    return bool((view.trace.memory.address[mine] != NONE).all())
 
 
 def _follow(view: RankView, memory: MemoryEvents, mine: Ints, device: int | None) -> _Following:

@@ -134,14 +134,16 @@ def find_module_calls(view: RankView) -> ModuleCalls | None:
     return ModuleCalls(tree, _find_ranges(view, frames, nesting, tree), count, length_ns)
 
 
-def find_module_names(view: RankView, threads: Codes, times_ns: Ints) -> Texts:
-    """Return the path of the module to which what runs on these threads at these times belongs, as a column; none
-    where it belongs to no module, and without ranges of modules. Raises TraceError as `find_module_calls`.
+def find_module_names(view: RankView, threads: Codes, times_ns: Ints, known: npt.NDArray[np.bool_]) -> Texts:
+    """Return the path of the module to which what runs on these threads at these times belongs, as a column; none where
+    that is not `known`, or it belongs to no module, and without ranges of modules. Raises TraceError as
+    `find_module_calls`.
     """
     found = find_module_calls(view)
     if found is None:
         return Texts(np.full(len(times_ns), NONE, dtype=np.int32), [])
     paths = np.maximum(found.ranges.path_of(found.ranges.find_at(view, threads, times_ns)), NONE)
+    paths = np.where(known, paths, NONE)
     names = {place: found.tree.path(place) for place in np.unique(paths).tolist() if place != NONE}
     return text_column(paths, [names.get(place, "") for place in range(len(found.tree.names))])
 

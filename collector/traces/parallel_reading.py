@@ -7,18 +7,16 @@ trace is then read again by one process, which also mends a damaged file.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext
 from os import sched_getaffinity
 from pathlib import Path
-from typing import TypedDict
 
 from rankscope.collector.traces.files import read_chunks
 from rankscope.measure.errors import TraceError
-from rankscope.measure.kineto import KinetoTrace
+from rankscope.measure.kineto import NO_OPTIONS, KinetoTrace, ReadOptions
 from rankscope.measure.kineto_columns import TraceColumns, read_trace
 from rankscope.measure.kineto_json import TraceBlocks
 
@@ -31,45 +29,22 @@ WORKERS_MAX = 16
 """Inflating and cutting, done by one process, takes a tenth of the whole."""
 
 
-class _Wanted(TypedDict):
-    every_shape: bool
-    every_wait: bool
-    values_of: AbstractSet[str]
-    autograd: bool
-    launches: bool
-    arguments: bool
-
-
 def read_file(
     path: str,
     workers: int = 1,
+    options: ReadOptions = NO_OPTIONS,
     *,
-    every_shape: bool = False,
-    every_wait: bool = False,
-    values_of: AbstractSet[str] = frozenset(),
-    autograd: bool = False,
-    launches: bool = False,
-    arguments: bool = False,
     on_part: Callable[[float], None] | None = None,
 ) -> KinetoTrace:
-    """Return the trace in a file, decoded by up to `workers` processes; `every_shape`, `every_wait`, `values_of`,
-    `autograd`, `launches` and `arguments` are those of `read_trace`; `on_part` is told how much of the file is read.
+    """Return the trace in a file, decoded by up to `workers` processes; `on_part` is told how much of the file is read.
     Raises TraceError and UnavailableError.
     """
-    wanted: _Wanted = {
-        "every_shape": every_shape,
-        "every_wait": every_wait,
-        "values_of": values_of,
-        "autograd": autograd,
-        "launches": launches,
-        "arguments": arguments,
-    }
     if workers > 1 and _is_large(path):
         try:
-            return read_in_parallel(read_chunks(path, on_part), min(workers, WORKERS_MAX), **wanted)
+            return read_in_parallel(read_chunks(path, on_part), min(workers, WORKERS_MAX), options)
         except TraceError:
             pass  # a wrong cut, or a damaged file: one process finds which, and mends it
-    return read_trace(read_chunks(path, on_part), **wanted)
+    return read_trace(read_chunks(path, on_part), options)
 
 
 def _is_large(path: str) -> bool:
@@ -80,28 +55,11 @@ def _is_large(path: str) -> bool:
 
 
 def read_in_parallel(
-    chunks: Iterable[bytes],
-    workers: int,
-    piece_bytes: int = PIECE_BYTES,
-    *,
-    every_shape: bool = False,
-    every_wait: bool = False,
-    values_of: AbstractSet[str] = frozenset(),
-    autograd: bool = False,
-    launches: bool = False,
-    arguments: bool = False,
+    chunks: Iterable[bytes], workers: int, options: ReadOptions = NO_OPTIONS, *, piece_bytes: int = PIECE_BYTES
 ) -> KinetoTrace:
     """Return the trace in these bytes. Raises TraceError also for a wrong cut."""
     blocks = TraceBlocks(piece_bytes, mends=False)
-    new_columns = partial(
-        TraceColumns,
-        every_shape=every_shape,
-        every_wait=every_wait,
-        values_of=values_of,
-        autograd=autograd,
-        launches=launches,
-        arguments=arguments,
-    )
+    new_columns = partial(TraceColumns, options)
     whole, last = new_columns(), new_columns()
     pending: deque[Future[TraceColumns]] = deque()
     with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:

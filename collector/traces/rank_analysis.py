@@ -93,13 +93,13 @@ def reduce_trace(
     origin = read_origin(trace.head, path if may_guess else "")
     refuse_foreign(trace)
     refuse_several(trace)
-    _refuse_other_steps(trace, steps)
     view = RankView(
         trace,
         steps,
         has_unknown_device=_has_unknown_device(trace),
         communication_kernels=communication_kernels,
     )
+    _refuse_other_steps(view, steps)
     devices = np.unique(view.work.device).tolist()
     _refuse_too_many(view, len(devices))
     origin = origin if rank is None else origin._replace(rank=rank)
@@ -110,10 +110,8 @@ def reduce_trace(
         raise TraceError(f"it has {kinds:,} kinds of collectives; at most {COLLECTIVE_KINDS_MAX:,} are summed up")
     devices = windows.summarize_devices(view, origin.devices)
     always = _list_tables(view, origin, collectives, asked)
-    makers = {
-        **always,
-        **list_asked(view, asked, _name_device(view, devices), devices),
-    }
+    when_asked = list_asked(view, asked, _name_device(view, devices), devices)
+    makers = {**always, **when_asked}
     if divides_steps:
         makers["parts"] = lambda: divide_steps(view, collectives)
     if asked.calls:
@@ -121,9 +119,8 @@ def reduce_trace(
     if asked.critical_path:
         makers["path"] = lambda: record_path(view, collectives, origin.base_ns)
     made = make_tables(makers, on_part)
-    report = add_asked(
-        _build_report(view, path, origin, devices, {name: made[name] for name in always}), view, asked, made
-    )
+    report = _build_report(view, path, origin, devices, {name: made[name] for name in always})
+    report = add_asked(report, view, asked, {name: made[name] for name in when_asked})
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
@@ -158,11 +155,11 @@ def _refuse_too_many(view: RankView, device_count: int) -> None:
         raise TraceError(f"it has {len(view.steps):,} steps; choose some of them (--steps A:B), at most {STEPS_MAX:,}")
 
 
-def _refuse_other_steps(trace: KinetoTrace, steps: StepRange | None) -> None:
+def _refuse_other_steps(view: RankView, steps: StepRange | None) -> None:
     """Raise TraceError where a range of steps leaves nothing of a trace: figures of no step would look measured."""
-    if steps is None or RankView(trace, steps).steps:
+    if steps is None or view.steps:
         return
-    numbers = sorted(step.number for step in RankView(trace).steps)
+    numbers = sorted(step.number for step in view.all_steps)
     if not numbers:
         raise TraceError("it has no steps to choose from: profiler.step() was not called while it was recorded")
     known = f"step {numbers[0]}" if len(numbers) == 1 else f"{len(numbers):,} steps from {numbers[0]} to {numbers[-1]}"

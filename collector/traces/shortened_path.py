@@ -183,15 +183,17 @@ class Replay:
         by_end = np.argsort(self.end_ns, kind="stable")
         ended_ns = np.array(self.end_ns, dtype=np.int64)[by_end].tolist()
         latest_ns = np.maximum.accumulate(np.array(self.new_end_ns, dtype=np.int64)[by_end]).tolist()
-        for step in self.record.steps:
-            start_ns, end_ns = (
-                begins[at_ns]
-                if at_ns in begins
-                else latest_ns[bisect_right(ended_ns, at_ns) - 1]
-                if at_ns in ends
-                else int(self.map_host(np.array([at_ns]))[0])
-                for at_ns in (step.start_ns - self.offset_ns, step.end_ns - self.offset_ns)
-            )
+        edges = np.array([(step.start_ns, step.end_ns) for step in self.record.steps], dtype=np.int64).ravel()
+        edges -= self.offset_ns
+        new_ns = [
+            begins[at_ns]
+            if at_ns in begins
+            else latest_ns[bisect_right(ended_ns, at_ns) - 1]
+            if at_ns in ends
+            else host_ns
+            for at_ns, host_ns in zip(edges.tolist(), self.map_host(edges).tolist(), strict=True)
+        ]
+        for step, start_ns, end_ns in zip(self.record.steps, new_ns[::2], new_ns[1::2], strict=True):
             self.bounds[step.number] = Bounds(step.number, start_ns, max(start_ns, end_ns))
 
     def build(self, order: Ints) -> PathRecord:

@@ -57,6 +57,7 @@ from rankscope.collector.traces.timeline_path import name_rank, write_path
 from rankscope.collector.traces.timeline_sequences import write_sequences
 from rankscope.collector.traces.windows import find_steps_of_collectives
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
+from rankscope.measure.kineto import ReadOptions
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives, find_communication_rows
@@ -230,7 +231,7 @@ def read_source(
     Raises TraceError or UnavailableError, NotATraceError for a file of several ranks.
     """
     times = EventTimes()
-    trace = read_trace(times.watch(read_chunks(path)), every_wait=tracks.path)
+    trace = read_trace(times.watch(read_chunks(path)), ReadOptions(every_wait=tracks.path))
     origin = read_origin(trace.head, path if may_guess else "")
     refuse_several(trace)
     if times.possible_ns is None:

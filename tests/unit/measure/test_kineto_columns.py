@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.measure.kineto import NONE, Category, StreamWait, find_uncounted
+from rankscope.measure.kineto import NONE, Category, ReadOptions, StreamWait, find_uncounted
 from rankscope.measure.kineto_columns import TraceColumns, read_trace
 from rankscope.measure.kineto_json import TraceBlocks
 from tests.unit.measure.written_traces import Event, allocation, event, kernel, launch, read, read_events, to_json
@@ -351,17 +351,17 @@ def stream_wait(**changes: Any) -> Event:
 
 def test_waits_of_streams_are_read_when_asked_for() -> None:
     text = to_json(event("cpu_op", "aten::mm", 0, 1), stream_wait())
-    assert read_trace([text], every_wait=True).stream_waits == {1: StreamWait(7, 9, 41)}
+    assert read_trace([text], ReadOptions(every_wait=True)).stream_waits == {1: StreamWait(7, 9, 41)}
     assert read_trace([text]).stream_waits == {}
 
 
 @pytest.mark.parametrize("field", ["stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id"])
 def test_wait_of_a_stream_without_a_number_is_not_used(field: str) -> None:
-    assert read_trace([to_json(stream_wait(**{field: "x"}))], every_wait=True).stream_waits == {}
+    assert read_trace([to_json(stream_wait(**{field: "x"}))], ReadOptions(every_wait=True)).stream_waits == {}
 
 
 def test_absorbed_waits_of_streams_keep_their_rows() -> None:
-    columns, later = TraceColumns(every_wait=True), TraceColumns(every_wait=True)
+    columns, later = TraceColumns(ReadOptions(every_wait=True)), TraceColumns(ReadOptions(every_wait=True))
     columns.read(TraceBlocks(), [to_json(event("cpu_op", "aten::mm", 9, 1))])
     later.read(TraceBlocks(), [to_json(stream_wait())])
     columns.absorb(later)
@@ -374,14 +374,14 @@ def test_absorbed_waits_of_streams_keep_their_rows() -> None:
 def test_arguments_of_operators_are_read_when_asked_for() -> None:
     recorded = {"Concrete Inputs": ["", "[1]"]}
     found = [event("cpu_op", name, start_us, 1, **recorded) for start_us, name in enumerate(("conv", "mm"))]
-    assert read_trace([to_json(*found)], values_of={"conv"}).addresses == {0: b'["", "[1]"]'}
+    assert read_trace([to_json(*found)], ReadOptions(values_of={"conv"})).addresses == {0: b'["", "[1]"]'}
     assert read_trace([to_json(*found)]).addresses == {}
 
 
 def test_splits_of_collectives_are_read_when_asked_for() -> None:
     kinds = ("all_to_allv", "allreduce")
     found = [kernel("x", n, 1, **{"Collective name": kind, "In split size": "[1, 2]"}) for n, kind in enumerate(kinds)]
-    asked = read_trace([to_json(*found)], values_of={"all_to_allv"}).collectives
+    asked = read_trace([to_json(*found)], ReadOptions(values_of={"all_to_allv"})).collectives
     assert [asked[row].in_split for row in (0, 1)] == ["[1, 2]", None]
     assert read_trace([to_json(*found)]).collectives[0].in_split is None
 
@@ -390,7 +390,7 @@ def test_splits_of_collectives_are_read_when_asked_for() -> None:
 
 
 def autograd_of(text: bytes) -> tuple[list[int], list[int], list[int]]:
-    found = read_trace([text], autograd=True).autograd
+    found = read_trace([text], ReadOptions(autograd=True)).autograd
     assert found is not None
     return found.row.tolist(), found.sequence.tolist(), found.forward_thread.tolist()
 

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, NO_VALUES, NOT_UNDERSTOOD, VALUE_OPERATORS
+from rankscope.measure.kineto import ReadOptions
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.operator_costs import OperatorCost, count_cost
 
@@ -126,7 +127,9 @@ def test_operations_are_those_of_torchs_counter(run: Callable[[], None], tmp_pat
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
         run()
     recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-    trace = read_trace([(tmp_path / "trace.json").read_bytes()], every_shape=True, values_of=VALUE_OPERATORS)
+    trace = read_trace(
+        [(tmp_path / "trace.json").read_bytes()], ReadOptions(every_shape=True, values_of=VALUE_OPERATORS)
+    )
     costs = [count_cost(trace.name(row), trace.shapes[row], trace.addresses.get(row)) for row in trace.shapes]
     found = [one.flops for one in costs if one.flops is not None]
     assert (sum(found), len(found) > 3) == (counter.get_total_flops(), True)

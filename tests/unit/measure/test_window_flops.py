@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, VALUE_OPERATORS
+from rankscope.measure.kineto import ReadOptions
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowFlops
@@ -36,7 +37,7 @@ def step(start_us: int) -> list[Event]:
 def count(events: Sequence[Event], bounds_us: Sequence[tuple[int, int]], *, autograd: bool = True) -> WindowFlops:
     """Return the FLOPs of steps number 10 and up with these bounds."""
     text = to_json(*events)
-    view = RankView(read_trace([text], every_shape=True, values_of=VALUE_OPERATORS, autograd=autograd))
+    view = RankView(read_trace([text], ReadOptions(every_shape=True, values_of=VALUE_OPERATORS, autograd=autograd)))
     return count_window_flops(view, [(10 + at, 1000 * a, 1000 * b) for at, (a, b) in enumerate(bounds_us)])
 
 

@@ -87,7 +87,9 @@ def test_more_categories_than_a_profiler_has_are_refused(tmp_path: Path) -> None
 def test_names_of_several_pieces_count_together() -> None:
     text = json.dumps({"traceEvents": operators(NAMES_MAX + 1, name="x")}).encode()
     with pytest.raises(TraceError, match="more than 100,000 different names"):
-        read_in_parallel([text[start : start + 100_000] for start in range(0, len(text), 100_000)], 1, 1 << 20)
+        read_in_parallel(
+            [text[start : start + 100_000] for start in range(0, len(text), 100_000)], 1, piece_bytes=1 << 20
+        )
 
 
 def nested_modules(levels: int, name: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from rankscope.collector.traces import analyze
 from rankscope.collector.traces.files import read_chunks
 from rankscope.collector.traces.parallel_reading import read_in_parallel
 from rankscope.collector.traces.report import TraceReport
+from rankscope.measure.kineto import ReadOptions
 from rankscope.measure.kineto_columns import read_trace
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 
@@ -113,7 +114,7 @@ def test_launches_are_those_of_a_loop_over_the_events(name: str) -> None:
 
 def test_launches_read_by_several_processes_are_the_same() -> None:
     path = str(TRACES / "a100_nccl_2ranks_r0.json.gz")
-    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, launches=True).launch_shapes
-    expected = read_trace(read_chunks(path), launches=True).launch_shapes
+    found = read_in_parallel(read_chunks(path), 2, ReadOptions(launches=True), piece_bytes=1_000_000).launch_shapes
+    expected = read_trace(read_chunks(path), ReadOptions(launches=True)).launch_shapes
     assert len(expected) == 2_700
     assert found == expected

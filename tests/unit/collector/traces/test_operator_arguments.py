@@ -15,6 +15,7 @@ from rankscope.collector.traces.files import read_chunks
 from rankscope.collector.traces.parallel_reading import read_in_parallel
 from rankscope.collector.traces.report import RankReport
 from rankscope.collector.traces.tables import SHAPES_TEXT_MAX, describe_arguments
+from rankscope.measure.kineto import ReadOptions
 from rankscope.measure.kineto_columns import read_trace
 from tests.unit.measure.written_traces import Event, event, to_json
 
@@ -116,7 +117,7 @@ def test_groups_are_those_of_a_loop_over_the_events(name: str) -> None:
 
 def test_arguments_read_by_several_processes_are_the_same() -> None:
     path = str(TRACES / "mi300x_resnet18.json.gz")
-    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, arguments=True).arguments
-    expected = read_trace(read_chunks(path), arguments=True).arguments
+    found = read_in_parallel(read_chunks(path), 2, ReadOptions(arguments=True), piece_bytes=1_000_000).arguments
+    expected = read_trace(read_chunks(path), ReadOptions(arguments=True)).arguments
     assert len(expected) > 1_000
     assert found == expected

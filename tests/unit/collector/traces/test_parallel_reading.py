@@ -12,7 +12,7 @@ import pytest
 from rankscope.collector.traces.files import read_chunks
 from rankscope.collector.traces.parallel_reading import LARGE_FILE_BYTES, read_file, read_in_parallel
 from rankscope.measure.errors import TraceError
-from rankscope.measure.kineto import KinetoTrace
+from rankscope.measure.kineto import KinetoTrace, ReadOptions
 from rankscope.measure.kineto_columns import TraceColumns, read_trace
 from rankscope.measure.kineto_json import TraceBlocks
 
@@ -65,22 +65,24 @@ def test_processes_read_what_one_reads() -> None:
 
 def test_processes_read_every_shape_when_asked() -> None:
     path = str(TRACES / "v100dgxs_resnet50_workers0_a.json.gz")
-    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, every_shape=True)
-    assert same(found, read_trace(read_chunks(path), every_shape=True))
+    found = read_in_parallel(read_chunks(path), 2, ReadOptions(every_shape=True), piece_bytes=1_000_000)
+    assert same(found, read_trace(read_chunks(path), ReadOptions(every_shape=True)))
     assert len(found.shapes) > len(read_trace(read_chunks(path)).shapes)
 
 
 def test_processes_read_arguments_when_asked() -> None:
     path, wanted = str(TRACES / "mi300x_resnet18.json.gz"), {"aten::convolution"}
-    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, every_wait=True, values_of=wanted)
-    assert same(found, read_trace(read_chunks(path), every_wait=True, values_of=wanted))
+    found = read_in_parallel(
+        read_chunks(path), 2, ReadOptions(every_wait=True, values_of=wanted), piece_bytes=1_000_000
+    )
+    assert same(found, read_trace(read_chunks(path), ReadOptions(every_wait=True, values_of=wanted)))
     assert len(found.addresses) == 100
 
 
 def test_processes_read_the_numbers_of_autograd_when_asked() -> None:
     path = str(TRACES / "mi300x_resnet18.json.gz")
-    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, autograd=True)
-    assert same(found, read_trace(read_chunks(path), autograd=True))
+    found = read_in_parallel(read_chunks(path), 2, ReadOptions(autograd=True), piece_bytes=1_000_000)
+    assert same(found, read_trace(read_chunks(path), ReadOptions(autograd=True)))
     assert found.autograd is not None
     assert len(found.autograd.row) == 1_500
 
