@@ -22,7 +22,7 @@ each step in which rank 3 shows that, and that takes 260 ms, its own time was 26
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -43,6 +43,8 @@ RANKS_READ: Final = 128
 """Ranks that are read to find the phases with waits, evenly spread: all wait for a late one."""
 UNEXPLAINED_MAX: Final = 0.5
 """Share of the variation of waits that the phases may leave."""
+STEADY_RATIO: Final = 2.0
+"""Waits that vary by so much more from rank to rank than from step to step are of the same ranks in all steps."""
 UNLIKE_RATIO: Final = 0.05
 """Share of a step by which what ranks have on top must differ to be each rank's own."""
 TOLERANCE_RATIO: Final = 0.05
@@ -80,20 +82,34 @@ def fill_from_phases(own_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Ce
 
 def _find_waited_in(waits_ns: Floats, phases_ns: Mapping[str, Floats]) -> tuple[str, ...]:
     """Return the phases in which ranks wait by these measured steps, shape (m, ranks) each; none where none explain
-    the waits.
+    the waits. Where the same ranks wait in all of these steps, their waits vary from rank to rank.
     """
     every = -(-waits_ns.shape[1] // RANKS_READ)
     waits_ns, phases_ns = waits_ns[:, ::every], {name: ns[:, ::every] for name, ns in phases_ns.items()}
-    tried = sorted(phases_ns, key=lambda name: -_variation(phases_ns[name]))[:PHASES_TRIED]
+    by_step, by_rank = _vary_by_step(waits_ns), _vary_by_rank(waits_ns)
+    measures = (_vary_by_rank, _vary_by_step) if by_rank > STEADY_RATIO * by_step else (_vary_by_step,)
+    return next(filter(None, (_find_explaining(waits_ns, phases_ns, vary) for vary in measures)), ())
+
+
+def _find_explaining(
+    waits_ns: Floats, phases_ns: Mapping[str, Floats], vary: Callable[[Floats], float]
+) -> tuple[str, ...]:
+    """Return the phases that leave the least of how the waits vary; none where that is too much."""
+    tried = sorted(phases_ns, key=lambda name: -vary(phases_ns[name]))[:PHASES_TRIED]
     chosen = [some for count in range(1, WAITED_IN_MAX + 1) for some in itertools.combinations(tried, count)]
-    left_ns = {some: _variation(np.sum([phases_ns[name] for name in some], axis=0) - waits_ns) for some in chosen}
+    left_ns = {some: vary(np.sum([phases_ns[name] for name in some], axis=0) - waits_ns) for some in chosen}
     best = min(left_ns, key=lambda some: left_ns[some], default=())
-    return best if best and left_ns[best] < UNEXPLAINED_MAX * _variation(waits_ns) else ()
+    return best if best and left_ns[best] < UNEXPLAINED_MAX * vary(waits_ns) else ()
 
 
-def _variation(ns: Floats) -> float:
+def _vary_by_step(ns: Floats) -> float:
     """Return the mean distance from each rank's median; shape (m, ranks) to a number. A few steps that differ count."""
     return float(np.abs(ns - np.median(ns, axis=0)).mean())
+
+
+def _vary_by_rank(ns: Floats) -> float:
+    """Return the mean distance from the median of all; shape (m, ranks) to a number. A few ranks that differ count."""
+    return float(np.abs(ns - np.median(ns)).mean())
 
 
 def _same_unless_unlike(of_ranks_ns: Floats, noise_ns: float, step_ns: Floats) -> Floats:

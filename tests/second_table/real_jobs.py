@@ -37,7 +37,7 @@ OWN_WORK: Final = SAYS[of.ASLEEP] | {"periodic_work"}
 
 
 class Case(NamedTuple):
-    """A kind of job: `amount` is its period or length of turns (0: at random), `who` the ranks to be named, `causes`
+    """A kind of job: `amount` is its period, length of turns (0: at random) or ms, `who` the ranks to be named, `causes`
     what says why.
     """
 
@@ -60,6 +60,8 @@ CASES: Final = (
     Case("rank 0 saves slowly each 60 steps", 3, "save", 60, 1200, frozenset({0}), SAYS[of.SAVE]),
     Case("loader of 12 of 16 ms, one process", 1, "loader", 0, 1500, NOBODY, frozenset({"data_bound"})),
     Case("loader of 12 of 16 ms, 2 ranks", 2, "loader", 0, 1500, NOBODY, frozenset({"data_bound"})),
+    Case("rank 1 of 2 reads slowly, buffers in its model", 2, "read", 60, 500, frozenset({1}), SAYS[of.LOADER]),
+    Case("rank 1 of 3 sleeps after its optimizer, buffers", 3, "log", 60, 500, frozenset({1}), SAYS[of.ASLEEP]),
     Case("healthy, 4 ranks", 4, "healthy", 0, 900, NOBODY, frozenset()),
 )
 

@@ -47,6 +47,8 @@ class Samples(Dataset[torch.Tensor]):
             time.sleep(0.012)
         elif CASE == "turns" and step > BEGIN and self._slow[step] == self._rank:
             time.sleep(0.06)
+        elif CASE == "read" and step > BEGIN and self._rank == 1:
+            time.sleep(AMOUNT / 1000)
 
 
 class SlowFile(io.BytesIO):
@@ -75,6 +77,8 @@ def disturb(step: int, rank: int, model: torch.nn.Module) -> None:
     elif CASE == "save" and rank == 0 and step % AMOUNT == 0:
         file = SlowFile()
         torch.save({str(number): torch.zeros(400) for number in range(12)} | model.state_dict(), file)
+    elif CASE == "log" and rank == 1:
+        time.sleep(AMOUNT / 1000)
     elif CASE == "gc" and (step + 7 * rank) % AMOUNT == 0:
         gc.collect()
     note(step, began)
@@ -86,7 +90,10 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     kept = [[number] for number in range(1_500_000)] if CASE == "gc" else []
     gc.disable()
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(384, 384))
+    layers = [torch.nn.Linear(384, 384)]
+    if CASE in ("read", "log"):  # ranks wait for its buffers in forward
+        layers.append(torch.nn.BatchNorm1d(384))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     pause = 0.002 if CASE == "loader" else 0.02
     begins: list[float] = []

@@ -12,8 +12,11 @@ APART_MS, CPU_MS, REST_MS = 8.0, 12.0, 1.0
 UNKNOWN = np.nan
 
 
-def fill_ms(measured_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, *, all_meet: bool = True) -> Floats:
-    return fill_from_cpu(MS * measured_ms, MS * step_ms, MS * off_cpu_ms, all_meet=all_meet) / MS
+def fill_ms(
+    measured_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, loading_ms: Floats | float = 0.0, *, all_meet: bool = True
+) -> Floats:
+    loading_ns = np.broadcast_to(MS * np.asarray(loading_ms), step_ms.shape)
+    return fill_from_cpu(MS * measured_ms, MS * step_ms, MS * off_cpu_ms, loading_ns, all_meet=all_meet) / MS
 
 
 def train(own_ms: Floats, unseen_ms: Floats | float = 0.0) -> tuple[Floats, Floats]:
@@ -106,3 +109,46 @@ def test_own_time_is_within_the_step() -> None:
     off_cpu_ms[:, 0] = -5.0  # a clock that counts in ticks
     filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms)
     assert (filled[:, 0] == step_ms[:, 0]).all()
+
+
+def test_peer_that_waits_for_a_late_loader_in_forward_has_no_more_own_time() -> None:
+    # Rank 1 takes 60 ms more for its batch, and both others 60 ms more in forward: they are not in backward meanwhile.
+    usual_ms, late_ms = as_usual(ranks=3, steps=12), np.zeros((12, 3))
+    late_ms[4:, 1] = 60.0
+    step_ms = usual_ms + REST_MS
+    off_cpu_ms = step_ms - usual_ms
+    step_ms[4:] += 60.0
+    filled = fill_ms(np.full_like(usual_ms, UNKNOWN), step_ms, off_cpu_ms, late_ms)
+    assert filled.tolist() == (usual_ms + late_ms).tolist()
+
+
+def test_loader_explains_no_more_than_it_was_late() -> None:
+    # Rank 1's batch is 40 ms late, rank 0's forward 60 ms: rank 0 is the slow one, by the 20 ms that it is ahead.
+    usual_ms, loading_ms = as_usual(), np.zeros((KNOWN_MIN, 2))
+    own_ms = usual_ms.copy()
+    own_ms[5] += [60.0, 40.0]
+    loading_ms[5, 1] = 40.0
+    step_ms, off_cpu_ms = train(own_ms)
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms, loading_ms)
+    assert np.isnan(filled[5]).any()  # the step is longer than these own times say
+
+
+def test_windows_say_where_a_rank_works_beside_a_late_loader() -> None:
+    # Rank 0 works 60 ms more in forward while rank 1 loads: by windows both have 80 ms.
+    own_ms, loading_ms = as_usual(steps=12) + 60.0, np.zeros((12, 2))
+    loading_ms[:, 1] = 60.0
+    step_ms, off_cpu_ms = train(own_ms)
+    measured_ms = own_ms.copy()
+    measured_ms[MEASURED_MIN:] = UNKNOWN
+    assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms, loading_ms)[MEASURED_MIN:]).all()
+
+
+def test_last_windows_count_where_ranks_wait_elsewhere_than_before() -> None:
+    # Up to step 20 ranks wait in backward. Then rank 1 is 60 ms late in `other`, for which rank 0 waits in forward.
+    own_ms = as_usual(steps=40)
+    step_ms, off_cpu_ms = train(own_ms)
+    step_ms[20:] += 60.0
+    own_ms[20:, 1] += 60.0
+    measured_ms = own_ms.copy()
+    measured_ms[20 + MEASURED_MIN :] = UNKNOWN
+    assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms)[20 + MEASURED_MIN :]).all()

@@ -70,6 +70,17 @@ def test_nothing_is_taught_while_ranks_have_not_waited() -> None:
     assert np.isnan(steps.fill()[12:]).all()
 
 
+@pytest.mark.parametrize("waits_in", ["other", "optimizer", "backward"])
+def test_rank_that_is_late_in_all_measured_steps_teaches_where_the_others_wait(waits_in: str) -> None:
+    # Its device is as noisy as each other's: from step to step the waits vary by that.
+    on_device_ms = np.random.default_rng(5).normal(0, 3.0, (40, RANKS))
+    late_in = dict.fromkeys(range(30), (2, "data"))
+    steps = Steps(40, 12, late_in, waits_in=waits_in, on_device_ms=on_device_ms)
+    filled = steps.fill()
+    assert np.isfinite(filled[:30]).all()
+    assert filled[:30] == pytest.approx(steps.own_ms[:30], abs=12.0)
+
+
 def test_few_measured_steps_teach_nothing() -> None:
     late = {2: (3, "data"), 25: (2, "data")}
     assert np.isnan(Steps(40, MEASURED_MIN - 1, late).fill()[MEASURED_MIN - 1 :]).all()
