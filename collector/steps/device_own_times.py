@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.steps.measured_steps import WindowDistance
+from rankscope.collector.steps.predicted_steps import MEASURED_MIN, find_least_difference
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.stacked_tables import TableBlock
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
@@ -109,8 +110,9 @@ class DeviceOwnTimes:
 def fill_from_device(own_ns: Floats, device_ns: Floats) -> Floats:
     """Return the own times of windows, and of each other step that all ranks timed the times on their devices, shape
     (n, ranks) in ns as both: by what windows had on top in the steps that have both, since the host's part of a step is
-    not the device's. Where windows had less, ranks wait within the rest as well (FSDP: for the shards of parameters):
-    then whose time it is the devices do not tell, and what windows measured is all that is known.
+    not the device's. Where windows had less, ranks wait within the rest as well (FSDP: for the shards of parameters;
+    for a late rank DDP in forward, where it sends out buffers, which only the last windows may show): then whose time
+    it is the devices do not tell, and what windows measured is all that is known.
 
     >>> own_ns, device_ns = np.array([[5.0, 9.0], [np.nan, np.nan]]), np.array([[4.0, 8.0], [4.0, 12.0]])
     >>> fill_from_device(own_ns, device_ns).tolist()
@@ -126,7 +128,19 @@ def fill_from_device(own_ns: Floats, device_ns: Floats) -> Floats:
     on_top_ns = float(np.median(own_ns[both] - device_ns[both])) if both.any() else 0.0
     if both.any() and on_top_ns < -WAITS_WITHIN_MAX * np.median(device_ns[both]):
         return own_ns
+    last = np.flatnonzero(both)[-MEASURED_MIN:]
+    if len(last) == MEASURED_MIN and _does_a_rank_wait_within(own_ns[last] - device_ns[last], device_ns[last]):
+        return own_ns
     return np.where(taken[:, None], np.maximum(device_ns + on_top_ns, 0.0), own_ns)
+
+
+def _does_a_rank_wait_within(more_ns: Floats, device_ns: Floats) -> bool:
+    """Return whether windows had clearly less than the device of any rank, in the median of these steps; `more_ns`,
+    what they had on top, and `device_ns` have the shape (m, ranks).
+    """
+    medians_ns = np.median(more_ns, axis=0)
+    noise_ns = float(np.median(np.abs(more_ns - medians_ns)))
+    return bool(medians_ns.min() < -find_least_difference(noise_ns, device_ns, WAITS_WITHIN_MAX))
 
 
 def read_own_ns(block: TableBlock) -> Floats | None:

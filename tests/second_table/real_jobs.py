@@ -37,8 +37,8 @@ OWN_WORK: Final = SAYS[of.ASLEEP] | {"periodic_work"}
 
 
 class Case(NamedTuple):
-    """A kind of job: `amount` is its period, length of turns (0: at random) or ms, `who` the ranks to be named, `causes`
-    what says why.
+    """A kind of job: `amount` is its period, length of turns (0: at random) or ms; `who` are the ranks to be named,
+    `causes` say why.
     """
 
     name: str

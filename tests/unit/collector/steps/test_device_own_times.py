@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.device_own_times import read_own_ns
+from rankscope.collector.steps.device_own_times import fill_from_device, read_own_ns
 from rankscope.collector.steps.measured_steps import STAND_IN_NS, STAND_IN_STEPS
+from rankscope.collector.steps.predicted_steps import MEASURED_MIN
 from rankscope.collector.steps.stacked_tables import stack_tables
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.collector.steps.step_table import StepTable
@@ -180,6 +181,16 @@ def test_timed_steps_tell_what_windows_have_not_measured() -> None:
     assert known_steps(series) == [FIRST, FIRST + 2, *kept]
     # Timed steps are in the ring in number, so that no other ones are kept for them.
     assert series.earlier_count == 2
+
+
+def test_devices_are_not_believed_once_the_last_windows_show_a_rank_to_wait_within() -> None:
+    # Up to step 20 both work 100 ns a step; then rank 1 is 80 ns late, and rank 0 waits for its buffers in forward.
+    own_ns = np.full((40, 2), 100.0)
+    own_ns[20:, 1] += 80.0
+    device_ns = np.repeat(own_ns.max(axis=1, keepdims=True), 2, axis=1)
+    measured_ns = own_ns.copy()
+    measured_ns[20 + MEASURED_MIN :] = np.nan
+    assert np.isnan(fill_from_device(measured_ns, device_ns)[20 + MEASURED_MIN :]).all()
 
 
 # -- collectives of these steps ---------------------------------------------------------------------------------------
