@@ -29,8 +29,8 @@ import numpy as np
 from rankscope.collector.steps.predicted_steps import (
     MEASURED_LAST,
     MEASURED_MIN,
+    are_unlike,
     fill_as_predicted,
-    find_least_difference,
 )
 from rankscope.collector.steps.step_series import Flags, Floats
 
@@ -48,18 +48,22 @@ TOLERANCE_RATIO: Final = 0.1
 """Share of a step by which it may differ from the prediction."""
 
 
-def fill_from_cpu(
-    measured_ns: Floats, step_ns: Floats, off_cpu_ns: Floats, loading_ns: Floats, *, all_meet: bool
-) -> Floats:
-    """Return the own times with those that the CPU time in backward shows; NaN where neither is known.
-
-    All have the shape (n, ranks) and are in ns. `measured_ns`: of windows, NaN elsewhere; `off_cpu_ns`: the time in
-    backward without CPU time; `loading_ns`: the time in `data`. `all_meet`: whether each process group with peers has
-    all ranks.
+def find_without_waits(step_ns: Floats, off_cpu_ns: Floats, loading_ns: Floats) -> Floats:
+    """Return the steps without what ranks wait in backward, and for a rank whose loader was later; all have the shape
+    (n, ranks) and are in ns. `off_cpu_ns`: the time in backward without CPU time; `loading_ns`: the time in `data`. NaN
+    where a rank has not reported the step.
     """
     own_ns = np.clip(step_ns - off_cpu_ns, 0.0, step_ns)
+    return _subtract_waits_for_loaders(own_ns, step_ns, np.nan_to_num(loading_ns, nan=0.0))
+
+
+def fill_from_cpu(measured_ns: Floats, step_ns: Floats, own_ns: Floats, *, all_meet: bool) -> Floats:
+    """Return the own times with those that the CPU time in backward shows; NaN where neither is known.
+
+    All have the shape (n, ranks) and are in ns. `measured_ns`: of windows, NaN elsewhere; `own_ns`: of
+    `find_without_waits`. `all_meet`: whether each process group with peers has all ranks.
+    """
     is_reported: Flags = np.asarray(~np.isnan(own_ns).any(axis=1))
-    own_ns = _subtract_waits_for_loaders(own_ns, step_ns, np.nan_to_num(loading_ns, nan=0.0))
     is_measured = is_reported & ~np.isnan(measured_ns).any(axis=1)
     if np.count_nonzero(is_reported) < KNOWN_MIN:
         return measured_ns
@@ -71,7 +75,7 @@ def fill_from_cpu(
     if len(measured) >= MEASURED_MIN:
         # The last ones by themselves, too: where ranks wait may have changed.
         for last in (measured, measured[-MEASURED_MIN:]):
-            if _are_unlike(measured_ns[last] - own_ns[last], step_ns[last]):
+            if are_unlike(measured_ns[last] - own_ns[last], step_ns[last], UNLIKE_RATIO):
                 return measured_ns
     elif not all_meet or rest_ns > REST_RATIO_MAX * float(np.median(longest_ns)):
         return measured_ns
@@ -91,10 +95,3 @@ def _subtract_waits_for_loaders(own_ns: Floats, step_ns: Floats, loading_ns: Flo
     beside_ns = own_ns - loading_ns
     waits_ns = np.minimum(later_ns, beside_ns - beside_ns[rows, latest][:, None])
     return np.where(waits_ns > TOLERANCE_RATIO * step_ns, own_ns - waits_ns, own_ns)
-
-
-def _are_unlike(off_ns: Floats, step_ns: Floats) -> bool:
-    """Return whether windows differ from the own times of any rank: `off_ns`, shape (m, ranks), by as much each."""
-    medians_ns = np.median(off_ns, axis=0)
-    noise_ns = float(np.median(np.abs(off_ns - medians_ns)))
-    return bool(np.abs(medians_ns).max() > find_least_difference(noise_ns, step_ns, UNLIKE_RATIO))

@@ -14,7 +14,8 @@ What is left of a step without them varies with the own time, and differs from i
 
 A step is known this way only when its longest duration on any rank is as predicted, the longest own time and the usual
 rest. So a step in which a rank is late within the phases with waits stays unknown, and so does all where these phases
-do not explain most of how the measured waits vary: hosts that run ahead of their devices, kernels that are slow.
+do not explain most of how the measured waits vary: hosts that run ahead of their devices, kernels that are slow. So
+does all while the last measured steps differ from it. What else is known of waits (`host_own_times.py`) is a bound.
 
 Example: 8 ranks, steps of 200 ms of which the host waits 150 for its device in `other`. In two of twelve measured steps
 rank 3 has 60 ms more in `data` and 60 less in `other`, and the others wait 60 ms: `other` varies as the waits do. In
@@ -30,6 +31,7 @@ import numpy as np
 from rankscope.collector.steps.predicted_steps import (
     MEASURED_LAST,
     MEASURED_MIN,
+    are_unlike,
     fill_as_predicted,
     find_least_difference,
 )
@@ -47,12 +49,18 @@ STEADY_RATIO: Final = 2.0
 """Waits that vary by so much more from rank to rank than from step to step are of the same ranks in all steps."""
 UNLIKE_RATIO: Final = 0.05
 """Share of a step by which what ranks have on top must differ to be each rank's own."""
+UNLIKE_LAST_RATIO: Final = 0.1
+"""The same for the last measured steps, which show that ranks have begun to wait elsewhere."""
 TOLERANCE_RATIO: Final = 0.05
 """Share of a step by which it may differ from the prediction."""
 
 
-def fill_from_phases(own_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Cells]) -> Floats:
-    """Return the own times with those that phases show, shape (n, ranks) in ns as all; NaN where neither is known."""
+def fill_from_phases(
+    own_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Cells], at_most_ns: Floats | None = None
+) -> Floats:
+    """Return the own times with those that phases show, shape (n, ranks) in ns as all; NaN where neither is known.
+    `at_most_ns`: what else is known that ranks do not work longer than, NaN where it is not; None for nothing.
+    """
     is_reported = ~np.isnan(step_ns).any(axis=1)
     is_measured = is_reported & ~np.isnan(own_ns).any(axis=1)
     measured, open_ = np.flatnonzero(is_measured)[-MEASURED_LAST:], np.flatnonzero(is_reported & ~is_measured)
@@ -67,12 +75,15 @@ def fill_from_phases(own_ns: Floats, step_ns: Floats, phases_ns: Mapping[str, Ce
     def find_apart_ns(rows: Ints) -> Floats:
         """Return these steps without the phases with waits."""
         waits_ns = (np.nan_to_num(phases_ns[name][rows], nan=0.0) for name in waited_in)
-        return np.asarray(step_ns[rows] - sum(waits_ns))
+        apart_ns: Floats = np.asarray(step_ns[rows] - sum(waits_ns))
+        return apart_ns if at_most_ns is None else np.fmin(apart_ns, at_most_ns[rows])
 
     on_top_ns = own_ns[measured] - find_apart_ns(measured)
     of_ranks_ns = np.median(on_top_ns, axis=0)
     noise_ns = float(np.median(np.abs(on_top_ns - of_ranks_ns)))
     more_ns = _same_unless_unlike(of_ranks_ns, noise_ns, step_ns[measured])
+    if are_unlike(on_top_ns[-MEASURED_MIN:] - more_ns, step_ns[measured[-MEASURED_MIN:]], UNLIKE_LAST_RATIO):
+        return own_ns
     return fill_as_predicted(
         own_ns, step_ns, open_, lambda rows: np.clip(find_apart_ns(rows) + more_ns, 0.0, step_ns[rows]),
         rest_ns=float(np.median(step_ns[measured].max(axis=1) - own_ns[measured].max(axis=1))),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.host_own_times import KNOWN_MIN, fill_from_cpu
+from rankscope.collector.steps.host_own_times import KNOWN_MIN, fill_from_cpu, find_without_waits
 from rankscope.collector.steps.predicted_steps import MEASURED_MIN
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS
@@ -16,7 +16,8 @@ def fill_ms(
     measured_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, loading_ms: Floats | float = 0.0, *, all_meet: bool = True
 ) -> Floats:
     loading_ns = np.broadcast_to(MS * np.asarray(loading_ms), step_ms.shape)
-    return fill_from_cpu(MS * measured_ms, MS * step_ms, MS * off_cpu_ms, loading_ns, all_meet=all_meet) / MS
+    own_ns = find_without_waits(MS * step_ms, MS * off_cpu_ms, loading_ns)
+    return fill_from_cpu(MS * measured_ms, MS * step_ms, own_ns, all_meet=all_meet) / MS
 
 
 def train(own_ms: Floats, unseen_ms: Floats | float = 0.0) -> tuple[Floats, Floats]:

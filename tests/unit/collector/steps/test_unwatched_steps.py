@@ -47,9 +47,10 @@ class Steps:
         self.phases_ms[waits_in] = self.phases_ms[waits_in] + self.step_ms - host_ms
         self.measured_ms = np.where(np.arange(steps)[:, np.newaxis] < measured, self.own_ms, np.nan)
 
-    def fill(self) -> Floats:
+    def fill(self, at_most_ms: Floats | None = None) -> Floats:
         phases_ns = {name: MS * ms for name, ms in self.phases_ms.items()}
-        return fill_from_phases(MS * self.measured_ms, MS * self.step_ms, phases_ns) / MS
+        at_most_ns = None if at_most_ms is None else MS * at_most_ms
+        return fill_from_phases(MS * self.measured_ms, MS * self.step_ms, phases_ns, at_most_ns) / MS
 
 
 TAUGHT = {2: (3, "data"), 7: (1, "forward")}
@@ -79,6 +80,28 @@ def test_rank_that_is_late_in_all_measured_steps_teaches_where_the_others_wait(w
     filled = steps.fill()
     assert np.isfinite(filled[:30]).all()
     assert filled[:30] == pytest.approx(steps.own_ms[:30], abs=12.0)
+
+
+def test_rank_that_waits_in_another_phase_than_all_others_works_no_longer_than_is_known_of_it() -> None:
+    # As in a tree of gloo's broadcast: rank 0 has what it needs early, and waits in backward for the late rank 2.
+    steps = Steps(40, 12, dict.fromkeys(range(4, 40), (2, "data")), waits_in="forward")
+    waits_ms = np.where(np.arange(40) < 4, 0.0, LATE_MS)
+    steps.phases_ms["forward"][:, 0] -= waits_ms
+    steps.phases_ms["backward"][:, 0] += waits_ms
+    at_most_ms = steps.step_ms.copy()
+    at_most_ms[:, 0] -= waits_ms
+    filled = steps.fill(at_most_ms)
+    assert np.isfinite(filled).all()
+    assert filled == pytest.approx(steps.own_ms, abs=5.0)
+
+
+def test_nothing_is_known_once_the_last_measured_steps_show_a_rank_to_wait_elsewhere() -> None:
+    # The others learn to wait in `other`; rank 0 waits in backward from step 20 on.
+    late_in = TAUGHT | dict.fromkeys(range(20, 40), (2, "data"))
+    steps = Steps(40, 20 + MEASURED_MIN, late_in)
+    steps.phases_ms["other"][20:, 0] -= LATE_MS
+    steps.phases_ms["data"][20:, 0] += LATE_MS
+    assert np.isnan(steps.fill()[20 + MEASURED_MIN :]).all()
 
 
 def test_few_measured_steps_teach_nothing() -> None:
