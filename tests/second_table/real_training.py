@@ -90,7 +90,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     kept = [[number] for number in range(1_500_000)] if CASE == "gc" else []
     gc.disable()
-    layers = [torch.nn.Linear(384, 384)]
+    layers: list[torch.nn.Module] = [torch.nn.Linear(384, 384)]
     if CASE in ("read", "log"):  # ranks wait for its buffers in forward
         layers.append(torch.nn.BatchNorm1d(384))
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
