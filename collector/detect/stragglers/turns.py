@@ -7,8 +7,8 @@ one. While its turn lasts each looks as a straggler does, and is none: replacing
               FEW_RANKS_MAX ranks, `steps_min` or more: of so many each stalls now and then
     takers    ranks whose turns hold at least half of an equal share of all excess
     in turns  more than half of the ranks that do the same work are takers, or the present turn began where that of
-              another ended; and it is no longer than LONGER_RATIO times the longest one of another, and than
-              PATIENCE_STEPS
+              another ended; and it is no longer than LONGER_RATIO times the longest one of another, or than
+              `steps_min`, and than PATIENCE_STEPS
     alike     a taker's turns hold at most LONGER_RATIO times as much excess as the median of the other takers'
 
 A rank whose slowness goes on for longer than the others' turns, which have ended, has become a straggler, and is named;
@@ -112,7 +112,7 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     if 2 * np.count_nonzero(takers) <= len(members) and not (is_handed_on and takers[owners[-1]]):
         return None
     longest = int(lengths[(owners != owners[-1]) & takers[owners]].max(initial=0))
-    if takers[owners[-1]] and int(lengths[-1]) > min(LONGER_RATIO * longest, PATIENCE_STEPS):
+    if takers[owners[-1]] and int(lengths[-1]) > min(max(LONGER_RATIO * longest, steps_min), PATIENCE_STEPS):
         return None
     alike = [
         place
