@@ -12,17 +12,19 @@ is the transfer: then no rank's own time can have been longer by more than the t
 rest is no more than that windows have shown, or it is small, in a run in which all ranks meet in each process group.
 Where windows show that ranks differ from these own times, nothing is known this way.
 
-Ranks may wait in forward, too, where DDP sends out buffers, but only a late rank shows it. Of `data` it is known that
-nobody waits for a rank there. So where a rank's loader is late and a peer's other phases last as much longer, the peer
-waited in them: what they last longer, up to the lateness of the loader, is no own time.
+Ranks may wait in forward, too, where DDP sends out buffers, but only a late rank shows it. A rank is late by its
+loader, as nobody waits for others in `data`, and by what it did at the end of the step before: the durations of steps
+add up to when each begins, and most begin as usual. What a peer's other phases last longer than those of the rank that
+comes last, up to its lateness, is waiting.
 
 Example: two ranks with 12 ms in backward, steps of 21 ms. A step takes 81 ms: rank 1 has 68 ms outside of backward and
 13 in it, rank 0 has 8 and 73, and both 12 ms of CPU in it. Own times are 80 and 20 ms, and with the usual rest of 1 ms
 the step is as predicted. With `time.sleep` in backward of rank 1 own times would be 20 ms, and the step is not known.
-If rank 1 has 60 ms more in `data` and rank 0 in forward, own times are 80 and 20 ms as well.
+If rank 1 has 60 ms more in `data` and rank 0 in forward, own times are 80 and 20 ms as well; and so they are if rank 1
+had the 60 ms at the end of the step before, which took it 81 ms and rank 0 21, and now they take 21 and 81.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -32,12 +34,16 @@ from rankscope.collector.steps.predicted_steps import (
     are_unlike,
     fill_as_predicted,
 )
-from rankscope.collector.steps.step_series import Flags, Floats
+from rankscope.collector.steps.step_series import Flags, Floats, Ints
 
 WAITS_IN: Final = "backward"
 """The phase in which ranks wait for each other."""
 NO_WAITS_IN: Final = "data"
 """The phase in which they certainly do not."""
+USUAL_STEPS: Final = 8
+"""Steps before one of which most begin as usual."""
+RANKS_MAX: Final = 2048
+"""Ranks of which begins are compared, in 100 ms."""
 KNOWN_MIN: Final = 8
 """Steps that tell the usual rest."""
 UNLIKE_RATIO: Final = 0.1
@@ -48,21 +54,65 @@ TOLERANCE_RATIO: Final = 0.1
 """Share of a step by which it may differ from the prediction."""
 
 
-def find_without_waits(step_ns: Floats, off_cpu_ns: Floats, loading_ns: Floats) -> Floats:
-    """Return the steps without what ranks wait in backward, and for a rank whose loader was later; all have the shape
-    (n, ranks) and are in ns. `off_cpu_ns`: the time in backward without CPU time; `loading_ns`: the time in `data`. NaN
-    where a rank has not reported the step.
+class Apart(NamedTuple):
+    """Steps without waits, shape (n, ranks) in ns, NaN in those that a rank has not reported. `own_ns`: without what is
+    known of waits, no rank's own time is longer; `step_ns`: since the rank that came last has come.
+    """
+
+    own_ns: Floats
+    step_ns: Floats
+
+
+def find_apart(steps: Ints, step_ns: Floats, off_cpu_ns: Floats, loading_ns: Floats) -> Apart:
+    """Return the steps without what ranks wait in backward, and for a rank that was late when it came to forward.
+
+    `steps` ascend, shape (n,); the others have the shape (n, ranks) and are in ns. `off_cpu_ns`: the time in backward
+    without CPU time; `loading_ns`: the time in `data`.
     """
     own_ns = np.clip(step_ns - off_cpu_ns, 0.0, step_ns)
-    return _subtract_waits_for_loaders(own_ns, step_ns, np.nan_to_num(loading_ns, nan=0.0))
+    loading_ns = np.nan_to_num(loading_ns, nan=0.0)
+    late_ns = _find_late_begins(steps, step_ns)
+    came_ns = late_ns + loading_ns
+    rows, last = np.arange(len(came_ns)), came_ns.argmax(axis=1)
+    early_ns = came_ns[rows, last][:, None] - came_ns
+    waits_ns = np.minimum(early_ns, _exceed(own_ns - loading_ns, last))
+    idle_ns = np.minimum(late_ns[rows, last][:, None] - late_ns, _exceed(step_ns, last))
+    return Apart(
+        np.where(waits_ns > TOLERANCE_RATIO * step_ns, own_ns - waits_ns, own_ns),
+        np.where(idle_ns > TOLERANCE_RATIO * step_ns, step_ns - idle_ns, step_ns),
+    )
 
 
-def fill_from_cpu(measured_ns: Floats, step_ns: Floats, own_ns: Floats, *, all_meet: bool) -> Floats:
+def _exceed(times_ns: Floats, columns: Ints) -> Floats:
+    """Return by how much times, shape (n, ranks), exceed that of one column in each row."""
+    return times_ns - times_ns[np.arange(len(times_ns)), columns][:, None]
+
+
+def _find_late_begins(steps: Ints, step_ns: Floats) -> Floats:
+    """Return by how much later than usual, compared with each other, ranks begin steps, shape (n, ranks) in ns; 0 where
+    the step before did not differ clearly between ranks, or too few before it are known.
+    """
+    late_ns = np.zeros_like(step_ns)
+    if len(steps) <= USUAL_STEPS or len(late_ns[0]) > RANKS_MAX:
+        return late_ns
+    is_reported = ~np.isnan(step_ns).any(axis=1)
+    stretch = np.cumsum(np.append(True, (np.diff(steps) != 1) | ~is_reported[:-1]))
+    lasted_ns = np.where(is_reported[:, None], step_ns, 0.0)
+    begin_ns = np.cumsum(lasted_ns, axis=0) - lasted_ns
+    begin_ns -= begin_ns[:, :1].copy()
+    differs = np.append(False, (np.ptp(lasted_ns, axis=1) > TOLERANCE_RATIO * lasted_ns.max(axis=1))[:-1])
+    for row in np.flatnonzero(differs[USUAL_STEPS:] & (stretch[USUAL_STEPS:] == stretch[:-USUAL_STEPS])) + USUAL_STEPS:
+        late_ns[row] = begin_ns[row] - np.median(begin_ns[row - USUAL_STEPS : row], axis=0)
+    return np.asarray(late_ns - late_ns.min(axis=1, keepdims=True))
+
+
+def fill_from_cpu(measured_ns: Floats, apart: Apart, *, all_meet: bool) -> Floats:
     """Return the own times with those that the CPU time in backward shows; NaN where neither is known.
 
-    All have the shape (n, ranks) and are in ns. `measured_ns`: of windows, NaN elsewhere; `own_ns`: of
-    `find_without_waits`. `all_meet`: whether each process group with peers has all ranks.
+    `measured_ns`: of windows, NaN elsewhere; shape (n, ranks) in ns. `all_meet`: whether each process group with peers
+    has all ranks.
     """
+    own_ns, step_ns = apart
     is_reported: Flags = np.asarray(~np.isnan(own_ns).any(axis=1))
     is_measured = is_reported & ~np.isnan(measured_ns).any(axis=1)
     if np.count_nonzero(is_reported) < KNOWN_MIN:
@@ -84,14 +134,3 @@ def fill_from_cpu(measured_ns: Floats, step_ns: Floats, own_ns: Floats, *, all_m
         measured_ns, step_ns, open_, own_ns.__getitem__,
         rest_ns=rest_ns, noise_ns=noise_ns, tolerance_ratio=TOLERANCE_RATIO,
     )  # fmt: skip
-
-
-def _subtract_waits_for_loaders(own_ns: Floats, step_ns: Floats, loading_ns: Floats) -> Floats:
-    """Return the own times without waits for a rank whose loader was later, where these are clear; all of the shape
-    (n, ranks) in ns, NaN in steps that a rank has not reported.
-    """
-    rows, latest = np.arange(len(own_ns)), loading_ns.argmax(axis=1)
-    later_ns = loading_ns[rows, latest][:, None] - loading_ns
-    beside_ns = own_ns - loading_ns
-    waits_ns = np.minimum(later_ns, beside_ns - beside_ns[rows, latest][:, None])
-    return np.where(waits_ns > TOLERANCE_RATIO * step_ns, own_ns - waits_ns, own_ns)

@@ -24,7 +24,7 @@ from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.steps.collectives import CollectiveBlock, Kinds, NameLists, Rows, count_rows
 from rankscope.collector.steps.device_own_times import DeviceOwnTimes, fill_from_device
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
-from rankscope.collector.steps.host_own_times import NO_WAITS_IN, WAITS_IN, fill_from_cpu, find_without_waits
+from rankscope.collector.steps.host_own_times import NO_WAITS_IN, WAITS_IN, fill_from_cpu, find_apart
 from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
@@ -461,8 +461,9 @@ class StepTable:
             cpu_ns = self._columns.records.get(BACKWARD_CPU)
             if cpu_ns is not None and is_on_cpus and self._is_on_hosts and len(ranks) == self._world_size:
                 off_cpu_ns = phases_ns[WAITS_IN][:] - _read(cpu_ns, slots, columns)
-                at_most_ns = find_without_waits(step_ns, off_cpu_ns, phases_ns[NO_WAITS_IN][:])
-                filled_ns = fill_from_cpu(own_ns, step_ns, at_most_ns, all_meet=self._all_meet)
+                apart = find_apart(self._steps[slots], step_ns, off_cpu_ns, phases_ns[NO_WAITS_IN][:])
+                at_most_ns = apart.own_ns
+                filled_ns = fill_from_cpu(own_ns, apart, all_meet=self._all_meet)
                 measured |= filled_ns is not own_ns
                 own_ns = filled_ns
             if measured and self._device.is_complete[slots].any():

@@ -112,7 +112,8 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     if 2 * np.count_nonzero(takers) <= len(members) and not (is_handed_on and takers[owners[-1]]):
         return None
     longest = int(lengths[(owners != owners[-1]) & takers[owners]].max(initial=0))
-    if takers[owners[-1]] and int(lengths[-1]) > min(max(LONGER_RATIO * longest, steps_min), PATIENCE_STEPS):
+    longest_turn = min(max(LONGER_RATIO * longest, steps_min), PATIENCE_STEPS) if longest else 0
+    if takers[owners[-1]] and int(lengths[-1]) > longest_turn:
         return None
     alike = [
         place

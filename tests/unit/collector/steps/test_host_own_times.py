@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.host_own_times import KNOWN_MIN, fill_from_cpu, find_without_waits
+from rankscope.collector.steps.host_own_times import KNOWN_MIN, fill_from_cpu, find_apart
 from rankscope.collector.steps.predicted_steps import MEASURED_MIN
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS
@@ -16,8 +16,8 @@ def fill_ms(
     measured_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, loading_ms: Floats | float = 0.0, *, all_meet: bool = True
 ) -> Floats:
     loading_ns = np.broadcast_to(MS * np.asarray(loading_ms), step_ms.shape)
-    own_ns = find_without_waits(MS * step_ms, MS * off_cpu_ms, loading_ns)
-    return fill_from_cpu(MS * measured_ms, MS * step_ms, own_ns, all_meet=all_meet) / MS
+    apart = find_apart(np.arange(len(step_ms)), MS * step_ms, MS * off_cpu_ms, loading_ns)
+    return fill_from_cpu(MS * measured_ms, apart, all_meet=all_meet) / MS
 
 
 def train(own_ms: Floats, unseen_ms: Floats | float = 0.0) -> tuple[Floats, Floats]:
@@ -153,3 +153,39 @@ def test_last_windows_count_where_ranks_wait_elsewhere_than_before() -> None:
     measured_ms = own_ms.copy()
     measured_ms[20 + MEASURED_MIN :] = UNKNOWN
     assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms)[20 + MEASURED_MIN :]).all()
+
+
+def stall_at_the_end(steps: int, stalled: tuple[int, ...], stall_ms: float = 400.0) -> tuple[Floats, Floats]:
+    """Return own times and durations of two ranks, the second of which sleeps at the end of some steps, for which the
+    first waits in forward of the next one.
+    """
+    own_ms = as_usual(steps=steps)
+    step_ms = own_ms + REST_MS
+    for step in stalled:
+        own_ms[step, 1] += stall_ms
+        step_ms[step, 1] += stall_ms
+        step_ms[step + 1, 0] += stall_ms
+    return own_ms, step_ms
+
+
+def test_rank_that_waits_in_forward_for_a_stall_in_the_step_before_has_no_more_own_time() -> None:
+    own_ms, step_ms = stall_at_the_end(40, (20, 24, 28, 32))
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, np.full_like(own_ms, REST_MS))
+    assert filled.tolist() == own_ms.tolist()
+
+
+def test_rank_that_was_not_early_has_worked_as_long_as_it_seems() -> None:
+    # Rank 0 works 400 ms longer in the step before, too: it was not early, and did not wait.
+    own_ms, step_ms = stall_at_the_end(40, (20,))
+    own_ms[20, 0] += 400.0
+    step_ms[20, 0] += 400.0
+    own_ms[21, 0] += 400.0
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, np.full_like(own_ms, REST_MS))
+    assert filled[21].tolist() == own_ms[21].tolist()
+
+
+def test_begins_are_not_compared_across_steps_that_are_not_known() -> None:
+    own_ms, step_ms = stall_at_the_end(40, (20,))
+    step_ms[15, 0] = UNKNOWN  # eight steps before one tell how ranks usually begin
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, np.full_like(own_ms, REST_MS))
+    assert filled[21].tolist() == [own_ms[21, 0] + 400.0, own_ms[21, 1]]
