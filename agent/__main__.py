@@ -1,4 +1,4 @@
-"""Entry point of `torchrun ... -m rankscope.agent train.py ARGS`: see launch.py."""
+"""Entry point of `torchrun ... -m rankscope.agent train.py ARGS`: see script_launch.py."""
 
 import os  # runpy has imported it
 import sys
@@ -19,6 +19,6 @@ def _take_directory() -> str | None:
 
 DIRECTORY = _take_directory()
 
-from rankscope.agent.launch import main  # noqa: E402 - not before
+from rankscope.agent.script_launch import main  # noqa: E402 - not before
 
 main(DIRECTORY)

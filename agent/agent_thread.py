@@ -290,7 +290,7 @@ class AgentThread:
             covered_steps=[window.covered_steps for window in windows if window.covered_steps is not None],
             timed_steps=[window.timed_steps for window in windows if window.timed_steps is not None],
             breakdowns=[breakdown for window in windows for breakdown in window.breakdowns],
-            synchronizations=[one.synchronizations for one in windows if one.synchronizations is not None],
+            synchronizations=[window.synchronizations for window in windows if window.synchronizations is not None],
             host=self._samples.host,
             devices=self._samples.devices,
             allocator=self._samples.allocator,

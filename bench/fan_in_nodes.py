@@ -34,11 +34,10 @@ from rankscope.measure.messages import (
     HelloWanted,
     Message,
     Refused,
-    RelayCounts,
-    RelayHello,
     SampleOrder,
     Welcome,
 )
+from rankscope.measure.node_messages import RelayCounts, RelayHello
 from rankscope.measure.units import NS_PER_S, ns_to_s
 from rankscope.uplink.connection import Connection
 from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send, SendFrame, SendHello

@@ -17,7 +17,7 @@ from rankscope.collector.storage.database import StoreDatabase
 from rankscope.collector.storage.preflights import read_past, write_outcomes
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
-from rankscope.measure.messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
+from rankscope.measure.node_messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
 from rankscope.measure.units import ns_to_s
 
 FAULT: Final = "preflights"

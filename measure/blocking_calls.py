@@ -61,12 +61,6 @@ def find_launching_threads(view: RankView) -> Codes:
     return np.unique(view.events.thread[view.launch[view.launch != NONE]])
 
 
-def find_innermost_operators(view: RankView, rows: Ints) -> list[int]:
-    """Return for each row the innermost operator around it; NONE where none was recorded."""
-    inside = view.host.operators.find_innermost(view.events.thread[rows], view.events.start_ns[rows])
-    return [int(view.host.operator_rows[place]) if place != OUTSIDE else NONE for place in inside.tolist()]
-
-
 def find_operators_around(view: RankView, rows: Ints) -> list[int]:
     """Return for each row the outermost operator in HOST_VALUE_OPERATORS around it, else the innermost operator; NONE
     where none was recorded.

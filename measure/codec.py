@@ -12,7 +12,7 @@ import msgspec
 
 from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
-from rankscope.measure.messages import MESSAGE_TYPES, Message, Report
+from rankscope.measure.messages import Message, Report
 from rankscope.measure.table import Table
 
 MAGIC = b"RSCP"
@@ -23,7 +23,6 @@ FRAME_BYTES_MAX = 8 * 1024 * 1024
 
 _HEADER = struct.Struct(">4sHB")
 _ENCODER = msgspec.msgpack.Encoder()
-_TYPES = {message.KIND: message for message in MESSAGE_TYPES}
 _decoders: dict[bytes, msgspec.msgpack.Decoder[Message]] = {}
 """Decoders by frame header, built on first use: building one takes up to 1 ms, and agents decode no reports."""
 
@@ -34,7 +33,9 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes) -> Message:
-    """Return one frame as its message. Raises DecodeError, and nothing else, for any other bytes."""
+    """Return one frame as its message, of the types that this process has imported: a rank knows none of
+    `node_messages.py`. Raises DecodeError, and nothing else, for any other bytes.
+    """
     if len(frame) > FRAME_BYTES_MAX:
         raise DecodeError(DecodeReason.TOO_LARGE, f"{len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
     header = frame[: _HEADER.size]
@@ -58,9 +59,10 @@ def _make_decoder(header: bytes) -> "msgspec.msgpack.Decoder[Message]":
         raise DecodeError(DecodeReason.TOO_SHORT, f"{len(header)} bytes, a header has {_HEADER.size}")
     magic, protocol, kind = _HEADER.unpack(header)
     _check_header(magic, protocol)
-    message_type = _TYPES.get(kind)
+    types = {message.KIND: message for message in Message.__subclasses__()}
+    message_type = types.get(kind)
     if message_type is None:
-        raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; protocol {PROTOCOL} has {sorted(_TYPES)}")
+        raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; known here are {sorted(types)}")
     decoder = _decoders[header] = msgspec.msgpack.Decoder(message_type)
     return decoder
 

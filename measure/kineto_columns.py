@@ -398,9 +398,9 @@ class TraceColumns:
             order = order[keep]
             events = Events(*(column[keep] for column in (getattr(events, name) for name in Events.__slots__)))
         memory = self._build_memory(thread_keys, events.start_ns, warnings)
-        place = np.full(count, NONE, dtype=np.int64)
-        place[order] = np.arange(len(order))
-        device_work = _place_device_work(device_columns, place)
+        new_row = np.full(count, NONE, dtype=np.int64)
+        new_row[order] = np.arange(len(order))
+        device_work = _place_device_work(device_columns, new_row)
         events, spilled = _clip_spilled(events, device_work)
         spilled += endless
         if spilled:
@@ -415,22 +415,22 @@ class TraceColumns:
             threads=threads,
             events=events,
             device_work=device_work,
-            collectives=_place(self._collectives, place),
-            shapes=_place(self._shapes, place),
-            addresses=_place(self._addresses, place),
-            stacks=_place(self._stacks, place),
+            collectives=_place(self._collectives, new_row),
+            shapes=_place(self._shapes, new_row),
+            addresses=_place(self._addresses, new_row),
+            stacks=_place(self._stacks, new_row),
             memory=memory,
             phases=dict(self._phases),
             categories=dict(zip(spellings, counted, strict=True)),
             event_count=self._event_count,
             warnings=warnings,
-            stream_waits=_place(self._stream_waits, place),
+            stream_waits=_place(self._stream_waits, new_row),
             mended=tuple(mended),
             left_out=left_out,
-            autograd=_place_autograd(self._autograd_rows.take(), place) if self._options.autograd else None,
-            counters=_place(self._counters, place),
-            launch_shapes=_place(self._launch_shapes, place),
-            arguments=_place(self._arguments, place),
+            autograd=_place_autograd(self._autograd_rows.take(), new_row) if self._options.autograd else None,
+            counters=_place(self._counters, new_row),
+            launch_shapes=_place(self._launch_shapes, new_row),
+            arguments=_place(self._arguments, new_row),
         )
 
     def _build_memory(self, threads: list[tuple[str, str]], start_ns: Ints, warnings: list[str]) -> MemoryEvents:

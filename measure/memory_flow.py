@@ -81,13 +81,13 @@ def build_flow(
         FlowRectangle(
             int(start) - first_ns,
             int(end) - first_ns,
-            int(place),
+            int(offset_bytes),
             int(lives.bytes[row]),
             int(labels.kind[row]),
             bool(lives.freed[row] == paired.event_count),
             labels.names[int(labels.name[row])][:NAME_CHARACTERS_MAX],
         )
-        for row, start, end, place in zip(drawn, starts_ns, ends_ns, offset, strict=True)
+        for row, start, end, offset_bytes in zip(drawn, starts_ns, ends_ns, offset, strict=True)
     ]
     shown = np.zeros(paired.event_count + 1, dtype=np.int64)
     np.add.at(shown, lives.allocated[drawn], lives.bytes[drawn])

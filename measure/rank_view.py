@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rankscope.measure import communication
 from rankscope.measure.intervals import EMPTY, Intervals, union
-from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints, KinetoTrace
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, Ints, KinetoTrace
 from rankscope.measure.nesting import OUTSIDE, Nesting, nest
 
 Bools = npt.NDArray[np.bool_]
@@ -86,6 +86,11 @@ class HostRanges:
     def operators(self) -> Nesting:
         """Return the nesting of the operators; its indices are those of `operator_rows`."""
         return self.nest_rows(self.operator_rows)
+
+    def find_operators(self, threads: Codes, times_ns: Ints) -> Ints:
+        """Return the row of the innermost operator that is open on each thread at its time; NONE where none is."""
+        # OUTSIDE, -1, is the last place.
+        return np.append(self.operator_rows, NONE)[self.operators.find_innermost(threads, times_ns)]
 
     @cached_property
     def frame_rows(self) -> Ints:

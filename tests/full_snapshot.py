@@ -21,8 +21,8 @@ from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTim
 from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.collector.steps.step_histogram import BOUNDS_S, StepDurations
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankEnded
 from rankscope.measure.model_flops import FlopSum, StepFlops
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,

@@ -21,7 +21,7 @@ from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError, UnavailableError
 from rankscope.measure.identity import LABEL_LENGTH_MAX
-from rankscope.measure.messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
+from rankscope.measure.node_messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
 from rankscope.measure.preflights import (
     COLLECTOR_KEY,
     DEVICE_LENGTH_MAX,

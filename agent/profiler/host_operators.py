@@ -103,14 +103,6 @@ def _pair(events: Sequence[Any]) -> list[HostOperator]:
     return found
 
 
-def has_jagged_tensors() -> bool:
-    """Return whether the script has made nested tensors of the layout `torch.jagged`. They refuse to tell this profiler
-    their sizes, and torch then writes the error with its stack to stderr, twice for each operator.
-    """
-    nested = sys.modules.get("torch.nested._internal.nested_tensor")
-    return bool(getattr(nested, "_tensor_id_counter", 0))  # it numbers their offsets; private, and of torch 2.1 on
-
-
 class OperatorSession:
     """Sessions of torch's legacy profiler, on the calling thread. Raises AttributeError or TypeError, naming what this
     torch lacks, when it is made.
@@ -133,3 +125,10 @@ class OperatorSession:
     def stop(self) -> HostOperators:
         """End the session that this thread began."""
         return HostOperators(self._end())
+
+    def may_begin(self) -> bool:
+        """Return whether no nested tensors of the layout `torch.jagged` are in the way. They refuse to tell this
+        profiler their sizes, and torch then writes the error with its stack to stderr, twice for each operator.
+        """
+        nested = sys.modules.get("torch.nested._internal.nested_tensor")
+        return not getattr(nested, "_tensor_id_counter", 0)  # it numbers their offsets; private, and of torch 2.1 on

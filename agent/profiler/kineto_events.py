@@ -72,7 +72,9 @@ class HostActivity:
 
 
 class SessionEvents:
-    """The result of a session in a torch before 2.13."""
+    """The result of a session in a torch before 2.13. `is_in_file`: what is on a device is only in its trace file."""
+
+    is_in_file: Final = True
 
     def __init__(self, result: Any, host: Any) -> None:
         self._result = result

@@ -52,8 +52,8 @@ class OperatorGate:
         if self._flops is None or self.effect is None or self._device_effect is None:
             return False
         are_off = not (self._device_effect.allows_windows or self._device_effect.is_open)
-        may_record = self._profiler.records_operators and self._profiler.sees_device
-        return (are_off or self._plan.full_has_ended) and may_record
+        is_wanted = (are_off or self._plan.full_has_ended) and self._profiler.sees_device
+        return is_wanted and self._profiler.records_operators  # last: with the first question its code is imported
 
     @property
     def has_slowed(self) -> bool:

@@ -10,11 +10,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from rankscope.agent.guard import explain, find_last_error, is_debugging, log_line
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.profiler.reduce_window import (
     ENVIRONMENT,
     TIME_LIMIT_S,
@@ -23,9 +24,11 @@ from rankscope.agent.profiler.reduce_window import (
     command_line,
     reduce_window,
 )
-from rankscope.agent.spawned_child import Child, SpawnedChild
 from rankscope.measure.errors import TraceError
 from rankscope.measure.units import s_to_ns
+
+if TYPE_CHECKING:
+    from rankscope.agent.spawned_child import Child
 
 WAITING_MAX = 2
 """Largest number of windows that wait while one is reduced. One with the most events allowed takes 7 MB; as a trace
@@ -42,8 +45,11 @@ needs 130 ms of CPU time before its first event, which delays training on a mach
 PART: Final = "breaking a window down"
 
 
-def spawn(request: bytes) -> Child:
+def spawn(request: bytes) -> "Child":
     """Start the child that reduces this encoded request. Raises OSError when it cannot be started."""
+    with LATE_IMPORTS:
+        from rankscope.agent.spawned_child import SpawnedChild  # noqa: PLC0415 - with the first large window
+
     return SpawnedChild(command_line(), request, {**os.environ, **ENVIRONMENT})
 
 
@@ -57,7 +63,7 @@ class ReductionProcesses:
 
     def __init__(
         self,
-        spawn_child: Callable[[bytes], Child] = spawn,
+        spawn_child: "Callable[[bytes], Child]" = spawn,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         *,
         in_place_events_max: int = IN_PLACE_EVENTS_MAX,

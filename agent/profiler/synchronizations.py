@@ -14,7 +14,6 @@ import numpy as np
 from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.measure.blocking_calls import (
     find_blocking_calls,
-    find_innermost_operators,
     find_launching_threads,
     find_waits_and_idle_ns,
 )
@@ -65,9 +64,10 @@ def _find_kinds(
     view: RankView, rows: Ints, names: Sequence[str], samples: LineSamples
 ) -> list[tuple[str, str | None, str | None]]:
     # Most windows know only the innermost operator, so one with shapes, which has those around it too, names the same.
+    around = view.host.find_operators(view.events.thread[rows], view.events.start_ns[rows])
     operators = [
         _WAITS_INSIDE.get(name, name)[:NAME_LENGTH_MAX]
-        for name in (view.trace.name(row) if row != NONE else "" for row in find_innermost_operators(view, rows))
+        for name in (view.trace.name(row) if row != NONE else "" for row in around.tolist())
     ]
     return list(zip(names, (one or None for one in operators), _find_lines(view, rows, samples), strict=True))
 

@@ -3,7 +3,8 @@
 
 The recorder keeps its last entries (2,000 by default), and a dump always has all of them. So it is read as often as its
 ring fills, as far as the cost allows. A reading has the last steps before it: those whose first collective is still in
-the ring and whose collectives are all over. Earlier ones are counted and left out.
+the ring and whose collectives are all over. Earlier ones are counted and left out. Example: with 20 collectives a step
+the ring has the last 100 steps; if the cost allows a reading every 500, these 100 are known, and 400 are left out.
 
 A collective's start is when it was enqueued, since the recorder has no begin of its work. So it is not known how much
 of it was exposed; and point-to-point operations, those of a coalesced group and those on the host are missing. The

@@ -25,20 +25,23 @@ did not wait had no whole step, and 19 of 19 that did had all kernels, but for t
 has arrived.
 """
 
+import functools
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.agent.guard import pause
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.profiler.forked_child import find_early_exit
-from rankscope.agent.profiler.host_operators import OperatorSession, has_jagged_tensors
-from rankscope.agent.profiler.kineto_events import SessionEvents, check_events
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.host_operators import OperatorSession
 
 KINETO_QUIET = ("KINETO_LOG_LEVEL", "99")
 """Silences the two lines that each window writes to stderr; levels 0 to 5 do not. A value set by the user stays."""
@@ -95,8 +98,7 @@ class TorchProfiler:
         self._scope = c_profiler.RecordScope
         self._c_profiler = c_profiler
         self._lists_activities = hasattr(autograd._ProfilerResult, "trace_activities")
-        if not self._lists_activities:
-            check_events(autograd)
+        self._wrap_result = None if self._lists_activities else _find_older_result(autograd)
         self._with_shapes, self._without_shapes = (
             _configure(c_profiler, record_shapes=has_shapes, lists_activities=self._lists_activities)
             for has_shapes in (True, False)
@@ -104,7 +106,6 @@ class TorchProfiler:
         self._thread: int | None = None
         self._activities_seen: set[Any] = set()
         self._is_host_only = False
-        self._operators = find_operator_session(autograd, c_profiler)
         os.register_at_fork(after_in_child=find_early_exit())  # a session starts a thread that a child waits for
 
     @classmethod
@@ -128,6 +129,11 @@ class TorchProfiler:
         except (ImportError, AttributeError, TypeError) as error:
             raise UnavailableError(f"this torch has no profiler that windows could use: {error}") from error
         return found
+
+    @functools.cached_property
+    def _operators(self) -> "OperatorSession | None":
+        """What records the host alone. Made when windows of a device are off or over, which it replaces."""
+        return find_operator_session(self._autograd, self._c_profiler)
 
     @property
     def has_session(self) -> bool:
@@ -160,7 +166,7 @@ class TorchProfiler:
     @property
     def records_operators(self) -> bool:
         """Whether a session may be of the host alone."""
-        return self._operators is not None and not has_jagged_tensors()
+        return self._operators is not None and self._operators.may_begin()
 
     @property
     def knows_devices(self) -> bool:
@@ -307,9 +313,7 @@ class TorchProfiler:
         finally:
             if is_ended or not self._may_be_on():  # else it was interrupted before
                 self._forget()
-        if self._lists_activities or operators is not None:
-            return result
-        return SessionEvents(result, self._autograd.DeviceType.CPU)
+        return result if self._wrap_result is None or operators is not None else self._wrap_result(result)
 
     def _forget(self) -> None:
         self._ranges.on_session_end()
@@ -351,8 +355,19 @@ def leave_events_out(c_profiler: Any) -> Any:
         return c_profiler._ExperimentalConfig()
 
 
-def find_operator_session(autograd: Any, c_profiler: Any) -> OperatorSession | None:
+def _find_older_result(autograd: Any) -> Callable[[Any], Any]:
+    """Return what makes a `SessionEvents` of a session's result. Raises UnavailableError naming what torch lacks."""
+    from rankscope.agent.profiler.kineto_events import SessionEvents, check_events  # noqa: PLC0415 - torch before 2.13
+
+    check_events(autograd)
+    return lambda result: SessionEvents(result, autograd.DeviceType.CPU)
+
+
+def find_operator_session(autograd: Any, c_profiler: Any) -> "OperatorSession | None":
     """Return what records the operators of the host without Kineto; None where this torch lacks it."""
+    with LATE_IMPORTS:
+        from rankscope.agent.profiler.host_operators import OperatorSession  # noqa: PLC0415 - only with devices
+
     try:
         return OperatorSession(autograd, c_profiler)
     except (AttributeError, TypeError):

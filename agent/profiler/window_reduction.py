@@ -18,9 +18,8 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
 from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.agent.profiler.process_groups import (
     DEVICE_NUMBERS_FROM,
@@ -351,10 +350,10 @@ def make_request(window: "RawWindow", columns: WindowColumns) -> WindowRequest:
     """Return the input of the child: the columns, or the trace file of a device's window where torch has its data only
     there. Raises OSError when that cannot be written.
     """
-    is_in_file = (window.on_device or window.has_shapes) and isinstance(window.result, SessionEvents)
+    is_in_file = (window.on_device or window.has_shapes) and getattr(window.result, "is_in_file", False)
     return WindowRequest(
         columns=WindowColumns() if is_in_file else columns,
-        saved=read_saved(window.result) if is_in_file else b"",
+        saved=_read_saved(window.result) if is_in_file else b"",
         steps=_bound(window.steps),
         wall_minus_host_ns=window.wall_minus_host_ns,
         on_device=window.on_device,
@@ -362,6 +361,12 @@ def make_request(window: "RawWindow", columns: WindowColumns) -> WindowRequest:
         counts_flops=window.has_shapes,
         host_only=window.host_only,
     )
+
+
+def _read_saved(result: Any) -> bytes:
+    from rankscope.agent.profiler.kineto_events import read_saved  # noqa: PLC0415 - torch before 2.13: it is imported
+
+    return read_saved(result)
 
 
 def make_captured_request(trace: bytes, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> WindowRequest:

@@ -4,6 +4,11 @@ operators.
 Windows begin and end at step boundaries, on step numbers that every rank computes alone: all ranks have the cost at the
 same steps, so none waits for another's window, and the windows have the same collectives on every rank. Not so the
 first windows of a device, and the boundary at which CUPTI is detached: these depend on the rank's own step times.
+
+A timer of each rank would be simpler. But then each rank's window would make another step longer, for all ranks, since
+they wait for it; and of no step would the collectives of all ranks be known, of which the shortest tells the transfer.
+Example: all ranks begin a light window at step 1,024, of two steps. At 1,026 an all_reduce of rank 3 is not over, so
+its window cannot end there: it records nothing more, and the boundary of 1,027 ends it.
 """
 
 import enum

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from rankscope.agent.captures.flight_dump import find_names, find_pending, to_statuses
 from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
-from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
+from rankscope.agent.sidecar.worker_questions import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
-from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.node_messages import RankUnresponsive
 from rankscope.measure.proc_stat import read_stat
 from rankscope.measure.stalls import KernelThread
 from rankscope.measure.units import NS_PER_S

@@ -17,7 +17,7 @@ from rankscope.agent.guard import describe
 from rankscope.agent.sidecar.beacon import Descriptor, WatchedStall
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
-from rankscope.measure.messages import InspectorRead
+from rankscope.measure.node_messages import InspectorRead
 from rankscope.measure.units import NS_PER_S, NS_PER_US, format_duration
 
 if TYPE_CHECKING:

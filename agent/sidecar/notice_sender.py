@@ -15,7 +15,8 @@ from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError
 from rankscope.measure.key_files import ClientKeys
-from rankscope.measure.messages import Ack, Notice
+from rankscope.measure.messages import Ack
+from rankscope.measure.node_messages import Notice
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.curve_client import set_keys
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from rankscope.agent.sidecar.beacon import Descriptor, WatchedStall
 from rankscope.measure.clock import Clock
-from rankscope.measure.messages import RasAnswered
+from rankscope.measure.node_messages import RasAnswered
 from rankscope.measure.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rankscope.agent.sidecar.ras_client import NothingListensError, is_own_addre
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, UnavailableError
-from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.node_messages import RasAnswered
 
 WHOLE: Final = "communicators"
 """Field of `absent`: why communicators are missing."""

@@ -18,7 +18,7 @@ import msgspec
 from rankscope.agent.captures.timed_entries import RecorderReading, parse_dump
 from rankscope.agent.guard import describe
 from rankscope.agent.sidecar.beacon import DUMP_SUFFIX, TIMED_SUFFIX, replace_file
-from rankscope.agent.sidecar.worker_server import ANSWER_BYTES_MAX
+from rankscope.agent.sidecar.worker_questions import ANSWER_BYTES_MAX
 
 _HEADER: Final = struct.Struct("=2q")
 """The time of the dump, and that from which collectives are wanted, both in ns of the rank's wall clock."""

@@ -14,7 +14,7 @@ import msgspec
 from rankscope.agent.captures.timed_entries import RecorderReading
 from rankscope.agent.sidecar.beacon import RecorderPlace
 from rankscope.agent.sidecar.recorder_files import parse_safely, pop_dump, pop_reading, write_dump
-from rankscope.agent.sidecar.worker_server import AnswerTooLargeError, NoHandlerError, ask_text
+from rankscope.agent.sidecar.worker_questions import AnswerTooLargeError, NoHandlerError, ask_text
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import NS_PER_S

@@ -11,7 +11,7 @@ from rankscope.agent.sidecar.endings import EndEvidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus
 from rankscope.agent.sidecar.oom_kills import OomKills
 from rankscope.measure.clock import Clock
-from rankscope.measure.messages import RankEnded
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.stalls import PendingCollective
 from rankscope.measure.units import NS_PER_S
 

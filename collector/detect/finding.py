@@ -39,9 +39,8 @@ UNMATCHED: Final = "unmatched_collectives"
 RUN_SLOWDOWN: Final = "run_slowdown"
 """Kind of a finding about a run whose steps have become longer: a run has one at a time, whatever its cause."""
 DRIFTING: Final = "drifting"
-"""Pattern of a slowness that has grown gradually: its begin is an estimate, and is stated with "about"."""
-PATTERNS: Final = ("steady", "intermittent", DRIFTING)
-"""Patterns of a slowness: the same in every step; only in some steps; growing."""
+"""Pattern of a slowness, else `steady` or `intermittent`, that has grown gradually: its begin is an estimate, and is
+stated with "about"."""
 NAMED_SHARE_MIN: Final = 0.25
 """Share of the cost of another finding from which one that names ranks or a group comes before it."""
 SEVERITIES: Final = ("info", "warning", "critical")

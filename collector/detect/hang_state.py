@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import BUSY_RANK, DATA_WAIT
-from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.node_messages import RankUnresponsive
 from rankscope.measure.stalls import (
     EXCUSED_ACTIVITIES,
     EXCUSED_FACTOR,

@@ -158,8 +158,8 @@ def compare_lines(
     in the steps of each. `expected_ns` is by how much a step is longer according to the finding, 0 where that is not
     known; `each` is the word for one of these steps. None where the rank has too few samples.
     """
-    own_steps = {one.step for one in taken.steps}
-    peer_steps = set() if peer_taken is None else {one.step for one in peer_taken.steps}
+    own_steps = {sampled.step for sampled in taken.steps}
+    peer_steps = set() if peer_taken is None else {sampled.step for sampled in peer_taken.steps}
     if not own_steps or (taken.samples < SAMPLES_MIN and len(own_steps) < STEPS_MIN):
         return None
     common = own_steps & peer_steps

@@ -18,7 +18,7 @@ from rankscope.collector.steps.peer_groups import SMALL_GROUP_MAX, PeerCompariso
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
-from rankscope.measure.messages import InspectorRead, RasAnswered
+from rankscope.measure.node_messages import InspectorRead, RasAnswered
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AllocatorSample,

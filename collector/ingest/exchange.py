@@ -89,11 +89,6 @@ class Exchange:
         """Whether EVENTS_WAITING_MAX events wait for the state thread."""
         return self._events >= EVENTS_WAITING_MAX
 
-    @property
-    def has_batches(self) -> bool:
-        """Whether any batch waits for the state thread."""
-        return bool(self._inbox)
-
     def put(self, batch: EventBatch) -> None:
         """Queue a batch for the state thread."""
         with self._arrived:

@@ -39,19 +39,21 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     HelloWanted,
-    InspectorRead,
     Message,
+    Refused,
+    Report,
+    SamplesTaken,
+    SettingsTaken,
+    Welcome,
+)
+from rankscope.measure.node_messages import (
+    InspectorRead,
     Notice,
     PreflightEnded,
     PreflightPastWanted,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
-    Refused,
-    Report,
-    SamplesTaken,
-    SettingsTaken,
-    Welcome,
 )
 from rankscope.measure.units import ns_to_s
 

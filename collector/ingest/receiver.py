@@ -27,7 +27,8 @@ from rankscope.collector.ingest.router import UNROUTABLE, Ready, RoutedMessage, 
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError, DecodeReason, SettingError
-from rankscope.measure.messages import HelloWanted, Message, Refused, Relayed, RelayHello
+from rankscope.measure.messages import HelloWanted, Message, Refused
+from rankscope.measure.node_messages import Relayed, RelayHello
 from rankscope.measure.settings import find_endpoint_problem
 
 HANDSHAKE_MS: Final = 30_000

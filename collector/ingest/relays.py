@@ -18,16 +18,8 @@ from typing import Final, NamedTuple
 from rankscope.collector.ingest.refusal_reasons import CUT_REASONS, FRAME_REASONS, HANDSHAKE_REASONS
 from rankscope.measure.codec import encode
 from rankscope.measure.errors import DecodeReason
-from rankscope.measure.messages import (
-    RELAYED_MAX,
-    Message,
-    Refused,
-    RelayCounts,
-    Relayed,
-    RelayedFrame,
-    RelayHello,
-    Welcome,
-)
+from rankscope.measure.messages import Message, Refused, Welcome
+from rankscope.measure.node_messages import RELAYED_MAX, RelayCounts, Relayed, RelayedFrame, RelayHello
 
 RELAYS_MAX: Final = 16_384
 """Relays known at a time; beyond, the one known for longest has to send a Hello again. At 8 ranks a node this is

@@ -139,8 +139,8 @@ class Router:
         self._poller = poller or zmq.Poller()
         self._sockets = [self._socket, self._connections.socket, self._zap.socket]
         self._bind(endpoint)
-        for one in self._sockets:
-            self._poller.register(one, zmq.POLLIN)
+        for watched in self._sockets:
+            self._poller.register(watched, zmq.POLLIN)
 
     @property
     def endpoint(self) -> str:

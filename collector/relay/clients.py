@@ -14,16 +14,18 @@ from rankscope.measure.messages import (
     ClockPong,
     Goodbye,
     Hello,
-    InspectorRead,
     Message,
+    Report,
+    SamplesTaken,
+    SettingsTaken,
+)
+from rankscope.measure.node_messages import (
+    InspectorRead,
     PreflightEnded,
     PreflightPastWanted,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
-    Report,
-    SamplesTaken,
-    SettingsTaken,
 )
 from rankscope.measure.preflights import COLLECTOR_KEY
 from rankscope.measure.shards import choose_collector

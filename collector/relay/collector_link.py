@@ -21,7 +21,8 @@ from rankscope.collector.relay.node_batch import NodeBatch
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError
-from rankscope.measure.messages import HelloWanted, Refused, RelayCounts, Relayed, RelayedFrame, RelayHello, Welcome
+from rankscope.measure.messages import HelloWanted, Refused, Welcome
+from rankscope.measure.node_messages import RelayCounts, Relayed, RelayedFrame, RelayHello
 from rankscope.measure.units import NS_PER_S
 from rankscope.uplink.connection import Connection
 from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from rankscope.collector.ingest.relays import FULL, PEER_QUOTA
-from rankscope.measure.messages import RELAYED_MAX, RelayedFrame
+from rankscope.measure.node_messages import RELAYED_MAX, RelayedFrame
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 URGENT_NS: Final = 20 * NS_PER_MS

@@ -28,7 +28,8 @@ from rankscope.measure.codec import FRAME_BYTES_MAX, encode
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.machine import read_machine_id
-from rankscope.measure.messages import ClockPong, HelloWanted, RelayCounts, RelayedFrame, RelayHello
+from rankscope.measure.messages import ClockPong, HelloWanted
+from rankscope.measure.node_messages import RelayCounts, RelayedFrame, RelayHello
 from rankscope.measure.shards import parse_collectors
 from rankscope.measure.units import NS_PER_MS, s_to_ns
 from rankscope.uplink.connection import Connection

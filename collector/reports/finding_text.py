@@ -4,8 +4,6 @@ Terminal and report have the fields in this order, the page begins with the cost
 `detect/finding_words.py`.
 """
 
-from collections.abc import Sequence
-
 from rankscope.collector.detect.finding import Finding, write_whole_cost
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.reports.trace_cells import printable
@@ -37,8 +35,3 @@ def list_facts(found: Finding | Incident) -> list[tuple[str, str]]:
 def render_facts(found: Finding | Incident, indent: str = "") -> list[str]:
     """Return the facts of a finding, a line each."""
     return [f"{indent}{name}: {text}" for name, text in list_facts(found)]
-
-
-def render_all(findings: Sequence[Finding]) -> list[str]:
-    """Return each finding's headline with its facts below it, indented."""
-    return [line for one in findings for line in (printable(one.headline), *render_facts(one, "  "))]

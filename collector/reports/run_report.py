@@ -159,7 +159,7 @@ def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunRe
         ),
         origin=find_origin(process.hello.identity for process in processes),
         injected_faults=describe_faults(
-            {one.hello.identity.rank: one.hello.fault for one in processes if one.hello.fault}
+            {process.hello.identity.rank: process.hello.fault for process in processes if process.hello.fault}
         ),
     )
 

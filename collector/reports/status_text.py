@@ -36,7 +36,7 @@ from rankscope.collector.runs.run_status import (
 )
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.pipeline_stages import describe_pipeline
-from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.node_messages import RankUnresponsive
 from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective, Stall, describe_frame, find_script_frame
 from rankscope.measure.units import format_duration, format_share
 

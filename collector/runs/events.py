@@ -14,18 +14,8 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.steps.run_start import EarlierRun
-from rankscope.measure.messages import (
-    Goodbye,
-    Hello,
-    InspectorRead,
-    RankEnded,
-    RankUnresponsive,
-    RasAnswered,
-    SampleOrder,
-    SamplesTaken,
-    SettingsOrder,
-    SettingsTaken,
-)
+from rankscope.measure.messages import Goodbye, Hello, SampleOrder, SamplesTaken, SettingsOrder, SettingsTaken
+from rankscope.measure.node_messages import InspectorRead, RankEnded, RankUnresponsive, RasAnswered
 
 
 class RankJoined(msgspec.Struct, frozen=True, gc=False):

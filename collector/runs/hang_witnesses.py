@@ -11,8 +11,8 @@ import msgspec
 
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.runs.rank import RankState
-from rankscope.measure.messages import InspectorRead, RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.node_messages import InspectorRead, RasAnswered
 from rankscope.measure.units import NS_PER_S
 
 DRAIN_NS: Final = 10 * NS_PER_S

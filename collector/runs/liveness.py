@@ -17,7 +17,8 @@ from rankscope.collector.invariants import require
 from rankscope.collector.runs.clock_alignment import ClockAlignment
 from rankscope.collector.runs.nccl_bandwidths import NcclBandwidths, find_bandwidths
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.measure.messages import Goodbye, InspectorRead, RankEnded, RankUnresponsive, RasAnswered
+from rankscope.measure.messages import Goodbye
+from rankscope.measure.node_messages import InspectorRead, RankEnded, RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
 

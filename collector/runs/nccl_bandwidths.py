@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.measure.messages import InspectorRead
+from rankscope.measure.node_messages import InspectorRead
 from rankscope.measure.units import NS_PER_S, format_duration
 
 AGE_NS_MAX: Final = 120 * NS_PER_S

@@ -40,8 +40,9 @@ from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.codec import encode, find_body
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
+from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.out_of_memory import NOTICES_MAX
 from rankscope.measure.records import (
     Collectives,

@@ -22,7 +22,7 @@ import msgspec
 from rankscope.collector.detect.hang_state import COLLECTIVE_TIMEOUT, DIED, SILENT, date_failure
 from rankscope.collector.detect.memory.out_of_memory import describe_bytes, describe_place
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Ending
-from rankscope.measure.messages import RankEnded
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import NS_PER_S, ns_to_s

@@ -11,7 +11,7 @@ from rankscope.collector.runs.hearing import Heard
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_end import NOT_HEARD, RankProcessEnd, RunEnd, find_run_end
-from rankscope.measure.messages import RankEnded
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.units import NS_PER_S, s_to_ns
 

@@ -22,8 +22,8 @@ from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.steps.rank_medians import MedianSteps
 from rankscope.collector.steps.step_histogram import StepDurations
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
+from rankscope.measure.node_messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,

@@ -8,6 +8,10 @@ synchronizing operation of the same group in the same step, the one with the sho
     arrival[r] = start[r] - end of that operation on r            leaving[r] = arrival[r] + duration[r]
     r waited for the last member to arrive before leaving[r]
 
+Example: a transfer takes 2 ms; rank 1 arrives at 10 ms and leaves at 52, rank 2 at 12 and leaves at 53, rank 0 at 50
+and leaves at 52. Both waited for rank 0. By durations alone, as in an operation without a root, a receiver that comes
+to data which is there would look like the one that all waited for.
+
 It is known only if r left one transfer after that arrival, no third member arrived about then, and r came before: all
 to within a quarter of the waiting, so that a short wait needs members that leave together to within little. In all
 other cases, and without such an operation, nobody is said to be waited for.

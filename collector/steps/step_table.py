@@ -1,12 +1,16 @@
 """Keep the same steps of all ranks side by side: a ring of steps, one column per rank. Pure.
 
+A list of each rank's records would be simpler, but every comparison needs the same step of all ranks, and 256 steps of
+16,384 ranks are four million records. Here a step is a row, and a comparison of ranks one operation on rows.
+
 A step's duration and phases arrive within a report interval, its collectives when the profiler window they were
 recorded in ends. Until every rank has reported them, a step's waiting and own time are unknown: NaN. For one of the
 steps that a report completes, the waiting is attributed to the ranks that caused it.
 
 Windows may be further apart than the ring is long. Where fewer *measured* steps, whose waiting is known, are in the
 ring than a verdict needs, measured steps that leave the ring move to slots behind it until there are enough again. So
-do steps that all ranks timed on their devices.
+do steps that all ranks timed on their devices. Example: a verdict needs 8 measured steps, a window of two comes every
+200 steps, and the ring has 256: at most four are in it, so the four before them stay in slots behind it.
 
 Steps of a millisecond come by the thousand between two detection passes. So in a run of few ranks the ring is longer
 than what a pass judges (`find_ring_steps`): what is counted or looked at once, as stalls, is that of every step.

@@ -9,6 +9,10 @@ far in the step is kept, in ns by origin. For an operation with the waiting w, a
     w[r] is charged to the origins o in proportion to max(0, lateness[a][o] - lateness[r][o])
     lateness[r] = lateness[a] for all members: they leave together
 
+Example: rank 1 is 20 ms late to an all_reduce with rank 0, which then is 20 ms late to one with rank 2. Charged to the
+last member of each, as seems natural, rank 0 would be blamed for the second wait. But own is 0 for both members of it:
+that rank 0 came late is what its lateness {1: 20} explains, and so rank 1 is charged 40 ms, and rank 0 nothing.
+
 Only durations are used; no two clocks are compared. The charges of a step sum to the waiting in it, to the nanosecond:
 shares are rounded by their running sum.
 

@@ -18,6 +18,10 @@ thread is taken to have waited while it still computed. So a rank on the host re
 for which it also knows when the own work of each backward had ended (`agent/profiler/window_reduction.py`); where it
 reports none, as from an earlier agent, the starts of all its collectives are what is known.
 
+Example: two ranks leave an all_reduce at 40 ms; rank 0 was in it from 10 ms on, rank 1 from 35. The transfer is 5 ms,
+and rank 0 waited for 25. It enqueued another collective at 30 ms, so it was at work until then: 5 ms of its waiting,
+from 30 to 35, are exposed.
+
 On a device a communication stream runs one operation after the other, so the start of one says little about its
 enqueue. There the rank reports the exposed part, too, and since the work that hides it began before it, that part is
 the end of the operation:

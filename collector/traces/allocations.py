@@ -47,13 +47,14 @@ def list_allocations(view: RankView, stretch: Stretch | None = None) -> ColumnTa
     made, freed = lives.allocated != NONE, lives.freed != NONE
     allocated_ns, freed_ns = memory.time_ns[lives.allocated], memory.time_ns[lives.freed]  # of NONE those of another
     threads = memory.thread[lives.allocated].astype(np.int32)
-    inside = view.host.operators.find_innermost(threads, allocated_ns)
-    operators = np.append(view.events.name[view.host.operator_rows], NONE)[inside]  # OUTSIDE, -1, is the last place
+    around = np.where(made, view.host.find_operators(threads, allocated_ns), NONE)
+    operators = np.full(len(around), NONE, dtype=np.int64)
+    operators[around != NONE] = view.events.name[around[around != NONE]]
     return ColumnTable(
         AllocationRow,
         {
             "device": number_column(lives.device),
-            "operator": text_column(np.where(made, operators, NONE), view.trace.names),
+            "operator": text_column(operators, view.trace.names),
             "module": find_module_names(view, threads, allocated_ns, made),
             "step": number_column(np.where(made, view.number_steps(allocated_ns), NONE)),
             "bytes": lives.bytes,

@@ -136,17 +136,17 @@ def analyze(
             raise SettingError("--cycle is all, and --against compares one cycle: choose it by its number")
         return _analyze_cycles(paths, job, _Choice(rank, None, rank_from), executor, progress)
     choice = _Choice(rank, cycle, rank_from)
-    found, errors = _analyze_side(paths, job, choice, executor, progress)
-    compared = compare_ranks(found, job.asked)
+    analyses, errors = _analyze_side(paths, job, choice, executor, progress)
+    compared = compare_ranks(analyses, job.asked)
     report = _build_report(compared, errors)
     if against is None:
         return report
     others, other_errors = _analyze_side(against, job.of_other_side, choice, executor, progress)
     comparison = attempt(
         lambda: compare_steps(
-            found, others, force=force, waits=compared.waits, against_waits=compare_ranks(others).waits
+            analyses, others, force=force, waits=compared.waits, against_waits=compare_ranks(others).waits
         ),
-        lambda reason: Comparison(against_files=[one.report.file for one in others], refused=reason),
+        lambda reason: Comparison(against_files=[other.report.file for other in others], refused=reason),
     )
     return msgspec.structs.replace(report, errors=[*errors, *other_errors], comparison=comparison)
 

@@ -91,10 +91,10 @@ def _find_parents(view: RankView) -> Ints:
 
 def _find_operators(view: RankView, caller: Ints) -> Ints:
     """Return the row of the innermost operator around each caller, of an operator the one around it; NONE for none."""
-    rows, nesting = view.host.operator_rows, view.host.operators
-    inside = nesting.find_innermost(view.events.thread[caller], view.events.start_ns[caller])
-    inside[rows] = nesting.parent
-    return np.where(caller == NONE, NONE, np.append(rows, NONE)[inside])
+    rows = view.host.operator_rows
+    around = view.host.find_operators(view.events.thread[caller], view.events.start_ns[caller])
+    around[rows] = np.append(rows, NONE)[view.host.operators.parent]
+    return np.where(caller == NONE, NONE, around)
 
 
 def _read_launches(view: RankView) -> dict[str, Texts]:

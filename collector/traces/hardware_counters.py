@@ -12,7 +12,6 @@ import numpy as np
 
 from rankscope.collector.traces.report import CounterRow, CounterSum
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
-from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import RankView
 
 COUNTER_ROWS_MAX = 10_000
@@ -64,6 +63,5 @@ def _find_operators(view: RankView, rows: Ints) -> tuple[list[str | None], list[
         return [None] * len(rows), [
             f"{len(rows):,} ranges of hardware counters, but {where}: which operator launched which kernel is not known"
         ]
-    inside = view.host.operators.find_innermost(view.events.thread[calls], view.events.start_ns[calls])
-    operators = np.where(inside == OUTSIDE, NONE, view.host.operator_rows[inside])
+    operators = view.host.find_operators(view.events.thread[calls], view.events.start_ns[calls])
     return [view.trace.name(row) if row != NONE else None for row in operators.tolist()], []

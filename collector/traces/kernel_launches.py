@@ -8,7 +8,6 @@ from rankscope.collector.traces.report import KernelLaunchRow
 from rankscope.collector.traces.tables import by_name, weigh
 from rankscope.measure.flops import FORMULAS
 from rankscope.measure.kineto import NONE, LaunchShape
-from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.tensor_cores import uses_tensor_cores
 
@@ -22,9 +21,9 @@ def sum_launches(view: RankView) -> list[KernelLaunchRow]:
     operators = np.full(len(kernels), NONE, dtype=np.int64)
     launched = np.flatnonzero(view.launch[kernels] != NONE)
     call = view.launch[kernels[launched]]
-    inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
-    known = inside != OUTSIDE
-    operators[launched[known]] = view.events.name[view.host.operator_rows[inside[known]]]
+    around = view.host.find_operators(view.events.thread[call], view.events.start_ns[call])
+    known = around != NONE
+    operators[launched[known]] = view.events.name[around[known]]
     shapes = [view.trace.launch_shapes.get(row, _NOT_RECORDED) for row in work.row[kernels].tolist()]
     keys: dict[tuple[int, int, LaunchShape], int] = {}
     codes = np.array(

@@ -105,7 +105,7 @@ def reduce_trace(
     origin = origin if rank is None else origin._replace(rank=rank)
     origin = origin._replace(devices=match_devices(origin.devices, devices))
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
-    kinds = len({tables.kind_of(one) for one in collectives})
+    kinds = len({tables.kind_of(collective) for collective in collectives})
     if kinds > COLLECTIVE_KINDS_MAX:
         raise TraceError(f"it has {kinds:,} kinds of collectives; at most {COLLECTIVE_KINDS_MAX:,} are summed up")
     devices = windows.summarize_devices(view, origin.devices)

@@ -8,6 +8,10 @@ The records are played again in the order of their times. What waited for someth
   did, or after the host has come to it where that is later;
 - what joins several ranks ends as long after the last has begun as it did.
 
+Subtracting what is shorter from the critical path would be simpler, and says too much: another path is critical then.
+Example: a kernel of 10 ms is on the path, beside a copy of 8 ms that the next work waits for, too. At half its time the
+kernel saves 5 ms on the path, but the step only 2.
+
 So time that the trace does not explain stays, and what did not have to wait in the trace does not wait here, but for
 what is in front of it on its stream, its launch, and the wait of another stream that the record has.
 """

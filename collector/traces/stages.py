@@ -26,7 +26,7 @@ from rankscope.collector.traces.report import EventTypeRow, ModelRow, StepEventT
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, Category, Ints
-from rankscope.measure.rank_view import RankView, Step
+from rankscope.measure.rank_view import RankView
 
 DATA_LOADER = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#.*\.step$")
@@ -201,9 +201,3 @@ def _device_time(view: RankView, sets: Mapping[str, Intervals]) -> dict[str, int
         found[stage] = int(length[mine].sum())
         left = left & ~mine
     return {**found, "other": int(length[left].sum())}
-
-
-def extended_step(view: RankView, step: Step, launched: Ints) -> tuple[int, int]:
-    """Return the bounds of a step extended to the end of the work it launched."""
-    ends = view.work.end_ns[launched]
-    return step.start_ns, max(step.end_ns, int(ends.max()) if len(ends) else step.end_ns)

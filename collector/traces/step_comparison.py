@@ -37,7 +37,7 @@ Waits = Sequence[RankWait] | None
 
 
 def compare_steps(
-    found: Sequence[RankAnalysis],
+    ranks: Sequence[RankAnalysis],
     others: Sequence[RankAnalysis],
     *,
     force: bool = False,
@@ -48,39 +48,39 @@ def compare_steps(
     ranks: of all). `force` allows these numbers to differ. `waits` are those of the ranks of a side for each other,
     None where they are not known: then waiting is not told from communication.
     """
-    files = [one.report.file for one in others]
-    refused = _find_refusal(found, others, force=force)
+    files = [analysis.report.file for analysis in others]
+    refused = _find_refusal(ranks, others, force=force)
     if refused is not None:
         return Comparison(against_files=files, refused=refused)
-    found, others, notes = _choose_ranks(found, others)
-    if not found:
+    ranks, others, notes = _choose_ranks(ranks, others)
+    if not ranks:
         return Comparison(against_files=files, refused=f"no rank is on both sides: {notes[0]}")
-    clock, here, there = _choose_clock(_parts_of(found), _parts_of(others))
+    clock, here, there = _choose_clock(_parts_of(ranks), _parts_of(others))
     unknown: list[str] = []
     if waits is not None and against_waits is not None:
-        here, there = _split_waiting(found, here, waits), _split_waiting(others, there, against_waits)
-    elif any(one.report.communication_ns for one in (*found, *others)):
+        here, there = _split_waiting(ranks, here, waits), _split_waiting(others, there, against_waits)
+    elif any(analysis.report.communication_ns for analysis in (*ranks, *others)):
         side = HERE if waits is None else THERE
         unknown.append(f"how much of the communication is waiting for other ranks is not known of {side}")
     step_ns, against_ns = _mean_ns(here), _mean_ns(there)
     return Comparison(
         against_files=files,
         refused=None,
-        notes=[*notes, *_note_differences(found, others), *unknown],
+        notes=[*notes, *_note_differences(ranks, others), *unknown],
         clock=clock,
-        ranks=[one.report.rank for one in found],
-        against_ranks=[one.report.rank for one in others],
+        ranks=[analysis.report.rank for analysis in ranks],
+        against_ranks=[analysis.report.rank for analysis in others],
         steps=_count_steps(here),
         against_steps=_count_steps(there),
         step_ns=step_ns,
         against_step_ns=against_ns,
         difference_ns=step_ns - against_ns,
         tables=[
-            _build_table(key, here, there, keeps_groups=not _have_other_worlds(found, others))
+            _build_table(key, here, there, keeps_groups=not _have_other_worlds(ranks, others))
             for key in TABLES
             if _has_table(key, here) and _has_table(key, there)
         ],
-        calls=attempt(lambda: _match_calls(found, others), _give_up_calls),
+        calls=attempt(lambda: _match_calls(ranks, others), _give_up_calls),
     )
 
 

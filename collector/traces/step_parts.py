@@ -324,9 +324,7 @@ def _name_operators(view: RankView, pieces: _Pieces) -> list[Name]:
         rows = np.full(len(pieces.row), NONE, dtype=np.int64)
         launched = np.flatnonzero(pieces.call != NONE)
         call = pieces.call[launched]
-        inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
-        within = inside != OUTSIDE
-        rows[launched[within]] = view.host.operator_rows[inside[within]]
+        rows[launched] = view.host.find_operators(view.events.thread[call], view.events.start_ns[call])
     known, nothing = rows != NONE, Name("launched by no operator")
     names = iter(_names_of(view, rows[known]))
     return [_add_shapes(view, row, next(names)) if row != NONE else nothing for row in rows.tolist()]

@@ -93,10 +93,7 @@ def _sum_sources_of_kernels(view: RankView, kernels: Ints, length_ns: Ints) -> d
         launch = launch.copy()
         known = np.flatnonzero(launch != NONE)
         call = launch[known]
-        inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
-        within = inside != OUTSIDE
-        launch[known[within]] = view.host.operator_rows[inside[within]]
-        launch[known[~within]] = NONE
+        launch[known] = view.host.find_operators(view.events.thread[call], view.events.start_ns[call])
     return sum_sources(view, view.work.name[kernels], launch, length_ns)
 
 
@@ -239,9 +236,9 @@ def _sum_allocated(view: RankView) -> Mapping[str, int]:
     """Return by name of an operator the bytes that were allocated right inside of it, on any device."""
     memory = view.trace.memory
     grown = np.flatnonzero(memory.bytes > 0)
-    inside = view.host.operators.find_innermost(memory.thread[grown].astype(np.int32), memory.time_ns[grown])
-    known = inside != OUTSIDE
-    names = view.events.name[view.host.operator_rows[inside[known]]]
+    around = view.host.find_operators(memory.thread[grown].astype(np.int32), memory.time_ns[grown])
+    known = around != NONE
+    names = view.events.name[around[known]]
     total = np.bincount(names, weights=memory.bytes[grown][known], minlength=1)
     return {view.trace.names[code]: int(total[code]) for code in np.unique(names).tolist()}
 

@@ -341,11 +341,11 @@ def _write_timeline(
     pids = count(1)
     copies: dict[int | None, RankEvents] = {}
     ranks = []
-    for place, source in enumerate(sources):
+    for number, source in enumerate(sources):
         label = name_rank(source.rank)
         shift_ns = source.base_ns - clock.offsets_ns[source.rank] - origin_ns
         copies[source.rank] = copied = RankEvents(
-            label, place, len(sources) + 1, shift_ns, pids, possible_ns=source.possible_ns
+            label, number, len(sources) + 1, shift_ns, pids, possible_ns=source.possible_ns
         )
         event_count = _copy_events(source, copied, array, notes)
         array.add(copied.name_processes())
@@ -364,18 +364,18 @@ def _write_timeline(
             )
         )
         if progress is not None:
-            progress(len(sources) + place + 1, 2 * len(sources))
+            progress(len(sources) + number + 1, 2 * len(sources))
     arrows = Arrows(array, copies, clock.offsets_ns, origin_ns)
     if clock.refused is None:
-        arrows.link_collectives(clock.matching.matched, {one.rank: one.collectives for one in sources})
+        arrows.link_collectives(clock.matching.matched, {source.rank: source.collectives for source in sources})
     paths = [source.path for source in sources if source.path is not None]
     if paths:
         offsets_ns = {rank: offset_ns + origin_ns for rank, offset_ns in clock.offsets_ns.items()}
-        messages = {one.rank: list(one.messages.values()) for one in paths if one.rank is not None}
+        messages = {path.rank: list(path.messages.values()) for path in paths if path.rank is not None}
         pieces = list_pieces(paths, clock.matching, pair_messages(messages).pairs)
         array.add(write_path(pieces, next(pids), offsets_ns))
     if clock.how != BY_HOST_CLOCKS:
-        arrows.link_messages({one.rank: one.messages for one in sources if one.rank is not None})
+        arrows.link_messages({source.rank: source.messages for source in sources if source.rank is not None})
     report = MergeReport(
         output=str(output.path),
         ranks=ranks,

@@ -21,8 +21,8 @@ METHODS = {
 
 ALLOWED = {
     # `python -m rankscope.agent SCRIPT` runs the user's own script: that is its purpose.
-    ("agent/launch.py", "exec"),
-    ("agent/launch.py", "compile"),
+    ("agent/script_launch.py", "exec"),
+    ("agent/script_launch.py", "compile"),
     # Memory snapshots of torch are pickles: read in a limited child process, by an unpickler without names, after a
     # pass that accepts only the opcodes of plain data (tests/unit/collector/memory/test_hostile_snapshots.py).
     ("collector/memory/plain_pickle.py", "pickle"),

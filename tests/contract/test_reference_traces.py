@@ -18,7 +18,7 @@ import pytest
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.files import read_chunks
 from rankscope.collector.traces.report import RankReport
-from rankscope.collector.traces.stages import KINDS, extended_step, kinds_of_time, split_by_kind
+from rankscope.collector.traces.stages import KINDS, kinds_of_time, split_by_kind
 from rankscope.collector.traces.windows import break_down_window, find_launched
 from rankscope.measure import intervals
 from rankscope.measure.kineto import Category
@@ -281,9 +281,9 @@ def test_plugin_overview_by_event_type_follows_from_launches(name: str) -> None:
     reached_ns = 0
     for step, reference in zip(view.steps, plugin(name)["steps"], strict=True):
         launched = find_launched(view, step)
-        start_ns, end_ns = extended_step(view, step, launched)
-        # A step of the plugin begins where the work of the one before has ended.
-        ours = split_by_kind(kinds_of_time(view, launched), max(start_ns, reached_ns), end_ns)
+        # A step of the plugin ends with the work that it launched, and begins where that of the one before has ended.
+        end_ns = max(step.end_ns, *view.work.end_ns[launched].tolist())
+        ours = split_by_kind(kinds_of_time(view, launched), max(step.start_ns, reached_ns), end_ns)
         reached_ns = end_ns
         assert dict(zip(KINDS, ours, strict=True)) == {
             kind: ns(reference[theirs]) for kind, theirs in zip(KINDS, PLUGIN_KINDS, strict=True)

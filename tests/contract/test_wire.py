@@ -25,7 +25,6 @@ from rankscope.measure.line_samples import (
     SampledWorker,
 )
 from rankscope.measure.messages import (
-    MESSAGE_TYPES,
     Ack,
     CaptureOrder,
     CapturePart,
@@ -36,20 +35,9 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     HelloWanted,
-    InspectorRead,
     Message,
     OpenFinding,
-    PreflightAnswer,
-    PreflightEnded,
-    PreflightPastWanted,
-    RankEnded,
-    RankUnresponsive,
-    RasAnswered,
     Refused,
-    RelayCounts,
-    Relayed,
-    RelayedFrame,
-    RelayHello,
     Report,
     RunSummary,
     SampleOrder,
@@ -61,6 +49,20 @@ from rankscope.measure.messages import (
 from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.nccl_inspector import InspectorBandwidth, InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.node_messages import (
+    MESSAGE_TYPES,
+    InspectorRead,
+    PreflightAnswer,
+    PreflightEnded,
+    PreflightPastWanted,
+    RankEnded,
+    RankUnresponsive,
+    RasAnswered,
+    RelayCounts,
+    Relayed,
+    RelayedFrame,
+    RelayHello,
+)
 from rankscope.measure.out_of_memory import HeldMemory, OutOfMemory
 from rankscope.measure.preflights import NodeDevice, NodeOutcome, NodePast
 from rankscope.measure.records import (

@@ -13,17 +13,8 @@ from typing import Final
 from rankscope.collector.ingest.admission import Admission
 from rankscope.measure.codec import MAGIC, PROTOCOL, encode
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import (
-    MESSAGE_TYPES,
-    Goodbye,
-    Hello,
-    InspectorRead,
-    Message,
-    RankEnded,
-    RankUnresponsive,
-    RasAnswered,
-    Report,
-)
+from rankscope.measure.messages import Goodbye, Hello, Message, Report
+from rankscope.measure.node_messages import MESSAGE_TYPES, InspectorRead, RankEnded, RankUnresponsive, RasAnswered
 from tests.received import decode_or_refuse, read_wholly
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden" / "wire"

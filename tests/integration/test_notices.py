@@ -8,16 +8,8 @@ import zmq
 
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.identity import BootId, RankIdentity, RunId
-from rankscope.measure.messages import (
-    Ack,
-    Hello,
-    HelloWanted,
-    Message,
-    RankEnded,
-    RankUnresponsive,
-    Report,
-    Welcome,
-)
+from rankscope.measure.messages import Ack, Hello, HelloWanted, Message, Report, Welcome
+from rankscope.measure.node_messages import RankEnded, RankUnresponsive
 from tests.integration.serving import Served, serving
 
 ANSWER_MS_MAX = 30_000

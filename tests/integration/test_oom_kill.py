@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.measure.messages import RankEnded
+from rankscope.measure.node_messages import RankEnded
 from tests.unit.agent.sidecar.watched_node import Node
 
 MOUNTS = Path("/sys/fs/cgroup")

@@ -12,19 +12,8 @@ import pytest
 from rankscope.collector.keys import make_keys
 from rankscope.measure.codec import FRAME_BYTES_MAX, MAGIC, encode
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
-from rankscope.measure.messages import (
-    Ack,
-    CaptureOrder,
-    CapturePartWanted,
-    HelloWanted,
-    RankEnded,
-    Refused,
-    Relayed,
-    RelayedFrame,
-    RelayHello,
-    Report,
-    Welcome,
-)
+from rankscope.measure.messages import Ack, CaptureOrder, CapturePartWanted, HelloWanted, Refused, Report, Welcome
+from rankscope.measure.node_messages import RankEnded, Relayed, RelayedFrame, RelayHello
 from tests.integration.relaying import RunningRelay, relaying
 from tests.integration.serving import Served, serving, wait_for
 from tests.integration.wire_peer import Peer, connected, hello_of, identity_of, read_counts

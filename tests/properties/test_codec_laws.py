@@ -11,7 +11,8 @@ from msgspec import inspect
 
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.enqueues import Enqueues
-from rankscope.measure.messages import MESSAGE_TYPES, Message
+from rankscope.measure.messages import Message
+from rankscope.measure.node_messages import MESSAGE_TYPES
 from rankscope.measure.records import Collectives
 from rankscope.measure.table import Table
 from tests.received import decode_or_refuse, read_wholly

@@ -9,9 +9,10 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import END_REASONS, InspectorRead, RankUnresponsive, RasAnswered
+from rankscope.measure.messages import END_REASONS
 from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RAS_STATES, RasCommunicator, RasRank
+from rankscope.measure.node_messages import InspectorRead, RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import ACTIVITIES, GroupStatus, PendingCollective, Stall
 from tests.unit.collector.detect.hang_states import NOW_NS, view_on
 

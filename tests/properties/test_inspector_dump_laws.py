@@ -13,7 +13,7 @@ from rankscope.agent.sidecar.inspector_dump import DumpReading, InspectorDump
 from rankscope.agent.sidecar.inspector_place import InspectorPlace
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import InspectorRead
+from rankscope.measure.node_messages import InspectorRead
 from tests.inspector_dumps import SAMPLED, WHOLE, Plugin
 
 PID = 7

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankUnresponsive, RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.node_messages import RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import (
     UNRECORDED_SEQUENCE,
     GroupStatus,

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import name_ranks
 from rankscope.collector.detect.hangs.ras_witness import COMPLETE, NAMING
-from rankscope.measure.messages import InspectorRead
 from rankscope.measure.nccl_inspector import InspectorCommunicator
+from rankscope.measure.node_messages import InspectorRead
 
 LINES_MAX: Final = 32
 """Communicators listed in the details of a finding."""

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import PAUSES, name_ranks
-from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import BEHIND, DEAD, FAILED, MISSING, NOT_MEMBER, RasCommunicator, RasRank
+from rankscope.measure.node_messages import RasAnswered
 from rankscope.measure.units import format_duration
 
 NAMING: Final = frozenset({"dead_rank", "missing_rank", "silent_rank"}) | PAUSES

@@ -5,6 +5,9 @@ not enqueued it. Such a member may itself wait for others in another group. Foll
 rank that waits for no other (the *root*), in a cycle, or in a collective that all ranks have entered.
 
 The graph has one node per stuck collective, not one per pair of ranks.
+
+Example: ranks 0 and 1 wait in an all_reduce that rank 2 has not enqueued, and rank 2 in one of another group that rank
+3 has not. By the first collective alone rank 2 would be the one that is missing; the chain ends at rank 3, the root.
 """
 
 from collections import defaultdict

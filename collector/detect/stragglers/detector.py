@@ -104,13 +104,15 @@ class Stragglers:
         if reason:
             return Abstain(reason)
         known = {rank: finding for finding in explained if finding.kind in self.kinds for rank in finding.ranks}
-        steadily = [rank for rank, one in known.items() if one.kind == STRAGGLER and one.pattern != "intermittent"]
+        steadily = [
+            rank for rank, finding in known.items() if finding.kind == STRAGGLER and finding.pattern != "intermittent"
+        ]
         verdict = find_stragglers(view, self._thresholds, steadily)
         if isinstance(verdict, Abstain):
             return verdict
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
-        loaded = {rank for one in explained if one.kind == MORE_WORK for rank in one.ranks}
+        loaded = {rank for finding in explained if finding.kind == MORE_WORK for rank in finding.ranks}
         slow_ranks = [
             slow
             for slow in verdict
@@ -121,7 +123,7 @@ class Stragglers:
         intermittently = tuple(slow for slow in intermittently if slow.rank not in loaded)
         if slow_ranks or intermittently:
             turns = find_in_turns(view, self._thresholds)
-            in_turns = {rank: one for rank, one in turns.items() if rank not in known}
+            in_turns = {rank: turn for rank, turn in turns.items() if rank not in known}
             slow_ranks = [
                 slow for slow in slow_ranks if slow.rank not in in_turns or not is_turn(slow, in_turns[slow.rank], view)
             ]
@@ -131,25 +133,28 @@ class Stragglers:
             *join_nodes([slow for slow in intermittently if not is_contradicted(slow, view.series)], view.nodes),
         ]
         described = [
-            SlowSet(one.nodes, tuple(date_begin(slow, view, explained) for slow in one.ranks))
-            for one in joined[:DESCRIBED_MAX]
+            SlowSet(slow_set.nodes, tuple(date_begin(slow, view, explained) for slow in slow_set.ranks))
+            for slow_set in joined[:DESCRIBED_MAX]
         ]
-        found = [
-            (one, cause)
-            for one, cause in _join_with_causes(view, described, known)
-            if not _is_of_all(one, cause, known)
+        with_causes = [
+            (slow_set, cause)
+            for slow_set, cause in _join_with_causes(view, described, known)
+            if not _is_of_all(slow_set, cause, known)
         ]
-        described, causes = [one for one, _ in found], [cause for _, cause in found]
-        works = [_find_own_work(view, one.ranks, cause, known) for one, cause in zip(described, causes, strict=True)]
-        slower = [place for place, work in enumerate(works) if work is None]
-        together = _Together(view, [described[place] for place in slower], known)
-        accused = steady.union(slow.rank for one in described for slow in one.ranks)
+        described, causes = [slow_set for slow_set, _ in with_causes], [cause for _, cause in with_causes]
+        works = [
+            _find_own_work(view, slow_set.ranks, cause, known)
+            for slow_set, cause in zip(described, causes, strict=True)
+        ]
+        slower = [position for position, work in enumerate(works) if work is None]
+        together = _Together(view, [described[position] for position in slower], known)
+        accused = steady.union(slow.rank for slow_set in described for slow in slow_set.ranks)
         candidates = [
             *self._find_recurring(view, accused, known),
-            *(_describe(view, together, number, causes[place], known) for number, place in enumerate(slower)),
+            *(_describe(view, together, number, causes[position], known) for number, position in enumerate(slower)),
             *(
-                _describe_own_work(view, one, cause, work, known)
-                for one, cause, work in zip(described, causes, works, strict=True)
+                _describe_own_work(view, slow_set, cause, work, known)
+                for slow_set, cause, work in zip(described, causes, works, strict=True)
                 if work is not None
             ),
         ]
@@ -334,16 +339,16 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         evidence[LEVEL_FROM] = float(slow.level_from_step)
     if slow.told_level_step is not None:
         evidence[TOLD_LEVEL] = float(slow.told_level_step)
-    for one in slow_ranks:
-        if not one.peers.do_same_work:
-            evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
+    for slow_rank in slow_ranks:
+        if not slow_rank.peers.do_same_work:
+            evidence[f"{USUAL}/{slow_rank.rank}"] = float(view.usual[view.series.column_of(slow_rank.rank)])
     if slow.pattern == "intermittent":
         evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
         evidence[KNOWN_GAP] = intermittent.count_known_between(view, slow.slow_steps)
     since_min, since_max = slow.since_range or (None, slow.since_step)
     finding = Finding(
         kind=STRAGGLER,
-        ranks=tuple(sorted(one.rank for one in slow_ranks)),
+        ranks=tuple(sorted(slow_rank.rank for slow_rank in slow_ranks)),
         nodes=nodes,
         since_step=slow.since_step,
         since_step_min=since_min,

@@ -116,9 +116,9 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     if takers[owners[-1]] and int(lengths[-1]) > longest_turn:
         return None
     alike = [
-        place
-        for place in np.flatnonzero(takers).tolist()
-        if sums[place] <= LONGER_RATIO * np.median(np.delete(sums, place)[np.delete(takers, place)])
+        member
+        for member in np.flatnonzero(takers).tolist()
+        if sums[member] <= LONGER_RATIO * np.median(np.delete(sums, member)[np.delete(takers, member)])
     ]
     if not alike:
         return None

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope.agent import launch
+from rankscope.agent import script_launch
 
-UNKNOWN = launch.AUTOLOAD_SINCE
+UNKNOWN = script_launch.AUTOLOAD_SINCE
 
 
 def test_the_installed_torch_is_seen_as_it_calls_itself() -> None:
-    assert launch._read_torch_release() == tuple(map(int, torch.__version__.split(".")[:2]))
+    assert script_launch._read_torch_release() == tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_torch_of_unknown_version_counts_as_current(
     if text is not None:
         (tmp_path / "torch" / "version.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert launch._read_torch_release() == release
-    assert launch._is_autoloaded() is (release >= launch.AUTOLOAD_SINCE)
+    assert script_launch._read_torch_release() == release
+    assert script_launch._is_autoloaded() is (release >= script_launch.AUTOLOAD_SINCE)
 
 
 def test_without_torch_there_is_nothing_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert launch._read_torch_release() == UNKNOWN
+    assert script_launch._read_torch_release() == UNKNOWN

@@ -15,7 +15,7 @@ from rankscope.collector.ingest.exchange import Answer, Exchange, SendToPeer
 from rankscope.collector.preflights import NO_STORE, NOT_OPEN, OVERFLOW, Preflights
 from rankscope.collector.storage.database import Database
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
+from rankscope.measure.node_messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
 from rankscope.measure.preflights import NodeDevice, NodeOutcome
 
 WAIT_S_MAX = 300.0

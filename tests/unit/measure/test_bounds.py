@@ -9,7 +9,8 @@ from msgspec import inspect
 from rankscope.measure.bounds import NAME_LENGTH_MAX, NAMES_MAX, PORTS_MAX, SHORT_NAME_LENGTH_MAX, TEXT_LENGTH_MAX
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError
-from rankscope.measure.messages import MESSAGE_TYPES, Message, Report
+from rankscope.measure.messages import Message, Report
+from rankscope.measure.node_messages import MESSAGE_TYPES
 from rankscope.measure.records import DeviceSample, InterfaceSample, NodeSample, PortSample, Totals
 
 BOUNDED_BY_THE_FRAME = {"data", "frame"}

@@ -70,7 +70,7 @@ def test_another_protocol_is_refused_with_who_has_to_upgrade(protocol: int, reas
 def test_unknown_kind_is_refused_with_the_known_ones(kind: int) -> None:
     reason, text = refusal(frame(kind))
     assert reason is DecodeReason.UNKNOWN_KIND
-    assert text == f"unknown_kind: kind {kind}; protocol 1 has {list(range(1, 28))}"
+    assert text == f"unknown_kind: kind {kind}; known here are {list(range(1, 28))}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rankscope.measure.bounds import SHORT_NAME_LENGTH_MAX
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import LABEL_LENGTH_MAX
-from rankscope.measure.messages import PreflightAnswer, PreflightEnded
+from rankscope.measure.node_messages import PreflightAnswer, PreflightEnded
 from rankscope.measure.preflights import CHECKS_MAX, COLLECTOR_KEY, NODES_MAX, PAST_MAX, NodeOutcome, NodePast
 from rankscope.measure.shards import choose_collector
 

@@ -12,7 +12,7 @@ from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat, WatchedStall
 from rankscope.agent.sidecar.inspector_place import InspectorPlace
 from rankscope.agent.sidecar.inspector_readings import READ_NS, READ_NS_MIN, STUCK_NS, InspectorReadings
 from rankscope.agent.sidecar.watch import Watch
-from rankscope.measure.messages import InspectorRead, RankEnded
+from rankscope.measure.node_messages import InspectorRead, RankEnded
 from tests.inspector_dumps import Plugin
 from tests.unit.agent.sidecar.ranks_of_a_node import S, identity_of
 from tests.unit.agent.sidecar.watched_node import Clock, Node, RecordingSender

@@ -7,7 +7,8 @@ import zmq
 
 from rankscope.agent.sidecar.notice_sender import ATTEMPTS, NOTICES_MAX, RESEND_NS, NoticeSender
 from rankscope.measure.codec import decode, encode
-from rankscope.measure.messages import Ack, Message, RankEnded
+from rankscope.measure.messages import Ack, Message
+from rankscope.measure.node_messages import RankEnded
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 

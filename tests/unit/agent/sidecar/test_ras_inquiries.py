@@ -11,7 +11,7 @@ from rankscope.agent.sidecar.ras_client import NothingListensError
 from rankscope.agent.sidecar.ras_inquiries import AGAIN_NS, RasInquiries
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import UnavailableError
-from rankscope.measure.messages import RasAnswered
+from rankscope.measure.node_messages import RasAnswered
 from tests.no_threads import allow_no_threads
 from tests.ras_stand_in import HEALTHY_TEXT, HOST, communicator, missing, present, to_json
 from tests.unit.agent.sidecar.ranks_of_a_node import S, identity_of

@@ -18,7 +18,7 @@ from rankscope.agent.sidecar.recorder_reader import (
     SIDECAR_NS,
     RecorderReader,
 )
-from rankscope.agent.sidecar.worker_server import ANSWER_BYTES_MAX
+from rankscope.agent.sidecar.worker_questions import ANSWER_BYTES_MAX
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.units import NS_PER_S
 from tests.unit.agent.sidecar.fake_worker_server import Answer, FakeWorkerServer, dump, nccl_entry

@@ -17,7 +17,7 @@ from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.agent.sidecar.recorder_files import pop_reading, write_dump
 from rankscope.agent.sidecar.watch import DUMPS_MAX, REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
-from rankscope.measure.messages import RankEnded, RankUnresponsive, RasAnswered
+from rankscope.measure.node_messages import RankEnded, RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import StackFrame
 from tests.ras_stand_in import Nccl, communicator, present, ras, to_json
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of

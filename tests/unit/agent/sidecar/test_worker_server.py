@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.sidecar.worker_server import SOCKET_PATH_BYTES_MAX, ask, find_thread_room, open_server
+from rankscope.agent.sidecar.worker_questions import ask
+from rankscope.agent.sidecar.worker_server import SOCKET_PATH_BYTES_MAX, find_thread_room, open_server
 from rankscope.measure.errors import UnavailableError
 
 

@@ -7,7 +7,7 @@ from rankscope.agent.sidecar.inspector_readings import InspectorReadings
 from rankscope.agent.sidecar.notice_sender import NoticeSender
 from rankscope.agent.sidecar.ras_inquiries import RasInquiries
 from rankscope.agent.sidecar.watch import Watch
-from rankscope.measure.messages import Notice
+from rankscope.measure.node_messages import Notice
 from rankscope.measure.units import HostNs, WallNs
 from tests.unit.agent.sidecar.ranks_of_a_node import MS, Process, S, light_beacon
 

@@ -8,7 +8,7 @@ from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.node_messages import RankUnresponsive
 from rankscope.measure.stalls import (
     GroupStatus,
     KernelThread,

@@ -12,17 +12,8 @@ from rankscope.collector.ingest.relays import (
     to_address,
 )
 from rankscope.measure.codec import decode, encode
-from rankscope.measure.messages import (
-    PEER_BYTES_MAX,
-    RELAYED_MAX,
-    Ack,
-    Refused,
-    RelayCounts,
-    Relayed,
-    RelayedFrame,
-    RelayHello,
-    Welcome,
-)
+from rankscope.measure.messages import Ack, Refused, Welcome
+from rankscope.measure.node_messages import PEER_BYTES_MAX, RELAYED_MAX, RelayCounts, Relayed, RelayedFrame, RelayHello
 
 RELAY = b"relay-n1"
 RANK = b"boot-one"

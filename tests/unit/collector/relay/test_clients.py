@@ -16,21 +16,23 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     HelloWanted,
-    InspectorRead,
     Message,
+    Refused,
+    Report,
+    SamplesTaken,
+    SettingsTaken,
+    Welcome,
+)
+from rankscope.measure.node_messages import (
+    InspectorRead,
     PreflightAnswer,
     PreflightEnded,
     PreflightPastWanted,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
-    Refused,
     Relayed,
     RelayHello,
-    Report,
-    SamplesTaken,
-    SettingsTaken,
-    Welcome,
 )
 from rankscope.measure.preflights import COLLECTOR_KEY
 from rankscope.measure.shards import choose_collector

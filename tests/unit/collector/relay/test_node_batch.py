@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.collector.ingest.relays import FULL, NO_COLLECTOR, PEER_QUOTA
 from rankscope.collector.relay.node_batch import BATCH_BYTES_MAX, PEER_FRAMES_MAX, URGENT_NS, NodeBatch
-from rankscope.measure.messages import RELAYED_MAX
+from rankscope.measure.node_messages import RELAYED_MAX
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 from rankscope.collector.reports.status_text import describe_stall
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.node_messages import RankUnresponsive
 from rankscope.measure.stalls import (
     KernelThread,
     PendingCollective,

@@ -11,8 +11,9 @@ from rankscope.collector.runs.hang_witnesses import DRAIN_NS, find_dumps
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_view import build_hang_states
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, InspectorRead, RankEnded, RankUnresponsive
+from rankscope.measure.messages import Hello
 from rankscope.measure.nccl_inspector import InspectorCommunicator
+from rankscope.measure.node_messages import InspectorRead, RankEnded, RankUnresponsive
 
 S = 1_000_000_000
 AHEAD_NS = 500 * S

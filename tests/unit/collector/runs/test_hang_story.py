@@ -16,9 +16,10 @@ from rankscope.collector.runs.events import (
 )
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import InspectorRead, RankEnded, RankUnresponsive, RasAnswered, Report
+from rankscope.measure.messages import Report
 from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.node_messages import InspectorRead, RankEnded, RankUnresponsive, RasAnswered
 from rankscope.measure.records import GroupInfo
 from tests.unit.collector.detect.hang_states import call, progress_of, stall_of
 from tests.unit.collector.runs.run_stories import GROUP, S, Story, boot_of

@@ -10,7 +10,8 @@ from rankscope.collector.runs.clock_alignment import ClockAlignment
 from rankscope.collector.runs.liveness import GONE_NS_MIN, Ending, Liveness, conclude
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import BootId, RankIdentity, RunId
-from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
+from rankscope.measure.messages import Goodbye, Report
+from rankscope.measure.node_messages import RankEnded, RankUnresponsive
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 
 S = 1_000_000_000

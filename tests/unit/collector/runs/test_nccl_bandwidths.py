@@ -15,8 +15,8 @@ from rankscope.collector.runs.nccl_bandwidths import (
     find_bandwidths,
 )
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import InspectorRead
 from rankscope.measure.nccl_inspector import InspectorBandwidth, InspectorCommunicator
+from rankscope.measure.node_messages import InspectorRead
 
 IDENTITY = RankIdentity(
     run="r", rank=0, local_rank=0, world_size=2, node="a", restart_count=0, boot_id="boot-of-0", pid=1

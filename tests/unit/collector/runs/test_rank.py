@@ -14,8 +14,9 @@ from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
+from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.model_flops import FlopSum, StepFlops
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,

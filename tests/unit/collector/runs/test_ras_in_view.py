@@ -9,8 +9,9 @@ from rankscope.collector.runs.clock_alignment import ClockAlignment
 from rankscope.collector.runs.hang_witnesses import find_ras_answer
 from rankscope.collector.runs.rank import RankState
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, RankEnded, RasAnswered
+from rankscope.measure.messages import Hello
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.node_messages import RankEnded, RasAnswered
 
 STALLED_HOST_NS = 1_000
 PIDS = {0: 10, 1: 11, 2: 12, 3: 10}

@@ -20,7 +20,8 @@ from rankscope.collector.runs.events import (
 from rankscope.collector.runs.liveness import GONE_NS_MIN
 from rankscope.collector.steps import step_table
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
+from rankscope.measure.messages import Hello
+from rankscope.measure.node_messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import StepRecord
 from tests.unit.collector.runs.run_stories import GROUP, MS, TRANSFER_NS, S, Story, boot_of
 

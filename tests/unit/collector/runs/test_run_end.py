@@ -15,7 +15,7 @@ from rankscope.collector.runs.run_end_words import (
     write_end,
 )
 from rankscope.measure.identity import BootId, RankIdentity, RunId
-from rankscope.measure.messages import RankEnded
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import StackFrame, ThreadStack
 

@@ -15,7 +15,7 @@ from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.run_status import RunStatus, build_status, find_worst
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.node_messages import RankUnresponsive
 from rankscope.measure.records import Totals
 from tests.unit.collector.runs.run_snapshots import rank_of
 

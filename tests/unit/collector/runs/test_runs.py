@@ -13,7 +13,8 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import FORMER_RUNS_MAX, Runs
 from rankscope.collector.runs.saved_runs import restore_run, save_run
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
+from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.units import NS_PER_S
 from tests.run_ticks import tick_run
 

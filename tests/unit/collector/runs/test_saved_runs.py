@@ -15,7 +15,8 @@ from rankscope.collector.runs.saved_runs import SavedRun, SavedStory, collect_fi
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, RankEnded, Refused, Report, Welcome
+from rankscope.measure.messages import Hello, Refused, Report, Welcome
+from rankscope.measure.node_messages import RankEnded
 from rankscope.measure.records import Losses, StepRecord, Totals
 from tests.full_snapshot import full_snapshot
 from tests.library_exporter import SnapshotExporter

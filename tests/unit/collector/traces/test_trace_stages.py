@@ -1,18 +1,14 @@
 """The time of the steps by type of event, and by stage of the training step."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from rankscope.collector.traces.stages import (
     KINDS,
-    extended_step,
     split_by_kind,
     sum_event_types,
     sum_stages,
 )
-from rankscope.collector.traces.windows import find_launched
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
@@ -137,10 +133,3 @@ def test_device_time_belongs_to_the_stage_that_launched_it(start_us: int, stage:
 
 def test_work_launched_outside_of_the_steps_is_in_no_stage() -> None:
     assert device_us(step(1, 0, 20), launch(25, 1), kernel("gemm", 50, 7, correlation=1)) == {}
-
-
-@pytest.mark.parametrize(("correlation", "end_us"), [(1, 57), (9, 20)])
-def test_extended_step_ends_with_the_work_it_launched(correlation: int, end_us: int) -> None:
-    view = view_of(step(1, 0, 20), launch(3, 1), kernel("gemm", 50, 7, correlation=correlation))
-    one: Any = view.steps[0]
-    assert extended_step(view, one, find_launched(view, one)) == (0, 1_000 * end_us)

@@ -12,8 +12,8 @@ from rankscope.collector.detect.hangs.inspector_witness import (
     write_dump_witness,
 )
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import InspectorRead
 from rankscope.measure.nccl_inspector import InspectorCommunicator
+from rankscope.measure.node_messages import InspectorRead
 from tests.unit.collector.detect.hang_states import S, find_hang, still, view_on, waits
 
 BEHIND = "had last completed AllReduce 40 in a communicator of 4 ranks, where 3 ranks had completed AllReduce 41"

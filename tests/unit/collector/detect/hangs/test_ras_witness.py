@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.collector.detect.hangs.ras_witness import LINES_MAX, count_witness, describe_witness, write_witness
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.node_messages import RasAnswered
 from tests.unit.collector.detect.hang_states import S, find_hang, still, view_on, waits
 
 IDENTITY = RankIdentity(
