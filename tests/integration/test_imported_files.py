@@ -11,7 +11,8 @@ RARE = (
     "agent/sample/nvml.py", "agent/sample/out_of_memory.py", "agent/steps/device_timers.py", "agent/preflight",
     "measure/module_frames.py", "agent/faults",
     "agent/integrations", "agent/sidecar/ras_client.py", "agent/sidecar/inspector_dump.py",
-    "measure/kineto_json.py", "agent/steps/pipeline_schedules.py",
+    "measure/kineto_json.py", "agent/steps/pipeline_schedules.py", "agent/steps/layer_timers.py",
+    "agent/steps/repeated_blocks.py",
 )  # fmt: skip
 """What a rank on a CPU that nothing happens to does not use."""
 
