@@ -267,14 +267,25 @@ def describe_layers(found: RunLayers | None) -> list[str]:
     8 of Block: forward 2.0 ms, backward 4.0 ms a call (2 ranks, 16 timed steps to step 99)
     rank 1: layer 5 of 8 (Block): 3.0x as long as its peer's, 18.0 ms per step against 6.0 ms, forward mostly
     """
+    return list(list_layer_facts(found).values())
+
+
+def list_layer_facts(found: RunLayers | None) -> dict[str, str]:
+    """Return what is known of the blocks, by what it is; empty where there are none."""
     if found is None:
-        return []
+        return {}
     if not found.groups:
-        return [f"not known: {found.absent}"] if found.absent else []
+        return {"layers": f"not known: {found.absent}"} if found.absent else {}
     lines = [_describe_blocks(one, is_one_of=len(found.groups) > 1) for one in found.groups[:GROUPS_TOLD_MAX]]
     left = len(found.groups) + found.groups_left_out - GROUPS_TOLD_MAX
-    more = [f"and {left} more group{'' if left == 1 else 's'} of ranks"] if left > 0 else []
-    return [*lines, *more, *(f"rank {one.rank}: {describe_slow(one)}{_describe_part(one)}" for one in found.slow)]
+    if left > 0:
+        lines.append(f"and {left} more group{'' if left == 1 else 's'} of ranks")
+    slow = [f"rank {one.rank}: {describe_slow(one)}{_describe_part(one)}" for one in found.slow]
+    return _number("layers", lines) | _number("slow layer", slow)
+
+
+def _number(name: str, texts: Sequence[str]) -> dict[str, str]:
+    return {f"{name} {place}" if place > 1 else name: text for place, text in enumerate(texts, 1)}
 
 
 def _describe_blocks(group: LayerGroup, *, is_one_of: bool) -> str:

@@ -15,8 +15,8 @@ from tests.integration.torchrun import forked_ranks, started
 
 WORK_NS = 4e6
 """Of a forward; a backward works twice as long."""
-BESIDE_NS = 4e6
-"""What a block takes besides its sleep, on a busy machine."""
+BESIDE_NS = 12e6
+"""What a block takes besides its work, and what steps differ by, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,17 @@ def train(served: Served, run: str, *options: str, layer_times: str = "1") -> Tr
 
 
 def check_times(trained: Trained, *, recomputed: bool = False) -> None:
-    """Assert that what a block takes is its sleep and little more; with a checkpoint the forward twice."""
+    """Assert that what a block takes is its work and little more; with a checkpoint the forward twice."""
     (group,) = trained.layers.groups
     assert (group.kind, group.ranks, [one.number for one in group.layers]) == ("Block", (0, 1), list(range(8)))
     for layer in group.layers:
         forward_ns = sum(trained.clocks[rank, layer.number][0] for rank in (0, 1)) / 2
         backward_ns = sum(trained.clocks[rank, layer.number][1] for rank in (0, 1)) / 2
         backward_ns += forward_ns if recomputed else 0.0
-        assert layer.forward_ns == pytest.approx(forward_ns, abs=BESIDE_NS)
-        assert layer.backward_ns == pytest.approx(backward_ns, abs=2 * BESIDE_NS)
+        assert layer.forward_ns is not None
+        assert layer.backward_ns is not None
+        assert WORK_NS <= layer.forward_ns <= forward_ns + BESIDE_NS
+        assert (3 if recomputed else 2) * WORK_NS <= layer.backward_ns <= backward_ns + BESIDE_NS
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
@@ -78,8 +80,8 @@ def test_slow_block_of_the_slow_rank_is_named(served: Served, parallel: str) -> 
     (slow,) = trained.layers.slow
     assert (slow.rank, slow.number, slow.count, slow.kind) == (1, 5, 8, "Block")
     # Of its own 5 x 12 ms = 60 ms in a step its peer takes 12.
-    assert slow.ns == pytest.approx(sum(trained.clocks[1, 5]), abs=3 * BESIDE_NS)
-    assert slow.peers_ns == pytest.approx(sum(trained.clocks[0, 5]), abs=3 * BESIDE_NS)
+    assert 15 * WORK_NS <= slow.ns <= sum(trained.clocks[1, 5]) + BESIDE_NS
+    assert 3 * WORK_NS <= slow.peers_ns <= sum(trained.clocks[0, 5]) + BESIDE_NS
     said = "layer 5 of 8 (Block): "
     assert any(line.startswith(f"rank 1: {said}") for line in describe_layers(trained.layers))
     (finding,) = [one for one in trained.run.findings if one.kind == STRAGGLER]
