@@ -310,6 +310,7 @@ class AgentThread:
             compilations=self._samples.collect_compilations(steps, last=last),
             saves=self._training.saves.read(),
             pipeline=self._training.read_pipeline(),
+            layers=self._training.read_layers(),
         )
         if self._groups_wanted:
             self._builder.resend_groups()

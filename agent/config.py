@@ -426,6 +426,9 @@ class AgentConfig(Settings):
         True,
         Setting("Time the phases of some steps on the GPU as well, if torch is built for one."),
     )
+    layer_times: bool = setting(
+        True, Setting("Time the model's repeated blocks in some steps; GPUs need device_times.")
+    )
     peak_tflops: float = setting(
         0.0,
         Setting(

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.agent.captures.worker_page import WorkerPage
 from rankscope.agent.config import NO, AgentConfig
@@ -31,12 +31,13 @@ from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.throughput import ThroughputMeter
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import PipelineSchedule, StepRecord
+from rankscope.measure.records import LayerTimes, PipelineSchedule, StepRecord
 
 if TYPE_CHECKING:
     from rankscope.agent.captures.trace_captures import TraceCaptures
     from rankscope.agent.steps.backward_ends import BackwardEnds
     from rankscope.agent.steps.device_timers import DeviceTimers
+    from rankscope.agent.steps.layer_timers import LayerTimers
     from rankscope.agent.steps.pipeline_schedules import PipelineSchedules
 
 DEVICE = "device"
@@ -87,6 +88,7 @@ class TrainingThread:
         """None if torch has no GPU, or device times are switched off."""
         self.read_event_ns = time.monotonic_ns if self.device_timers is None else self.device_timers.read_event_ns
         self.sessions.inline_parts += [part for part in (self.device_timers, fault) if part is not None]
+        self._timers: list[Any] = [] if self.device_timers is None else [self.device_timers]
         self._boundaries = StepBoundaries(self.sessions.inline_parts)
         # A thread that waits for a GPU may spin, and then its CPU time says nothing.
         self._backward_clock = BackwardClock() if self.device_timers is None else None
@@ -111,6 +113,8 @@ class TrainingThread:
         is_user = self.windows.sampling.files.is_user
         self.saves = Saves(guard, self.hooks.buffer, self.timer.user, is_user, self.read_event_ns)
         self._pipelines: PipelineSchedules | None = None
+        self._layers: LayerTimers | None = None
+        self._looks_at_steps = [config.warmup_steps + step for step in (1, 16, 256) if config.layer_times]
         guard.on_off = self._on_part_off
 
     @property
@@ -123,6 +127,7 @@ class TrainingThread:
         """The cost of the hooks to the training thread so far. Only one other thread may ask."""
         clock_ns = 0 if self._backward_clock is None else self._backward_clock.spent_ns
         ends_ns = 0 if self.backward_ends is None else self.backward_ends.spent_ns
+        clock_ns += 0 if self._layers is None else self._layers.spent_ns
         return self.hooks.buffer.spent_ns + ends_ns + clock_ns + self.transfers.spent_ns + self.saves.spent_ns
 
     def start(self) -> None:
@@ -189,12 +194,35 @@ class TrainingThread:
             self._pipelines = PipelineSchedules(self._guard)
         return None if self._pipelines is None else self._pipelines.read(is_last=not self.is_measured)
 
+    def read_layers(self) -> LayerTimes | None:
+        """Return the times of the model's repeated blocks, where they are new; None else."""
+        try:
+            layers, at = self._layers, self._looks_at_steps
+            if at and self._records_made >= at[0] and self.is_measured and (layers is None or layers.is_gone):
+                del at[0]
+                self._find_layers()
+            return None if self._layers is None else self._layers.take(is_last=not self.is_measured)
+        except Exception as error:  # noqa: BLE001 - modules are the script's and torch's
+            self._guard.record("layer_times", error)
+            return None
+
+    def _find_layers(self) -> None:
+        with LATE_IMPORTS:
+            from rankscope.agent.steps.module_containers import find_containers  # noqa: PLC0415 - after the first steps
+        if containers := find_containers():
+            with LATE_IMPORTS:
+                from rankscope.agent.steps.layer_timers import make_layer_timers  # noqa: PLC0415 - such models only
+            if found := make_layer_timers(containers, self._config, self._guard, self.hooks.buffer, self.captures):
+                for parts in (self._timers, self.sessions.inline_parts):
+                    parts[:] = [*(one for one in parts if one is not self._layers), found]
+                self._layers = found
+
     def learn_step_time(self, step_ns: int) -> None:
         """Set the present step time, from which it follows how often steps are measured more closely."""
         self.windows.plan.learn_step(step_ns)
         self._boundaries.learn_step(step_ns)
-        if self.device_timers is not None:
-            self.device_timers.plan.learn_step(step_ns)
+        for timers in self._timers:
+            timers.plan.learn_step(step_ns)
 
     def count_records(self, reported: int) -> tuple[int, int, int]:
         """Return consistent counts of records made, overwritten and buffered: made = reported + the other two."""
@@ -249,7 +277,8 @@ class TrainingThread:
         if cuda is None:
             return None
         from rankscope.agent.profiler.process_groups import has_peers  # noqa: PLC0415 - only with a device
-        from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan  # noqa: PLC0415
+        from rankscope.agent.steps.device_timers import DeviceTimers  # noqa: PLC0415
+        from rankscope.agent.steps.timing_plan import TimingPlan  # noqa: PLC0415
 
         share = DEVICE_TIMES_SHARE * self._config.overhead_ratio_max
         plan = TimingPlan(warmup_steps=self._config.warmup_steps, overhead_ratio_max=share)
@@ -282,12 +311,11 @@ class TrainingThread:
 
     def _read_other_cost_ns(self) -> int:
         """Return the CPU time of windows and device times so far, which they measure themselves."""
-        timers_ns = 0 if self.device_timers is None else self.device_timers.spent_ns
-        return self.sessions.spent_ns + timers_ns
+        return self.sessions.spent_ns + sum(int(timers.spent_ns) for timers in self._timers)
 
     def _on_boundary(self, step: int) -> None:
-        if self.device_timers is not None:
-            self.device_timers.on_boundary(step)
+        for timers in self._timers:
+            timers.on_boundary(step)
         self.sessions.on_boundary(step, is_settled=self._has_settled(step))
         if self._fault is not None:
             self._fault.on_boundary(step)
@@ -308,11 +336,11 @@ class TrainingThread:
         self.sessions.leave()
 
     def _on_pause(self) -> None:
-        if self.device_timers is not None:
-            self.device_timers.on_pause()
+        for timers in self._timers:
+            timers.on_pause()
         self.sessions.close()
 
     def _end_measurements(self) -> None:
-        if self.device_timers is not None:
-            self.device_timers.close()
+        for timers in self._timers:
+            timers.close()
         self.sessions.stop()

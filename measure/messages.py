@@ -53,6 +53,7 @@ from rankscope.measure.records import (
     DeviceSample,
     GroupInfo,
     HostSample,
+    LayerTimes,
     Losses,
     NodeSample,
     PipelineSchedule,
@@ -132,7 +133,7 @@ class Report(Message, frozen=True):
     errors of torch's allocator since the report before, which is made at once after one. `flops` are the FLOPs of the
     last steps beside the peak of the device. `enqueues` are times of collectives that torch does not time.
     `compilations`: None where this torch does not tell of them. `saves`: what was saved so far, None where that is not
-    counted. `pipeline`: None where none is announced.
+    counted. `pipeline`: None where none is announced. `layers`: None where they are none, or no others than before.
     """
 
     KIND: ClassVar[int] = 3
@@ -162,6 +163,7 @@ class Report(Message, frozen=True):
     compilations: Compilations | None = None
     saves: Annotated[tuple[SavedLine, ...], msgspec.Meta(max_length=SAVE_LINES_MAX)] | None = None
     pipeline: PipelineSchedule | None = None
+    layers: LayerTimes | None = None
 
 
 class Ack(Message, frozen=True):

@@ -591,6 +591,21 @@ class PipelineSchedule(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     microbatches: Count
 
 
+class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The repeated blocks of a rank's model, numbered from `first`, called `calls` times in a step: medians a call, of
+    `samples` timed steps. `columns`: forward, backward, both together (lower and upper quartile), in ns, and the bytes
+    that it keeps for its backward. None: not known; `absent` says why all are.
+    """
+
+    kind: Name
+    first: Count = 0
+    samples: Count = 0
+    last_step: Count = 0
+    calls: Count = 0
+    columns: Annotated[tuple[Annotated[tuple[Count | None, ...], msgspec.Meta(max_length=256)], ...], Some] = ()
+    absent: Name = ""
+
+
 class SavedLine(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What a process has saved so far by `call` (`torch.save`) at a `line` of the script (`train.py:24 (main)`, empty
     where none was found): how often, in how much time of its own, without that for other ranks, and how many bytes,

@@ -16,6 +16,7 @@ from rankscope.collector.runs.snapshot import (
 )
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.layer_times import Layer, LayerGroup, RunLayers, SlowLayer
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTimes
 from rankscope.collector.steps.rank_medians import MedianSteps
@@ -265,6 +266,23 @@ def full_snapshot() -> Snapshot:
             stages=(
                 PipelineStage(stages=(0,), ranks=(0, 2), own_ns=62.0 * MS, bubble_ns=36.0 * MS, bubble_ratio=0.375),
                 PipelineStage(stages=(1,), ranks=(1, 3), own_ns=86.0 * MS, bubble_ns=12.0 * MS, bubble_ratio=0.125),
+            ),
+        ),
+        layers=RunLayers(
+            groups=(
+                LayerGroup(
+                    kind="TransformerBlock", ranks=(0, 1, 2, 3), calls=4, samples=16, last_step=158,
+                    layers=(
+                        Layer(number=0, forward_ns=2.0 * MS, backward_ns=4.0 * MS, slowest_rank=2, slowest_ns=6.5 * MS,
+                              held_bytes=3.0 * 2**20),
+                        Layer(number=1, forward_ns=2.5 * MS, backward_ns=5.0 * MS, slowest_rank=1, slowest_ns=15.0 * MS,
+                              held_bytes=4.0 * 2**20),
+                    ),
+                ),
+            ),
+            slow=(
+                SlowLayer(rank=1, kind="TransformerBlock", number=1, first=0, count=2, peers=3, ns=60.0 * MS,
+                          peers_ns=30.0 * MS, forward_ns=38.0 * MS, peers_forward_ns=10.0 * MS),
             ),
         ),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},

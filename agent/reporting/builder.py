@@ -24,6 +24,7 @@ from rankscope.measure.records import (
     DeviceSample,
     GroupInfo,
     HostSample,
+    LayerTimes,
     Losses,
     NodeSample,
     PipelineSchedule,
@@ -79,6 +80,7 @@ class Interval(msgspec.Struct, kw_only=True):
     compilations: Compilations | None = None
     saves: tuple[SavedLine, ...] | None = None
     pipeline: PipelineSchedule | None = None
+    layers: LayerTimes | None = None
 
 
 REPORTERS_MAX: Final = 8
@@ -153,6 +155,7 @@ class ReportBuilder:
             compilations=interval.compilations,
             saves=interval.saves,
             pipeline=interval.pipeline,
+            layers=interval.layers,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

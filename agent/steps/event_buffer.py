@@ -147,6 +147,8 @@ class HookEventBuffer:
         """Calls of torch's that have begun on that thread and not ended; more where an exception may have left some."""
         self.stepped_in_backward = False
         """Whether a hook of this backward has stepped an optimizer."""
+        self.before_optimizer: Callable[[], None] | None = None
+        """Called on that thread where an optimizer begins to step."""
 
     @property
     def event_count(self) -> int:

@@ -243,6 +243,8 @@ class TorchHooks:
             if (get_ident() != buffer.thread or early.first_thread is None) and not is_in_autograd():
                 claim()
             if get_ident() == buffer.thread:
+                if buffer.before_optimizer is not None:
+                    buffer.before_optimizer()
                 buffer.calls_open += 1  # before the event: an exception may come in between
                 write((optimizer_begin, read_event_ns(), (id(optimizer),)))
 

@@ -13,6 +13,7 @@ from rankscope.collector.detect.machine_growth import Machines, NodeCounts, find
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.detect.statistics.node_split import find_slower_nodes
 from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.layer_times import RunLayers
 from rankscope.collector.steps.long_steps import NO_LONG_STEPS, LongStepsSeen
 from rankscope.collector.steps.peer_groups import SMALL_GROUP_MAX, PeerComparison, PeerGroups
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
@@ -122,7 +123,7 @@ class RunView:
     what findings that are judged by them say of it. `is_stricter`: they have become so since the pass before.
     `start` is how long the first steps took, None while that is not known; `earlier_runs` are runs of the same work
     in the store, the latest first, None while they are not known. `now_wall_s` is the time in seconds since 1970, None
-    where it is not known.
+    where it is not known. `layers` are the repeated blocks of the ranks' models, None where none are known.
     """
 
     now_collector_ns: int
@@ -151,6 +152,7 @@ class RunView:
     start: RunStart | None = None
     earlier_runs: Sequence[EarlierRun] | None = None
     now_wall_s: float | None = None
+    layers: RunLayers | None = None
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:

@@ -16,6 +16,7 @@ from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.steps.enqueue_times import EnqueueTimes
+from rankscope.collector.steps.layer_times import RankLayers, RunLayers, unpack_layers
 from rankscope.collector.steps.long_steps import SIDE_STEPS
 from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
@@ -134,6 +135,10 @@ class Attempt:
     pipelines: dict[int, PipelineSchedule] = field(default_factory=dict)
     #: The stages of the pipeline as of the last detection pass; None where none is announced.
     pipeline: PipelineTimes | None = None
+    #: `{rank: the last times of its model's repeated blocks}` of the ranks that have reported any.
+    layers_by_rank: dict[int, RankLayers] = field(default_factory=dict)
+    #: The repeated blocks as of the last detection pass; None where there are none.
+    layers: RunLayers | None = None
 
     def __post_init__(self) -> None:
         self.enqueues = EnqueueTimes(self.world_size, self.group_sizes)
@@ -183,6 +188,7 @@ class Attempt:
         self.by_machine.setdefault(identity.machine_id, []).append(identity.rank)
         self.faults.pop(identity.rank, None)
         self.pipelines.pop(identity.rank, None)
+        self.layers_by_rank.pop(identity.rank, None)
         if rank.hello.fault:
             self.faults[identity.rank] = rank.hello.fault
 
@@ -204,6 +210,8 @@ class Attempt:
             self.compilations = self.compilations.add(rank, report.compilations)
         if report.pipeline is not None:
             self.pipelines[rank] = report.pipeline
+        if report.layers is not None:
+            self.layers_by_rank[rank] = unpack_layers(report.layers)
         self.batcher.add(rank, report)
 
     def _without_impossible(self, rank: int, report: ReportFields) -> ReportFields:

@@ -21,6 +21,7 @@ from rankscope.measure.records import (
     Compilations,
     GroupInfo,
     HostSample,
+    LayerTimes,
     NodeSample,
     PipelineSchedule,
     WindowBreakdown,
@@ -85,6 +86,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     enqueues: Enqueues | None
     compilations: Compilations | None
     pipeline: PipelineSchedule | None
+    layers: LayerTimes | None
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
@@ -118,6 +120,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.enqueues,
             report.compilations,
             report.pipeline,
+            report.layers,
             StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,

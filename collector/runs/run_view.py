@@ -15,13 +15,15 @@ from rankscope.collector.runs.hang_witnesses import find_dumps, find_ras_answer
 from rankscope.collector.runs.live_settings import LiveSettings
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.steps.layer_times import find_layers
 from rankscope.collector.steps.least_waiting import find_least_waiting
 from rankscope.collector.steps.pipeline_stages import find_pipeline
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_levels import StepLevels
-from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.step_series import Floats, StepSeries
 
+LAST_STEPS: Final = 16
 SKIP_STEPS: Final = 3
 """The first steps compile, allocate and fill caches; detection skips them."""
 
@@ -44,11 +46,12 @@ def build_view(
     has_hang_states = bool(attempt.stalled_ranks) and not is_last
     hang_states = build_hang_states(attempt.ranks, now_collector_ns) if has_hang_states else {}
     series = attempt.read_series(ranks, skip_steps=SKIP_STEPS)
+    peer_groups = attempt.find_peer_groups(series)
     return RunView(
         now_collector_ns=now_collector_ns,
         world_size=attempt.world_size,
         series=series,
-        peer_groups=attempt.find_peer_groups(series),
+        peer_groups=peer_groups,
         nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
         samples=read_samples(attempt),
         groups=attempt.groups.by_label,
@@ -66,7 +69,15 @@ def build_view(
         thresholds_said=settings.thresholds_said,
         is_stricter=settings.is_stricter,
         now_wall_s=now_wall_s,
+        layers=find_layers(attempt.layers_by_rank, peer_groups, _find_step_ns(series)),
     )
+
+
+def _find_step_ns(series: StepSeries) -> float | None:
+    """Return the median of the last steps, in ns; None where none is known."""
+    last_ns = series.step_ns[-LAST_STEPS:]
+    known = last_ns[~np.isnan(last_ns)]
+    return float(np.median(known)) if len(known) else None
 
 
 def keep_pass(attempt: Attempt, view: RunView, steps_max: int) -> None:
@@ -77,6 +88,7 @@ def keep_pass(attempt: Attempt, view: RunView, steps_max: int) -> None:
         find_least_waiting(view.series) if view.peer_groups.ranks_without_peers else None
     )
     attempt.pipeline = find_pipeline(view.series, attempt.pipelines)
+    attempt.layers = view.layers
 
 
 def keep_levels(levels: StepLevels, view: RunView) -> None:

@@ -36,7 +36,7 @@ LABELS = {
     "call",
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
     "direction", "kind", "scope", "subject", "state", "page", "port", "interface", "communicator", "channel", "outcome",
-    "stage", "schedule",
+    "stage", "schedule", "layer",
     "world_size", "restart_count", "run_id", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
     "slurm_job_id", "user", "k8s_namespace", "k8s_pod",
     "exit_code", "signal", "version",
@@ -119,7 +119,12 @@ def test_every_rank_has_series_of_the_measures_read_by_rank() -> None:
 
 def test_rank_labels_are_bounded_or_about_few_ranks() -> None:
     by_rank = {measure.name: measure.labels for measure in CATALOG if measure.labels[:2] == RANK}
-    about_few = {"rankscope_straggler", "rankscope_lost_gpu_seconds_total", "rankscope_rank_missing"}
+    about_few = {
+        "rankscope_straggler",
+        "rankscope_lost_gpu_seconds_total",
+        "rankscope_rank_missing",
+        "rankscope_slow_layer_ratio",
+    }
     assert {name for name, labels in by_rank.items() if labels not in SERIES_PER_RANK_MAX} == about_few
 
 

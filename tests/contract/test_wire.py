@@ -76,6 +76,7 @@ from rankscope.measure.records import (
     GroupInfo,
     HostSample,
     InterfaceSample,
+    LayerTimes,
     Losses,
     NodeSample,
     PipelineSchedule,
@@ -252,6 +253,10 @@ SAVED = SavedLine(
     bytes=1 << 30, last_ns=20, last_bytes=1 << 29,
 )  # fmt: skip
 PIPELINE = PipelineSchedule(name="ScheduleInterleaved1F1B", stages=(1, 3), stage_count=4, ranks=2, microbatches=8)
+LAYERS = LayerTimes(
+    kind="TransformerBlock", first=8, samples=16, last_step=900, calls=4, absent="none",
+    columns=((20, 21), (40, None), (58, 20), (63, 22), (1 << 20, 1 << 21)),
+)  # fmt: skip
 COMPILATIONS = Compilations(
     compiled=3, recompiled=1, duration_ns=700, cached=1, uncached=2, unseen=1,
     start=CompiledStart(last_step=3, elapsed_ns=900, compile_ns=600, frames=2),
@@ -305,7 +310,7 @@ STATED: dict[str, Message] = {
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronizations=(SYNCHRONIZATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
         out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES, compilations=COMPILATIONS,
-        saves=(SAVED,), pipeline=PIPELINE,
+        saves=(SAVED,), pipeline=PIPELINE, layers=LAYERS,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -416,7 +421,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_PIPELINE = msgspec.structs.replace(STATED["report"], pipeline=None, out_of_memory=(NOTICE_WITHOUT_SNAPSHOT,))
+WITHOUT_LAYERS = msgspec.structs.replace(STATED["report"], layers=None)
+WITHOUT_PIPELINE = msgspec.structs.replace(WITHOUT_LAYERS, pipeline=None, out_of_memory=(NOTICE_WITHOUT_SNAPSHOT,))
 WITHOUT_SAVES = msgspec.structs.replace(WITHOUT_PIPELINE, host=HOST_WITHOUT_BLOCK_IO, saves=None)
 WITHOUT_ENERGY = msgspec.structs.replace(WITHOUT_SAVES, devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED)
 """Nor with the share of a CPU limit."""
@@ -467,6 +473,7 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("compilations",)),
     ("report", ("saves", 0)),
     ("report", ("pipeline",)),
+    ("report", ("layers",)),
     ("report", ("compilations", "start")),
     ("report", ("compilations", "frames", 0)),
     ("report", ("out_of_memory", 0, "held", 0)),
@@ -598,7 +605,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronizations": (), "node": None, "timed_steps": (),
         "out_of_memory": (), "flops": StepFlops(), "enqueues": None, "compilations": None,
-        "saves": None, "pipeline": None,
+        "saves": None, "pipeline": None, "layers": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -711,6 +718,11 @@ def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
 def test_earlier_report_without_energy_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_energy.hex").read_text())
     assert decode(frame) == WITHOUT_ENERGY
+
+
+def test_earlier_report_without_layers_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_layers.hex").read_text())
+    assert decode(frame) == WITHOUT_LAYERS
 
 
 def test_earlier_report_without_pipeline_decodes() -> None:

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import pytest
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan
+from rankscope.agent.steps.device_timers import DeviceTimers
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.step_timer import StepTimer
+from rankscope.agent.steps.timing_plan import TimingPlan
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 

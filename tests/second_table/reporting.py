@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from rankscope.agent.governor import HEAD_START_NS, Allowance
 from rankscope.agent.profiler.window_plan import WindowPlan
-from rankscope.agent.steps.device_timers import TimingPlan
 from rankscope.agent.steps.step_intervals import is_chosen
+from rankscope.agent.steps.timing_plan import TimingPlan
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import (

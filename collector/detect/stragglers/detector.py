@@ -53,6 +53,7 @@ from rankscope.collector.detect.stragglers.root_cause import (
 from rankscope.collector.detect.stragglers.sentence import (
     describe_level,
     describe_own,
+    describe_slow_layer,
     name_others,
     write_what,
     write_who,
@@ -360,7 +361,11 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         who=write_who(slow_ranks, nodes),
         node=view.nodes[slow.rank],
         why=cause.because,
-        also=(*describe_level(slow), *(() if witness is None else (witness.describe(slow.rank),))),
+        also=(
+            *describe_level(slow),
+            *(() if witness is None else (witness.describe(slow.rank),)),
+            *(describe_slow_layer(view.layers, slow) if len(slow_ranks) == 1 else ()),
+        ),
         cost_of=name_others(others),
         suggestion=suggest(STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,

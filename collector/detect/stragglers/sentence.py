@@ -1,12 +1,17 @@
 """Write what a straggler is slower than: which ranks it is compared with, in which steps, and since when by so much."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rankscope.collector.detect.finding import DRIFTING, name_ranks
 from rankscope.collector.detect.finding_words import OWN_TIME
 from rankscope.collector.detect.stragglers.intermittent import find_period
 from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.steps.layer_times import RunLayers, describe_slow
 from rankscope.collector.steps.step_series import StepSeries
+
+LAYER_SHARE_MIN: Final = 0.5
+"""Share of a slowness from which on one block of the model is said to have it."""
 
 
 def write_what(slow_ranks: Sequence[SlowRank], slow: SlowRank, series: StepSeries) -> str:
@@ -40,6 +45,13 @@ def describe_level(slow: SlowRank) -> tuple[str, ...]:
     if slow.pattern != "steady" or step is None or step <= slow.since_step:
         return ()
     return (f"by this much since step {step} only",)
+
+
+def describe_slow_layer(layers: RunLayers | None, slow: SlowRank) -> tuple[str, ...]:
+    """Return which block of its model takes most of what a rank is slower by; empty where none does."""
+    found = () if layers is None else [one for one in layers.slow if one.rank == slow.rank]
+    excess_ns = slow.own_ns - slow.peers_own_ns
+    return tuple(describe_slow(one) for one in found[:1] if one.excess_ns >= LAYER_SHARE_MIN * excess_ns)
 
 
 def _name_peers(slow_ranks: Sequence[SlowRank], slow: SlowRank, ranks: int) -> str:

@@ -19,6 +19,7 @@ from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
 from rankscope.collector.runs.run_status import describe_ranks_without_peers, find_energy
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
+from rankscope.collector.steps.layer_times import describe_layers
 from rankscope.collector.steps.pipeline_stages import describe_pipeline
 
 
@@ -73,6 +74,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     energy_said: str = ""
     settings_said: str = ""
     pipeline_said: str = ""
+    layers_said: str = ""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,4 +170,5 @@ def _build_run(
         energy_said=describe_run_energy(find_energy(run)),
         settings_said="; ".join(describe_changed(run.settings, run.settings_taken)),
         pipeline_said="; ".join(describe_pipeline(run.pipeline)),
+        layers_said="; ".join(describe_layers(run.layers)),
     )

@@ -29,6 +29,7 @@ from rankscope.collector.runs.liveness import ENDED_WELL
 from rankscope.collector.runs.run_end import NOT_HEARD as RUN_NOT_HEARD
 from rankscope.collector.runs.run_status import find_energy
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.layer_times import Layer
 from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTimes
 from rankscope.collector.steps.step_histogram import BOUNDS_S
 from rankscope.measure.units import ns_to_s
@@ -38,6 +39,8 @@ _PHASES: Final = "agent: steps (StepRecord.phases_ns)"
 _PIPELINE: Final = "collector: detection (PipelineTimes); agent: Report.pipeline"
 _GOODPUT: Final = "collector: goodput (GoodputSnapshot)"
 _LIVES: Final = "collector: arrival of reports; sidecar: RankEnded"
+
+_LAYERS: Final = "agent: Report.layers; collector: detection (RunLayers)"
 
 STAGES_SHOWN_MAX: Final = 128
 """Ranks of a pipeline, the replicas of each as one, that are exported."""
@@ -220,6 +223,34 @@ def _pipelines(read: Callable[[PipelineTimes], float | None]) -> OfSnapshot:
                 yield (run.run, run.pipeline.schedule), read(run.pipeline)
 
     return OfSnapshot(read_all)
+
+
+def _layers(read: Callable[[Layer], Iterator[tuple[tuple[str, ...], float | None]]]) -> OfSnapshot:
+    """Return the reader of a metric by block of the model: its number, behind the first of its ranks where blocks of
+    ranks that do other work have the same number.
+    """
+
+    def read_all(snapshot: Snapshot) -> Iterator[Value]:
+        for run in _live_runs(snapshot):
+            groups = () if run.layers is None else run.layers.groups
+            seen = Counter(layer.number for group in groups for layer in group.layers)
+            for group in groups:
+                for layer in group.layers:
+                    name = str(layer.number) if seen[layer.number] == 1 else f"{group.ranks[0]}/{layer.number}"
+                    yield from (((run.run, name, *labels), value) for labels, value in read(layer))
+
+    return OfSnapshot(read_all)
+
+
+def _read_layer_times(layer: Layer) -> Iterator[tuple[tuple[str, ...], float | None]]:
+    yield ("forward",), to_seconds(layer.forward_ns)
+    yield ("backward",), to_seconds(layer.backward_ns)
+
+
+def _find_slow_layers(snapshot: Snapshot) -> Iterator[Value]:
+    for run in _live_runs(snapshot):
+        for one in () if run.layers is None else run.layers.slow:
+            yield (run.run, str(one.rank), str(one.number)), one.ratio
 
 
 def _count_without_peers(snapshot: Snapshot) -> Iterator[Value]:
@@ -457,6 +488,30 @@ RUNS: Final[tuple[Measure, ...]] = (
         "Length of a step at best, if the work of the stages were split evenly. Absent where no stage sets the pace.",
         "outside of the pipeline + mean own time in it / (1 - ideal bubble)", _PIPELINE, NOT_NEGATIVE,
         _pipelines(lambda one: to_seconds(one.even_step_ns)),
+    ),
+    Measure(
+        "rankscope_layer_seconds", "gauge", "seconds", ("run", "layer", "phase"),
+        "Forward and backward of a repeated block of the model, a call: the median of the ranks that do the same work.",
+        "median over ranks of medians of timed steps (docs/layers.md)", _LAYERS, NOT_NEGATIVE,
+        _layers(_read_layer_times),
+    ),
+    Measure(
+        "rankscope_layer_slowest_seconds", "gauge", "seconds", ("run", "layer"),
+        "Forward and backward of the block on the rank that takes longest, a call.",
+        "largest of the ranks", _LAYERS, NOT_NEGATIVE,
+        _layers(lambda one: iter([((), to_seconds(one.slowest_ns))])),
+    ),
+    Measure(
+        "rankscope_layer_activation_bytes", "gauge", "bytes", ("run", "layer"),
+        "GPU memory that a forward of the block keeps for the backward, its output included, on the rank with most.",
+        "allocated after the forward - before", _LAYERS, NOT_NEGATIVE,
+        _layers(lambda one: iter([((), one.held_bytes)])),
+    ),
+    Measure(
+        "rankscope_slow_layer_ratio", "gauge", "ratio", ("run", "rank", "layer"),
+        "Time of a block that stands out on this rank over that of its peers; absent for all others, 8 at most a run.",
+        "forward + backward / the same of its peers", _LAYERS, NOT_NEGATIVE,
+        OfSnapshot(_find_slow_layers),
     ),
     Measure(
         "rankscope_finding_not_judged", "gauge", "", ("run", "kind"),

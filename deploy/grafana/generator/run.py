@@ -25,6 +25,7 @@ from deploy.grafana.generator.frame import (
     run_variable,
 )
 from deploy.grafana.generator.panels import (
+    BYTES,
     BYTES_PER_S,
     CELSIUS,
     GPU_HOURS,
@@ -346,6 +347,26 @@ def _communication() -> list[Placed]:
             SECONDS,
             Query(series("pipeline_stage_own_seconds", OF_RUN), "stage {{stage}}"),
             Query(series("pipeline_even_step_seconds", OF_RUN), "step with an even split"),
+        ),
+        lines(
+            "Slowest layers",
+            "Forward and backward of the repeated blocks of the model, a call: the eight that take longest on a rank, "
+            "and the median rank. No data: no blocks are known (docs/layers.md).",
+            SECONDS,
+            Query(f"topk(8, {series('layer_slowest_seconds', OF_RUN)})", "layer {{layer}}, slowest rank"),
+            Query(f"topk(8, sum by (layer) ({series('layer_seconds', OF_RUN)}))", "layer {{layer}}, median"),
+        ),
+        lines(
+            "Layers that stand out",
+            "Time of a block on one rank over that of its peers. No data: none stands out.",
+            TIMES,
+            Query(series("slow_layer_ratio", OF_RUN), "rank {{rank}}, layer {{layer}}"),
+        ),
+        lines(
+            "Memory that layers keep",
+            "GPU memory that a forward of a block keeps for the backward, a call: the eight with most.",
+            BYTES,
+            Query(f"topk(8, {series('layer_activation_bytes', OF_RUN)})", "layer {{layer}}"),
         ),
     ]
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.device_timers import INTERVAL_STEPS_MAX, DeviceTimers, TimingPlan
+from rankscope.agent.steps.device_timers import DeviceTimers
+from rankscope.agent.steps.timing_plan import INTERVAL_STEPS_MAX, TimingPlan
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 from tests.cuda_stand_in import StandInCuda, Stream

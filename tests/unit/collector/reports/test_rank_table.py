@@ -136,5 +136,16 @@ def test_pipeline_is_told_and_who_waits_least_not_twice() -> None:
     assert not any("waited for others least" in line for line in said)
 
 
+def test_layers_are_told() -> None:
+    (full,) = full_snapshot().runs
+    said = render_run(run_of(layers=full.layers)).splitlines()
+    blocks = "2 of TransformerBlock: forward 2.0 ms to 2.5 ms, backward 4.0 ms to 5.0 ms a call, 4 calls a step"
+    slow = "rank 1: layer 1 of 2 (TransformerBlock): 2.0x as long as its peers', 60.0 ms per step against 30.0 ms"
+    assert [line.removeprefix("  layers: ") for line in said if line.startswith("  layers: ")] == [
+        f"{blocks}, keeps 4.0 MiB at most (4 ranks, 16 timed steps to step 158)",
+        f"{slow}, forward mostly",
+    ]
+
+
 def test_finding_stays_visible_without_a_new_verdict() -> None:
     assert render_run(run_of(open_findings=(SLOW,), abstained="nothing new")).startswith("run bert: Rank 1 is slow.\n")

@@ -74,14 +74,15 @@ def test_report_has_totals_ends_and_findings(path: Path) -> None:
     assert [incident.id for incident in report.incidents] == [1]
 
 
-def test_pipeline_of_the_run_is_a_fact(path: Path) -> None:
+def test_pipeline_and_layers_of_the_run_are_facts(path: Path) -> None:
     (full,) = full_snapshot().runs
     batch = WriteBatch()
-    batch.stories["bert"] = SavedStory(pipeline=full.pipeline)
+    batch.stories["bert"] = SavedStory(pipeline=full.pipeline, layers=full.layers)
     with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
         store.write(batch)
     report = report_of(path)
-    assert report.pipeline == full.pipeline
+    assert (report.pipeline, report.layers) == (full.pipeline, full.layers)
+    assert "rank 1: layer 1 of 2 (TransformerBlock)" in " ".join(render_text(report, 20).split())
     assert "stage 1 sets the pace: own time 86.0 ms per step" in " ".join(render_text(report, 20).split())
 
 

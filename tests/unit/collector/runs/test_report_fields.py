@@ -13,6 +13,7 @@ from rankscope.measure.records import (
     DeviceSample,
     GroupInfo,
     HostSample,
+    LayerTimes,
     Losses,
     PipelineSchedule,
     StepRecord,
@@ -54,6 +55,7 @@ WHOLE = Report(
     synchronizations=(WindowSynchronizations(first_step=3, step_count=1, idle_ns=1),),
     enqueues=pack_enqueues([Enqueue(4, "g", 2, 1_500)], [(4, 5)], wall_error_ns=10),
     pipeline=PipelineSchedule(name="Schedule1F1B", stages=(0,), stage_count=2, ranks=2, microbatches=4),
+    layers=LayerTimes(kind="Block", samples=4, calls=1, columns=((5,), (9,), (13,), (15,), (None,))),
 )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def test_fields_of_both_structs_are_equal() -> None:
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
         "stalled_since_host_ns", "stall", "synchronizations", "node", "timed_steps", "out_of_memory",
-        "enqueues", "compilations", "pipeline",
+        "enqueues", "compilations", "pipeline", "layers",
     }  # fmt: skip
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
 

@@ -10,10 +10,12 @@ from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.sentence import (
     describe_level,
     describe_own,
+    describe_slow_layer,
     name_others,
     write_what,
     write_who,
 )
+from rankscope.collector.steps.layer_times import RunLayers, SlowLayer
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.steps.step_series import series_of, slow_of
 
@@ -49,6 +51,18 @@ def test_own_time_is_explained_where_it_is_another_one() -> None:
     assert describe_own(SERIES) == {}
     assert describe_own(stood_in) == {OWN_TIME: "in data, forward and optimizer"}
     assert describe_own(by_device)[OWN_TIME].startswith("on the GPU (without the end of backward")
+
+
+@pytest.mark.parametrize(("excess_ms", "rank", "is_told"), [(25.0, 2, True), (15.0, 2, False), (25.0, 1, False)])
+def test_block_is_told_that_has_half_of_the_slowness(excess_ms: float, rank: int, *, is_told: bool) -> None:
+    """The rank is slower by 40 ms a step."""
+    one = SlowLayer(
+        rank=rank, kind="Block", number=17, first=0, count=32, peers=3, ns=(10.0 + excess_ms) * 1e6, peers_ns=1e7,
+        forward_ns=1e7, peers_forward_ns=1e7,
+    )  # fmt: skip
+    told = ("layer 17 of 32 (Block): 3.5x as long as its peers', 35.0 ms per step against 10.0 ms",)
+    assert describe_slow_layer(RunLayers(slow=(one,)), SLOW) == (told if is_told else ())
+    assert describe_slow_layer(None, SLOW) == ()
 
 
 def test_node_is_named_with_its_ranks() -> None:
