@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.service import Service
@@ -12,6 +14,8 @@ from tests.integration.serving import wait_for
 from tests.integration.torchrun import AGENT, OFTEN, forked_ranks, line_of, started
 
 SCRIPT = "recompiling.py"
+LATE = "late_compiling.py"
+LATE_FRAME = f"{LATE}:{line_of(LATE, '# the compiled frame')} (scale)"
 FRAME = f"{SCRIPT}:{line_of(SCRIPT, '# the compiled frame')} (scale)"
 
 
@@ -55,3 +59,20 @@ def test_frame_and_guard_of_a_rank_that_compiles_again_are_the_cause(tmp_path: P
     )
     assert again.startswith(f"again {truth[1][0] - 1} times on all ranks together, ")
     assert f": most for {FRAME}, the guard k == " in again
+
+
+def test_ranks_that_compile_once_late_in_the_run_are_named(tmp_path: Path) -> None:
+    wish = tmp_path / "wish"
+    wish.write_text("", encoding="utf-8")
+    with running(tmp_path) as service:
+        environment = {**OFTEN, "RANKSCOPE_COLLECTOR": service.endpoint}
+        with started(forked_ranks(3, *AGENT, LATE, str(wish)), environment) as training:
+            finding = wait_for_recompilation(service)
+            wish.write_text("stop", encoding="utf-8")
+            ended = training.wait()
+        (run,) = service.snapshot.runs
+    (took_s,) = map(float, re.findall(r"step 60 took ([\d.]+) s", ended.stdout))
+    assert (finding.ranks, finding.since_step) == ((1, 2), 60)
+    assert f"all of it for {LATE_FRAME}" in finding.why
+    assert finding.evidence["stall_ns"] / 1e9 == pytest.approx(took_s, rel=0.1)
+    assert run.goodput.slow_ns / 1e9 == pytest.approx(took_s, rel=0.1)

@@ -26,7 +26,7 @@ SAYS: Final = {
     of.GC: frozenset({"garbage_collection"}),
     of.KERNEL: frozenset({"gpu_compute"}),
     of.SAVE: frozenset({"checkpoint", "checkpoints", "periodic_work", "unseen_wait"}),
-    of.COMPILE: frozenset({"compile", "compilation", "host_cpu"}),
+    of.COMPILE: frozenset({"recompilation"}),
     of.LINK: frozenset({"slow_link"}),
     of.WORK: frozenset({"more_work", "uneven_work", "imbalance", "data_imbalance"}),
 }

@@ -91,6 +91,7 @@ class Step:
     gc: Floats
     gc_count: Floats
     core: Floats
+    compiled: Floats
     retries: Floats
     tokens: Floats
     operators: Floats
@@ -184,7 +185,8 @@ class Machine:
         return Step(
             start=self.host.copy(), end=self.host, phases=np.zeros((PHASE_COUNT, ranks)), cpu=np.zeros(ranks),
             backward_cpu=np.zeros(ranks), backward_end=np.zeros(ranks),
-            gc=extra[of.GC], gc_count=gc_count, core=extra[of.CORE], retries=np.zeros(ranks), tokens=tokens,
+            gc=extra[of.GC], gc_count=gc_count, core=extra[of.CORE],
+            compiled=extra[of.COMPILE], retries=np.zeros(ranks), tokens=tokens,
             operators=operators, device_phases=np.zeros((PHASE_COUNT, ranks)), device_tail=np.zeros(ranks),
             device_start=self.device, own=np.zeros(ranks), computed=np.zeros(ranks),
         )  # fmt: skip

@@ -29,6 +29,8 @@ from rankscope.measure.records import (
     STEP_COLUMNS,
     AllocatorSample,
     Collectives,
+    Compilations,
+    CompiledFrame,
     DeviceSample,
     HostSample,
     Losses,
@@ -63,6 +65,7 @@ OPERATORS: Final = 1_200
 TRANSFERS: Final = ("send", "recv")
 SYNC_CALL: Final = "cudaStreamSynchronize"
 SYNC_LINE: Final = "train.py:61 (train)"
+FRAME, GUARD = "train.py:24 (forward)", "tensor 'x' size mismatch at index 0. expected 4, actual 5"
 
 
 class Sampling(NamedTuple):
@@ -170,6 +173,7 @@ class Agents:
                     allocator=self._allocator_sample(rank, host_ns) if gpu else None,
                     node=self._node_sample(rank, host_ns) if is_node_due and is_first else None,
                     totals=self._totals(rank),
+                    compilations=_find_compiled(first, steps, rank),
                     losses=Losses(steps_made=self.made, steps_buffered=0),
                     groups=self.groups[rank] if self._sequence == 1 else None,
                     overhead_ratio=BASE_RATIO,
@@ -492,6 +496,17 @@ class Agents:
             totals, device_steps=timed, device_step_ns=time_ns, device_phases_ns=phases, device_tail_steps=timed,
             device_tail_ns=tails_ns,
         )  # fmt: skip
+
+
+def _find_compiled(first: int, steps: Sequence[Step], rank: int) -> Compilations:
+    """Return what torch keeps of the frames that were compiled again in these steps."""
+    spent = [(first + place, round(float(one.compiled[rank]))) for place, one in enumerate(steps)]
+    frames = [
+        CompiledFrame(step=step, frame=FRAME, compiled=1, recompiled=1, duration_ns=ns, reason=GUARD)
+        for step, ns in spent
+        if ns
+    ]
+    return Compilations(frames=tuple(frames))
 
 
 def _overlap(start: Floats, end: Floats, other_start: Floats, other_end: Floats) -> Floats:

@@ -31,6 +31,7 @@ from rankscope.collector.detect.stragglers.cost import (
 )
 from rankscope.collector.detect.stragglers.doubt import describe_doubt
 from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
+from rankscope.collector.detect.stragglers.late_compilation import find_late_compilation
 from rankscope.collector.detect.stragglers.more_work import MORE_WORK
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
 from rankscope.collector.detect.stragglers.persistent import (
@@ -42,6 +43,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     keep_steps_to_close,
     steps_to_close,
 )
+from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION
 from rankscope.collector.detect.stragglers.recurring_stalls import STALLS, describe_recurring, find_recurring
 from rankscope.collector.detect.stragglers.root_cause import (
     COMPUTE_EXCESS,
@@ -150,8 +152,12 @@ class Stragglers:
         slower = [position for position, work in enumerate(works) if work is None]
         together = _Together(view, [described[position] for position in slower], known)
         accused = steady.union(slow.rank for slow_set in described for slow in slow_set.ranks)
+        recurring = self._find_recurring(view, accused, known)
+        accused |= {rank for one in recurring for rank in one.finding.ranks}
+        accused |= {rank for rank, one in known.items() if one.cause != RECOMPILATION}
         candidates = [
-            *self._find_recurring(view, accused, known),
+            *recurring,
+            *find_late_compilation(view, accused, known),
             *(_describe(view, together, number, causes[position], known) for number, position in enumerate(slower)),
             *(
                 _describe_own_work(view, slow_set, cause, work, known)
