@@ -202,6 +202,16 @@ class CollectorConfig(Settings):
             largest=3600,
         ),
     )
+    gpu_idle_after_s: float = setting(
+        600.0,
+        Setting(
+            "A GPU that somebody holds counts as idle if no reading of its relay has found a kernel on it for this "
+            "long (docs/idle-gpus.md).",
+            unit="seconds",
+            smallest=1,
+            largest=7 * 86_400,
+        ),
+    )
     run_kept_s: float = setting(
         3600.0,
         Setting(

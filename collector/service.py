@@ -42,6 +42,7 @@ from rankscope.collector.run_summaries import RunSummaries
 from rankscope.collector.run_updates import RunUpdates
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.hearing import SilentRun, find_nothing_heard
+from rankscope.collector.runs.held_gpus import GpuSummary
 from rankscope.collector.runs.live_settings import RunSettings, SettingsRefusal, WantedChange
 from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.run_end_words import find_failure
@@ -91,6 +92,7 @@ class Service:
             relays=self._relays,
             clock=clock,
         )
+        self._gpus = GpuSummary(config.gpu_idle_after_s)
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._exchange = Exchange()
         self._faults = FaultLog(clock)
@@ -347,6 +349,7 @@ class Service:
                 store_bytes=None if store is None else store.bytes_used,
                 history_dropped=None if store is None else store.rows_dropped,
                 notifications=self._notifier.counts,
+                gpus=self._gpus.update(self._relays.gpus, now_ns),
             ),
         )
 

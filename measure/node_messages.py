@@ -14,7 +14,8 @@
     relay of a node                         collector
       | -- RelayHello(name) ----------------->  |   on start, and whenever the collector asks for it
       | <---------------- Welcome or Refused -  |
-      | -- Relayed(frames of its ranks) ----->  |   whole frames as the ranks sent them, each with its sender
+      | -- Relayed(frames of its ranks) ----->  |   whole frames as the ranks sent them, each with its sender; and what
+      |                                         |   holds the GPUs of the node, every 15 s
       | <-------- Relayed(answers to them) ---  |   whole frames too, each with its receiver
 
 They are of the protocol of `messages.py`. No rank sends or receives one, so none imports this file.
@@ -26,6 +27,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, ShortName, Some
+from rankscope.measure.held_gpus import NodeGpus
 from rankscope.measure.identity import Count, Label, RankIdentity
 from rankscope.measure.messages import AGENT_MESSAGES, Message, Sequence, Text
 from rankscope.measure.nccl_inspector import InspectorCommunicator
@@ -123,12 +125,14 @@ class RelayCounts(msgspec.Struct, frozen=True, array_like=True):
 
 class Relayed(Message, frozen=True):
     """Frames of the ranks of a node, or answers to them, in the order of their arrival. `counts` only if they have
-    changed. Each frame is handled as if it had come alone; none is a Relayed itself.
+    changed, `gpus` after each reading of the node's GPUs, also without a frame. Each frame is handled as if it had come
+    alone; none is a Relayed itself.
     """
 
     KIND: ClassVar[int] = 13
     frames: Annotated[tuple[RelayedFrame, ...], msgspec.Meta(max_length=RELAYED_MAX)]
     counts: RelayCounts | None = None
+    gpus: NodeGpus | None = None
 
 
 class RasAnswered(Message, frozen=True):

@@ -3,6 +3,7 @@
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.held_gpus import HeldGpus, IdleOwner
 from rankscope.collector.runs.nccl_bandwidths import NcclBandwidth, NcclBandwidths
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import (
@@ -302,6 +303,11 @@ def full_snapshot() -> Snapshot:
         captures={"complete": 8, "failed": 2, "refused": 9}, capture_pause_s=1.25, capture_bytes=5_000_000,
         notifications={"webhook": ChannelCounts({"delivered": 3, "failed": 1}, 2, 1_800_000_000.5)},
         metric_pushes=ChannelCounts({"delivered": 4, "failed": 2, "skipped": 1}, 0, 1_800_000_000.25),
+        gpus=HeldGpus(
+            nodes=3, idle_after_s=600.0,
+            states={"free": 2, "watched": 8, "watched_idle": 0, "in_use": 3, "idle": 3, "unknown": 0},
+            owners=(IdleOwner(user="ana", job="812", gpus=3, longest_s=4_500.0),), unread={"driver_not_loaded": 1},
+        ),
     )  # fmt: skip
     return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)
 

@@ -20,15 +20,15 @@ from types import ModuleType
 from typing import Any, Final
 
 from rankscope.agent.guard import log_line
-from rankscope.agent.sample.nvml_calls import (
+from rankscope.agent.sample.torch_device import TorchDevice
+from rankscope.measure.clock import Clock
+from rankscope.measure.nvml_calls import (
     BYTES_PER_KIB,
     HERTZ_PER_MEGAHERTZ,
     PERCENT,
     Absent,
     Reading,
 )
-from rankscope.agent.sample.torch_device import TorchDevice
-from rankscope.measure.clock import Clock
 from rankscope.measure.records import DeviceSample
 from rankscope.measure.units import NS_PER_S
 

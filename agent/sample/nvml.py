@@ -16,8 +16,8 @@ from typing import Any
 
 from rankscope.agent.guard import log_line
 from rankscope.agent.sample import nvml_readings
-from rankscope.agent.sample.nvml_calls import LOST_REASONS, Absent, Device, Nvml, Reading
 from rankscope.measure.clock import Clock
+from rankscope.measure.nvml_calls import LOST_REASONS, Absent, Device, Nvml, Reading
 from rankscope.measure.records import DeviceSample
 from rankscope.measure.units import NS_PER_S
 

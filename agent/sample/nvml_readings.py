@@ -20,7 +20,7 @@ import math
 from functools import partial
 from typing import Any, Final
 
-from rankscope.agent.sample.nvml_calls import (
+from rankscope.measure.nvml_calls import (
     BYTES_PER_KIB,
     BYTES_PER_MIB,
     HERTZ_PER_MEGAHERTZ,

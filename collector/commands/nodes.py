@@ -1,19 +1,24 @@
-"""`rankscope nodes`: list the nodes by how often they have held up a run, and write those to exclude to a file."""
+"""`rankscope nodes`: list the nodes by how often they have held up a run, and write those to exclude to a file; tell
+who holds GPUs that do nothing.
+"""
 
 import argparse
+import contextlib
 import re
 import sys
 from pathlib import Path
 from typing import Final
 
-from rankscope.collector.client import add_url, fetch, find_collector
+from rankscope.collector.client import Collector, add_url, fetch, find_collector
 from rankscope.collector.commands.command import add_json, give_json
 from rankscope.collector.incidents.kept_nodes import read_nodes
 from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, NodeRecord
+from rankscope.collector.reports.held_gpu_table import render_held
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.held_gpus import HeldGpus
 from rankscope.collector.store_address import read_store_option
-from rankscope.measure.errors import SettingError
+from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.output_files import write_whole
 from rankscope.measure.preflights import NAMED, NOT_JUDGED, NOT_NAMED, LastPreflight
 
@@ -33,7 +38,8 @@ class Nodes:
     summary = "list nodes, those with the highest share of runs held up first"
     example = """\
 rankscope nodes                                      those of a running collector with a store
-rankscope nodes --store runs.db --exclude-file exclude.txt"""
+rankscope nodes --store runs.db --exclude-file exclude.txt
+rankscope nodes --gpus                               GPUs that are held and do nothing, of nodes with a relay"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the address or the store, and the limits."""
@@ -42,6 +48,9 @@ rankscope nodes --store runs.db --exclude-file exclude.txt"""
             "--store", type=read_store_option, default=None, metavar="ADDRESS", help="read this store instead"
         )
         add_json(parser, "them, with GPU UUIDs,")
+        parser.add_argument(
+            "--gpus", action="store_true", help="list the GPUs that are held and do nothing, and who holds them"
+        )
         parser.add_argument(
             "--exclude-file",
             type=Path,
@@ -66,19 +75,33 @@ rankscope nodes --store runs.db --exclude-file exclude.txt"""
             raise SettingError(f"--ratio-min is {options.ratio_min:g}; it must be a share from 0 to 1.")
         if options.runs_min < 1:
             raise SettingError(f"--runs-min is {options.runs_min}; it must be 1 or more.")
+        if options.gpus:
+            if options.store is not None or options.exclude_file is not None:
+                raise SettingError("--gpus is about now: it goes with neither --store nor --exclude-file.")
+            held = _fetch_gpus(find_collector(options))
+            if give_json(options, held):
+                print(render_held(held))
+            return 0
         if options.store is None:
-            url, credentials = find_collector(options)
+            url, credentials = collector = find_collector(options)
             found = fetch(f"{url}/api/v1/nodes", NodeList, credentials)
         else:
-            found = read_nodes(options.store)
+            found, collector = read_nodes(options.store), None
         if give_json(options, found):
             print(render_nodes(found))
+            with contextlib.suppress(UnavailableError):  # no relay tells of GPUs
+                if collector is not None:
+                    print("\n".join(["", render_held(_fetch_gpus(collector))]))
         if options.exclude_file is not None:
             names = choose_excluded(found, options.runs_min, options.ratio_min)
             write_whole(options.exclude_file, "--exclude-file", "".join(f"{name}\n" for name in names))
             limits = f"held up at least {options.runs_min} runs, ratio at least {options.ratio_min:g}"
             print(f"{len(names)} node{'s' * (len(names) != 1)} ({limits}) in {options.exclude_file}", file=sys.stderr)
         return 0
+
+
+def _fetch_gpus(collector: Collector) -> HeldGpus:
+    return fetch(f"{collector.url}/api/v1/gpus", HeldGpus, collector.credentials)
 
 
 def choose_excluded(found: NodeList, runs_min: int, ratio_min: float) -> list[str]:

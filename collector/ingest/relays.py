@@ -9,7 +9,7 @@ with which each of its ranks has connected to it, and that key must be allowed h
 its relay without one counts as having the relay's. Admission uses these keys like those of direct connections.
 
 Relays report what they have dropped or refused, counted since they started. The sums over all relays never decrease:
-they add up the growth of each relay's counts.
+they add up the growth of each relay's counts. They tell who holds the GPUs of their nodes, of which the last is kept.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from rankscope.collector.ingest.refusal_reasons import CUT_REASONS, FRAME_REASONS, HANDSHAKE_REASONS
 from rankscope.measure.codec import encode
 from rankscope.measure.errors import DecodeReason
+from rankscope.measure.held_gpus import NodeGpus
 from rankscope.measure.messages import Message, Refused, Welcome
 from rankscope.measure.node_messages import RELAYED_MAX, RelayCounts, Relayed, RelayedFrame, RelayHello
 
@@ -129,6 +130,7 @@ class Relays:
         self._batches = 0
         self._dropped: dict[str, int] = {}
         self._refused_there: dict[str, int] = {}
+        self._gpus: dict[bytes, NodeGpus] = {}
         self.refused: dict[str, int] = {}
         """Hellos of relays, and frames in their batches, that were refused here, by reason."""
 
@@ -136,6 +138,11 @@ class Relays:
     def totals(self) -> RelayTotals:
         """The present counts."""
         return RelayTotals(len(self._present), self._batches, dict(self._dropped), dict(self._refused_there))
+
+    @property
+    def gpus(self) -> Mapping[bytes, NodeGpus]:
+        """The last reading of the GPUs of each relay's node. Any thread may ask for a copy."""
+        return self._gpus.copy()
 
     def hello(self, relay: bytes, hello: RelayHello, key: str) -> Welcome | Refused:
         """Admit a relay, for the first time or again."""
@@ -162,6 +169,8 @@ class Relays:
         self._batches += 1
         if batch.counts is not None:
             self._add_counts(relay, batch.counts)
+        if batch.gpus is not None:
+            self._gpus[relay] = batch.gpus
         found = []
         for one in batch.frames:
             rank_key = (one.key or key) if self._has_keys else ""
@@ -190,6 +199,7 @@ class Relays:
 
     def _evict(self, relay: bytes) -> None:
         del self._states[relay]
+        self._gpus.pop(relay, None)
         self._present.discard(relay)
 
     def _add_counts(self, relay: bytes, counts: RelayCounts) -> None:

@@ -45,6 +45,7 @@ INDEX: Final = f"""rankscope collector
 {RUNS_PATH}/RUN{REPORT_SUFFIX}   the report of a run, from the store
 {INCIDENTS_PATH}     the incidents, newest first; filtered by ?run=RUN and ?state=open or resolved
 /api/v1/nodes         the nodes by how often they have held up a run, from the store; one of them: /api/v1/nodes/NODE
+/api/v1/gpus          the GPUs that are held and do nothing, on nodes with a relay
 {DEBUG_RUNS_PATH}/RUN   the internal state of a run and its last events, for debugging
 /api/v1/openapi.json  the API, OpenAPI 3.1
 /                     the live page, for a browser

@@ -21,6 +21,7 @@ from rankscope.collector.relay.node_batch import NodeBatch
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError
+from rankscope.measure.held_gpus import NodeGpus
 from rankscope.measure.messages import HelloWanted, Refused, Welcome
 from rankscope.measure.node_messages import RelayCounts, Relayed, RelayedFrame, RelayHello
 from rankscope.measure.units import NS_PER_S
@@ -66,6 +67,7 @@ class CollectorLink:
         self._clock = clock
         self._read_counts = read_counts
         self._counts_sent: RelayCounts | None = None
+        self._gpus: NodeGpus | None = None
         self.endpoint = endpoint
         chance = random.Random(hello.boot_id)  # noqa: S311 - spreads Hellos, no secret
         self._delivery = Delivery(ResendBuffer(1, 1), chance, _SETTINGS)
@@ -88,6 +90,10 @@ class CollectorLink:
         if not self.is_open:
             self._batch.drop(NO_COLLECTOR)
 
+    def tell_gpus(self, gpus: NodeGpus) -> None:
+        """Send a reading of the node's GPUs, as soon as the collector takes it; a later one replaces it until then."""
+        self._gpus = gpus
+
     def send_due(self) -> None:
         """Send what is due, as far as the socket has room."""
         self._connection.redial_when_due()
@@ -95,6 +101,8 @@ class CollectorLink:
         self._log_refusal()
         if self._blocked_ns is not None and self._clock.monotonic_ns() - self._blocked_ns >= BLOCKED_NS_MAX:
             self._give_up()
+        if self.is_open and not self._delivery.blocked and self._gpus is not None:
+            self._send_gpus(self._gpus)
         while self.is_open and not self._delivery.blocked and self._is_due():
             self._send_batch()
 
@@ -138,6 +146,12 @@ class CollectorLink:
         if self._connection.try_send(encode(Relayed(frames=frames, counts=changed))):
             self._batch.sent(len(frames), now_ns)
             self._counts_sent = counts
+            return
+        self._block(())
+
+    def _send_gpus(self, gpus: NodeGpus) -> None:
+        if self._connection.try_send(encode(Relayed(frames=(), gpus=gpus))):
+            self._gpus = None
             return
         self._block(())
 

@@ -69,6 +69,25 @@ class RelayConfig(Settings):
         Setting("Allow ranks of other machines to connect without keys. Without it such a `listen` is refused."),
     )
     name: str = setting("", Setting("Name of the relay in the collector's log. Empty: the host name.", length_max=128))
+    gpus: bool = setting(
+        True,
+        Setting(
+            "Read who holds the GPUs of this machine (NVIDIA), and tell the collector: user, batch job, name of the "
+            "program, and whether they work."
+        ),
+    )
+    gpu_jobs: str = setting(
+        "/run/gpustat",
+        Setting(
+            "Folder in which a prolog of the scheduler writes a file for each GPU that a job has got, named by the "
+            "GPU's index or UUID, with the job's id and the number of its user. Missing or empty: only jobs with a "
+            "process on a GPU are known."
+        ),
+    )
+    # A reading takes the driver some ms for each GPU.
+    gpu_interval_s: float = constant(
+        15.0, Setting("Time between two readings of the GPUs.", unit="seconds", smallest=0.05, largest=60)
+    )
     # Agents report once a second.
     batch_interval_s: float = constant(
         1.0,

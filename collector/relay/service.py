@@ -20,6 +20,9 @@ from rankscope.collector.ingest.relays import NO_HELLO, REPLY_FAILED, UNEXPECTED
 from rankscope.collector.relay.clients import RelayClients, comes_from_rank, is_urgent
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
 from rankscope.collector.relay.config import RelayConfig
+from rankscope.collector.relay.gpu_holders import GpuHolders
+from rankscope.collector.relay.gpu_reader import GpuReader
+from rankscope.collector.relay.gpu_watch import GpuWatch, WatchedGpus
 from rankscope.collector.relay.node_batch import NodeBatch
 from rankscope.collector.relay.relay_auth import read_keys
 from rankscope.measure import __version__
@@ -30,7 +33,7 @@ from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.messages import ClockPong, HelloWanted
 from rankscope.measure.node_messages import RelayCounts, RelayedFrame, RelayHello
-from rankscope.measure.shards import parse_collectors
+from rankscope.measure.shards import choose_collector, parse_collectors
 from rankscope.measure.units import NS_PER_MS, s_to_ns
 from rankscope.uplink.connection import Connection
 
@@ -77,6 +80,8 @@ class Relay:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         name = config.name or socket.gethostname()[:128]
         self._hello = RelayHello(name=name, boot_id=secrets.token_hex(8), version=__version__)
+        self._watched_gpus = WatchedGpus()
+        self._gpus = _make_gpu_watch(config, name, clock, self._faults) if config.gpus else None
         self._links: dict[str, CollectorLink] = {}
         try:
             for endpoint in endpoints:
@@ -109,6 +114,8 @@ class Relay:
 
     def run(self) -> None:
         """Forward messages until stopped."""
+        if self._gpus is not None:
+            self._gpus.start()
         try:
             while not self._stopping.is_set():
                 self.run_once(self._clock.monotonic_ns() + WAIT_NS_MAX)
@@ -117,6 +124,7 @@ class Relay:
 
     def run_once(self, until_ns: int) -> None:
         """Send due batches, wait for messages until `until_ns` at most, and process them."""
+        self._tell_gpus()
         for link in self._links.values():
             link.send_due()
         times_ns = [until_ns, *(link.prepare_wait() for link in self._links.values())]
@@ -136,6 +144,8 @@ class Relay:
 
     def close(self) -> None:
         """Close every connection. Nothing is lost: the ranks hold what their collector has not acknowledged."""
+        if self._gpus is not None:
+            self._gpus.stop()
         for link in self._links.values():
             link.close()
         self._receiver.close()
@@ -167,6 +177,8 @@ class Relay:
             self._refused[UNEXPECTED] = self._refused.get(UNEXPECTED, 0) + 1
             return
         endpoint = self._clients.find_endpoint(peer, message)
+        if self._gpus is not None:
+            self._watched_gpus.note(peer, message, self._clock.monotonic_ns())
         if endpoint is not None:
             key = received.key if self._has_rank_keys else ""
             self._links[endpoint].add(peer, received.frame, key, urgent=is_urgent(message))
@@ -174,6 +186,13 @@ class Relay:
         self._dropped[NO_HELLO] = self._dropped.get(NO_HELLO, 0) + 1
         if not isinstance(message, ClockPong):
             self._receiver.send_frame(peer, _HELLO_WANTED)
+
+    def _tell_gpus(self) -> None:
+        """Tell one collector, the same at any time, of a reading of the GPUs."""
+        read = None if self._gpus is None else self._gpus.take()
+        if read is not None:
+            endpoint = choose_collector(read.node, tuple(self._links))
+            self._links[endpoint].tell_gpus(self._watched_gpus.name(read, self._clock.monotonic_ns()))
 
     def _forward_answers(self, link: CollectorLink, answers: list[RelayedFrame], *, has_opened: bool) -> None:
         for answer in answers:
@@ -183,3 +202,7 @@ class Relay:
             for peer in self._clients.of(link.endpoint):
                 if not self._receiver.send_frame(peer, _HELLO_WANTED):
                     self._clients.forget(peer)
+
+
+def _make_gpu_watch(config: RelayConfig, node: str, clock: Clock, faults: FaultLog) -> GpuWatch:
+    return GpuWatch(GpuReader(node, GpuHolders(config.gpu_jobs)).read, clock, faults, config.gpu_interval_s)

@@ -11,6 +11,7 @@ from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.held_gpus import HeldGpus
 from rankscope.collector.runs.live_settings import NOTHING_CHANGED, NOTHING_ORDERED, RanksTaken, RunSettings
 from rankscope.collector.runs.nccl_bandwidths import NOT_READ, NcclBandwidths
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
@@ -257,6 +258,8 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notifications: Mapping[str, ChannelCounts] = {}
     metric_pushes: ChannelCounts | None = None
     """Pushes of metrics by OTLP, as the publisher counts them; None where there are none."""
+    gpus: HeldGpus | None = None
+    """Who holds the GPUs of the nodes with a relay; None where no relay tells of any."""
 
 
 NOTHING_COUNTED: Final = CollectorCounts()

@@ -30,6 +30,7 @@ from rankscope.collector.publish.api import (
 )
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.runs import rank_orders
+from rankscope.collector.runs.held_gpus import HeldGpus
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.measure import __version__
 from tests.contract.schema_text import settle
@@ -61,7 +62,7 @@ class Error(msgspec.Struct, frozen=True):
 ANSWERS: Final = (
     RunSummaries, IncidentRunView, StatusView, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
-    machine_views.MachineList, RunReport, RunComparison, Incidents, NodeList, live_snapshot.LiveSnapshot,
+    machine_views.MachineList, RunReport, RunComparison, Incidents, NodeList, HeldGpus, live_snapshot.LiveSnapshot,
     heat_map.HeatMapHead, Error,
     capture_routes.CaptureList, capture_routes.CaptureOptions, Capture,
     setting_routes.SettingOptions, setting_routes.ShownSettings,
@@ -132,6 +133,9 @@ def _paths_of_all() -> Json:
         ),
         f"{routes_api.NODES_PATH}/{{node}}": _operation(
             "showNode", "One node.", _json(NodeRecord), [_in_path("node", "The name that its ranks report.")], 400, 404
+        ),
+        routes_api.GPUS_PATH: _operation(
+            "listHeldGpus", "GPUs that are held and do nothing, on nodes with a relay.", _json(HeldGpus), [], 404
         ),
         compare_route.COMPARE_PATH: _compare(),
         **_paths_of_captures(run),

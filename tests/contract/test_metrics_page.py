@@ -36,7 +36,7 @@ LABELS = {
     "call",
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
     "direction", "kind", "scope", "subject", "state", "page", "port", "interface", "communicator", "channel", "outcome",
-    "stage", "schedule", "layer",
+    "stage", "schedule", "layer", "batch_job",
     "world_size", "restart_count", "run_id", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
     "slurm_job_id", "user", "k8s_namespace", "k8s_pod",
     "exit_code", "signal", "version",

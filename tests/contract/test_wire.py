@@ -15,6 +15,7 @@ import pytest
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
+from rankscope.measure.held_gpus import GpuHolder, HeldGpu, NodeGpus
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.line_samples import (
     GrownContainer,
@@ -418,6 +419,17 @@ STATED: dict[str, Message] = {
     "relayed": Relayed(
         frames=(RelayedFrame(peer=b"0123456789abcdef", frame=encode(Ack(through=5)), age_ns=900, key="k" * 40),),
         counts=RelayCounts(refused={"bad_magic": 1}, dropped={"no_collector": 2}),
+        gpus=NodeGpus(
+            node="n1", gpus_left_out=1, took_ns=3_000, unread="no_driver",
+            gpus=(
+                HeldGpu(
+                    uuid="GPU-0", index=4, model="H100", memory_used_bytes=1 << 36, memory_total_bytes=1 << 37,
+                    utilization_ratio=0.25, holders_left_out=2, held_ns=9, idle_ns=8, run="r", rank=3, step_age_ns=7,
+                    holders=(GpuHolder(pid=77, user="ana", job="812", program="python", memory_bytes=1 << 35),),
+                    absent={"idle_ns": "not_supported"},
+                ),
+            ),
+        ),
     ),
 }  # fmt: skip
 
@@ -608,6 +620,11 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "saves": None, "pipeline": None, "layers": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
+
+
+def test_earlier_relayed_without_gpus_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "relayed_without_gpus.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED["relayed"], gpus=None)
 
 
 def test_earlier_hello_without_left_behind_decodes() -> None:

@@ -12,6 +12,7 @@
     GET /api/v1/runs/RUN/settings            its settings that were changed while it goes on (setting_routes.py)
     GET /api/v1/nodes                        nodes by how often they have held up a run, from the store
     GET /api/v1/nodes/NODE                   one of them; one that no stored run used has zeros
+    GET /api/v1/gpus                         GPUs that are held and do nothing, of the nodes with a relay
     GET /api/v1/openapi.json                 all of it, described for programs
 
 RUN is percent-encoded: the id of a run, or a name, for the latest run of that name. The rest of the API is in routes.py
@@ -45,6 +46,7 @@ from rankscope.collector.valid_answers import encode_valid
 from rankscope.measure.errors import UnavailableError
 
 NODES_PATH: Final = "/api/v1/nodes"
+GPUS_PATH: Final = "/api/v1/gpus"
 OPENAPI_PATH: Final = "/api/v1/openapi.json"
 OPENAPI_FILE: Final = "openapi.json"
 BYTES: Final = "application/octet-stream"
@@ -60,6 +62,7 @@ POINTS_MAX: Final = 5_000
 INTERVALS_SHOWN_MAX: Final = 480
 """Eight hours at an interval of a minute; of 16,384 ranks 8 MB of cells."""
 NUMBER_MAX: Final = 2**31 - 1
+NO_GPUS: Final = "no relay tells of the GPUs of its node; rankscope relay does (docs/idle-gpus.md)"
 NO_STORE: Final = "this collector keeps no history; set `store` to a file to keep it"
 
 
@@ -168,6 +171,9 @@ class Api:
         path, _, query = target.partition("?")
         if path == OPENAPI_PATH:
             return Response(HTTPStatus.OK, JSON, read_openapi())
+        if path == GPUS_PATH:
+            held = self._read_snapshot().counts.gpus
+            return refuse(HTTPStatus.NOT_FOUND, NO_GPUS) if held is None else _as_json(held)
         if path != NODES_PATH and not path.startswith((f"{NODES_PATH}/", f"{RUNS_PATH}/")):
             return None
         try:

@@ -18,7 +18,7 @@ from rankscope.collector.publish.metrics.device_metrics import DEVICES
 from rankscope.collector.publish.metrics.fabric_metrics import FABRIC
 from rankscope.collector.publish.metrics.flop_metrics import RANK_FLOPS, RUN_FLOPS
 from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, Measure, OfPage
-from rankscope.collector.publish.metrics.node_metrics import OVERVIEW, STORED_NODES
+from rankscope.collector.publish.metrics.node_metrics import HELD_GPUS, OVERVIEW, STORED_NODES
 from rankscope.collector.publish.metrics.rank_metrics import RANKS
 from rankscope.collector.publish.metrics.run_metrics import RUNS
 
@@ -34,6 +34,7 @@ CATALOG: Final[tuple[Measure, ...]] = (
     *OVERVIEW,
     *RUN_FLOPS,
     *STORED_NODES,
+    *HELD_GPUS,
     *DEVICES,
     *FABRIC,
     *AGENT,

@@ -125,6 +125,8 @@ RANK: Final = ("run", "rank")
 CAUSE: Final = ("run", "rank", "cause")
 FINDING: Final = ("run", "kind", "scope", "subject", "rank", "node", "cause")
 NODE: Final = ("run", "node")
+OWNER: Final = ("user", "batch_job")
+"""Not `job`: Prometheus has a label of that name for what it scrapes."""
 WORST: Final = ("run", "node", "rank")
 """Labels of the metrics of the worst ranks. Those of metrics of every rank begin with RANK."""
 WORST_RANKS: Final = 10

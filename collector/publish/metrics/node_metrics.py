@@ -5,12 +5,13 @@ The number of series grows with the nodes of a run, not with its ranks; docs/met
 
 import heapq
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from rankscope.collector.publish.metrics.measures import (
     NODE,
     NOT_NEGATIVE,
+    OWNER,
     RATIO,
     RUN,
     WORST,
@@ -23,6 +24,7 @@ from rankscope.collector.publish.metrics.measures import (
 from rankscope.collector.publish.metrics.overview import NodeOverview, Overview, RunOverview
 from rankscope.collector.publish.metrics.rank_columns import Number, to_seconds
 from rankscope.collector.runs import ratios
+from rankscope.collector.runs.held_gpus import HeldGpus, IdleOwner
 from rankscope.collector.runs.snapshot import HeldUpNode, RankSnapshot
 from rankscope.measure.records import DeviceSample, NodeSample, WindowBreakdown
 from rankscope.measure.units import ns_to_s
@@ -32,6 +34,7 @@ _WINDOWS: Final = "agent: last full profiler windows (WindowBreakdown) of all li
 _GPUS: Final = "agent: NVML, on AMD amdsmi (DeviceSample); each GPU once"
 _MACHINE: Final = "agent: /proc (NodeSample), in one rank a node"
 _STORE: Final = "collector: incidents and runs in its store (incidents/nodes.py)"
+_RELAYS: Final = "relay: NVML, /proc (NodeGpus), in one relay a node"
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 
 
@@ -78,6 +81,15 @@ def _of_gpus(combine: Callable[[list[float]], float], value: Callable[[DeviceSam
 def _held_up(read: Callable[[HeldUpNode], float]) -> OfSnapshot:
     """Return the reader of a metric of the first nodes that have held up a run of the store."""
     return OfSnapshot(lambda snapshot: (((node.node,), read(node)) for node in snapshot.counts.nodes_held_up))
+
+
+def _of_held(read: Callable[[HeldGpus], Iterable[Value]]) -> OfSnapshot:
+    """Return the reader of a metric of the GPUs that relays tell of."""
+    return OfSnapshot(lambda snapshot: () if snapshot.counts.gpus is None else read(snapshot.counts.gpus))
+
+
+def _of_idle_owners(read: Callable[[IdleOwner], float]) -> OfSnapshot:
+    return _of_held(lambda held: (((one.user, one.job), read(one)) for one in held.owners))
 
 
 def _worst(read: Callable[[RankSnapshot], Number]) -> OfOverview:
@@ -315,5 +327,35 @@ STORED_NODES: Final[tuple[Measure, ...]] = (
         "Nodes that have held up any run in the store, also those beyond the 64 with metrics of their own.",
         "count", _STORE, NOT_NEGATIVE,
         OfSnapshot(lambda snapshot: [((), snapshot.counts.nodes_held_up_count)]),
+    ),
+)  # fmt: skip
+
+HELD_GPUS: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_gpus", "gauge", "", ("state",),
+        "GPUs of the nodes with a relay, by state: free, watched (of a rank whose reports pass the relay), "
+        "watched_idle (the same, without a step and a kernel for gpu_idle_after_s), in_use (held by somebody else), "
+        "idle (the same, without a kernel for gpu_idle_after_s), unknown (the same, its utilization cannot be read).",
+        "count by state (docs/idle-gpus.md)", _RELAYS, NOT_NEGATIVE,
+        _of_held(lambda held: (((state,), count) for state, count in held.states.items())),
+    ),
+    Measure(
+        "rankscope_idle_gpus", "gauge", "", OWNER,
+        "GPUs in the state idle, by who holds them: the user and the batch job or pod, empty where not known. At most "
+        "64 pairs, those with most GPUs; `(others)` has the rest.",
+        "count by user and job", _RELAYS, NOT_NEGATIVE,
+        _of_idle_owners(lambda one: one.gpus),
+    ),
+    Measure(
+        "rankscope_idle_gpu_longest_seconds", "gauge", "seconds", OWNER,
+        "For how long the longest of these GPUs has been held without a kernel at any reading.",
+        "largest, by user and job", _RELAYS, NOT_NEGATIVE,
+        _of_idle_owners(lambda one: one.longest_s),
+    ),
+    Measure(
+        "rankscope_nodes_gpus_unread", "gauge", "", ("reason",),
+        "Nodes with a relay whose GPUs cannot be read, by reason.",
+        "count by reason", _RELAYS, NOT_NEGATIVE,
+        _of_held(lambda held: (((reason,), count) for reason, count in held.unread.items())),
     ),
 )  # fmt: skip

@@ -81,6 +81,7 @@ def build() -> Dashboard:
         ("Now", _now()),
         ("Runs", _runs()),
         ("Worst offenders", _offenders()),
+        ("Held GPUs", _held_gpus()),
         ("The monitor itself", select_in(_health(), OF_COLLECTOR)),
         ("Agents", _agents()),
         ("Collectors and relays", select_in(_collectors(), OF_COLLECTOR)),
@@ -237,6 +238,46 @@ def _offenders() -> list[Placed]:
             },
             keys=["node"],
             first="least",
+        ),
+    ]
+
+
+def _held_gpus() -> list[Placed]:
+    return [
+        areas(
+            "GPUs by state",
+            "GPUs of nodes with a relay. Idle: somebody holds them, and no kernel ran at any reading for ten minutes; "
+            "watched: of a rank that reports through the relay (docs/idle-gpus.md).",
+            GPUS,
+            Query("sum by (state) (rankscope_gpus)", "{{state}}"),
+            width=HALF,
+        ),
+        listing(
+            "Idle GPUs, by who holds them",
+            f"The {OFFENDERS_SHOWN} users and jobs with most; `rankscope nodes --gpus` has the nodes.",
+            {
+                "user": Column("User"),
+                "batch_job": Column("Job"),
+                "gpus": Column(
+                    "Idle GPUs",
+                    f"topk({OFFENDERS_SHOWN}, sum by (cluster, user, batch_job) (rankscope_idle_gpus))",
+                    GPUS,
+                    decimals=0,
+                ),
+                "longest": Column(
+                    "Longest", "max by (cluster, user, batch_job) (rankscope_idle_gpu_longest_seconds)", SECONDS
+                ),
+            },
+            keys=["user", "batch_job"],
+            first="gpus",
+            width=HALF,
+        ),
+        number(
+            "Nodes not read",
+            "Nodes with a relay whose GPUs cannot be read: no driver, no pynvml.",
+            NUMBER,
+            "sum(rankscope_nodes_gpus_unread) or vector(0)",
+            decimals=0,
         ),
     ]
 
