@@ -211,9 +211,9 @@ class LayerTimers:
 
     def find_next(self, step: int) -> int:
         """Return the first step after this one whose begin must be processed inline, or this one's end."""
-        if self._is_off:
-            return UNKNOWN_STEPS
-        return step + 1 if self._open is not None or self._waiting else self.plan.find_next(step)
+        if self._open is not None or self._waiting:
+            return step + 1
+        return UNKNOWN_STEPS if self._is_off else self.plan.find_next(step)
 
     # -- the training thread ------------------------------------------------------------------------------------------
 
@@ -347,11 +347,10 @@ class LayerTimers:
                     return
                 self._watch_node(step, find_node(arguments, keywords), call, is_end=True)
                 if step.reads_memory and self._cuda is not None:
-                    call.held_bytes = self._read_memory()
+                    call.held_bytes = self._read_memory(step)
                 call.begin = self._mark(step)
         except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
-            step.skip = PART
-            self._guard.record(PART, error)
+            self._give_up(step, error)
         step.cost_ns += self._read_clock_ns() - begin_ns
         self._guard.raise_held()
 
@@ -366,12 +365,11 @@ class LayerTimers:
             if call is not None:
                 call.end = self._mark(step)
                 if call.held_bytes is not None:
-                    call.held_bytes = max(0, self._read_memory() - call.held_bytes)
+                    call.held_bytes = max(0, self._read_memory(step) - call.held_bytes)
                 self._watch_node(step, find_node((output,), {}), call, is_end=False)
                 step.calls.setdefault(place, []).append(call)
         except BaseException as error:  # noqa: BLE001 - as above
-            step.skip = PART
-            self._guard.record(PART, error)
+            self._give_up(step, error)
         step.cost_ns += self._read_clock_ns() - begin_ns
         self._guard.raise_held()
 
@@ -397,11 +395,16 @@ class LayerTimers:
                 elif call.backward_begin is None:
                     call.backward_begin = self._mark(step, call.late)
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach autograd
-                step.skip = PART
-                self._guard.record(PART, error)
+                self._give_up(step, error)
             step.cost_ns += self._read_clock_ns() - begin_ns
 
         step.handles.append(node.register_prehook(on_gradient))
+
+    def _give_up(self, step: _Step, error: BaseException) -> None:
+        """Drop this step, and time no more unless the error is one of the script's."""
+        step.skip = PART
+        self._guard.record(PART, error)
+        self._is_off |= bool(self._guard.errors.get(PART))
 
     def _find_obstacle(self, step: _Step) -> str | None:
         if self._cuda is None:
@@ -430,8 +433,8 @@ class LayerTimers:
             step.last = event
         return event
 
-    def _read_memory(self) -> int:
-        stats = self._cuda.memory_stats_as_nested_dict()
+    def _read_memory(self, step: _Step) -> int:
+        stats = self._cuda.memory_stats_as_nested_dict(step.stream.device_index)
         return int(stats["allocated_bytes"]["all"]["current"])
 
     # -- after it -----------------------------------------------------------------------------------------------------

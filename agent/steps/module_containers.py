@@ -1,7 +1,7 @@
 """Find torch's containers of modules that may be the repeated blocks of a model, without a call of the script's code.
 
-Python's garbage collector knows all but what `gc.freeze` hides. The interpreter's lock is held meanwhile, 25 ns an
-object; no list of all is there while training goes on, which would keep tensors (`captures/held_objects.py`).
+Python's garbage collector knows all but what `gc.freeze` hides. The interpreter's lock is held meanwhile: 28 ms for
+176,000 objects. No list of all is there while training goes on: it would keep tensors (`captures/held_objects.py`).
 """
 
 import gc

@@ -5,7 +5,7 @@ import pytest
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, run_forked
 
-BACKWARD_NS = 6_000_000
+BACKWARD_NS, BLOCK_NS = 6_000_000, 1_000_000
 WARMUP_STEPS = 4
 
 
@@ -37,7 +37,7 @@ def test_steps_from_the_warm_up_on_are_timed_on_the_device(life: Life) -> None:
 
 
 def test_no_step_is_lost_or_out_of_order_because_some_wait_for_the_device(life: Life) -> None:
-    assert [record.step for record in life.steps] == list(range(60))
+    assert [record.step for record in life.steps] == list(range(120))
 
 
 def test_totals_count_what_the_steps_say(life: Life) -> None:
@@ -51,6 +51,18 @@ def test_totals_count_what_the_steps_say(life: Life) -> None:
 def test_no_timing_failed_and_no_part_of_the_agent_did(life: Life) -> None:
     assert life.losses.errors == {}
     assert set(life.losses.device_timings_skipped) <= {"not_ready"}  # the last step's, at most
+
+
+def test_blocks_are_timed_on_the_device_with_what_they_keep(life: Life) -> None:
+    found = [report.layers for report in life.reports if report.layers is not None]
+    assert found
+    assert (found[-1].kind, found[-1].absent, found[-1].calls) == ("Block", "", 1)
+    forward, backward, low, high, held = found[-1].columns
+    # What the stream needs for it, and the gap where the host is late with the next.
+    assert all(one is not None and BLOCK_NS / 2 <= one < 3 * BLOCK_NS for one in forward)
+    assert all(one is not None and BLOCK_NS <= one < 4 * BLOCK_NS for one in backward)
+    assert all(least <= most for least, most in zip(low, high, strict=True) if least is not None and most is not None)
+    assert held == tuple(1024 * (number + 1) for number in range(6))
 
 
 def test_allocator_of_the_device_is_in_the_reports(life: Life) -> None:

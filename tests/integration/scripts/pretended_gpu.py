@@ -1,6 +1,7 @@
 """Trains on a GPU that is not there: torch's CUDA is the stand-in of the tests, on the real clock, before the agent is
-started. The device is slow: it takes 6 ms for a backward that the host has enqueued in no time, and the host waits for
-it at the end of the step, as `loss.item()` does.
+started. The device is slow: it takes 6 ms for a backward that the host has enqueued in no time, 1 ms for each of six
+blocks and half of that for their forwards, and the host waits for it at the end of the step, as `loss.item()` does. The
+forward of block n leaves n + 1 KiB allocated, which its backward frees.
 """
 
 import time
@@ -14,8 +15,8 @@ import rankscope
 from tests.cuda_stand_in import StandInCuda
 from tests.cuda_stand_in.allocator import StandInAllocator
 
-BACKWARD_NS = 6_000_000
-STEPS = 60
+BLOCKS, BLOCK_NS = 6, 1_000_000
+STEPS = 120
 
 
 class LiveCuda(StandInCuda):
@@ -51,9 +52,42 @@ for name in (
 for name in ("get_allocator_backend", "memory_stats_as_nested_dict"):
     setattr(real.cuda, name, getattr(allocator, name))
 
+
+class DeviceWork(torch.autograd.Function):
+    """The work of a block, in the stream."""
+
+    @staticmethod
+    def forward(ctx: Any, features: torch.Tensor, number: int) -> torch.Tensor:
+        """Half of it."""
+        ctx.number = number
+        pretended.work(BLOCK_NS // 2)
+        allocator.stats["allocated_bytes"]["all"]["current"] += 1024 * (number + 1)
+        return features.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """All of it."""
+        pretended.work(BLOCK_NS)
+        allocator.stats["allocated_bytes"]["all"]["current"] -= 1024 * (ctx.number + 1)
+        return gradients[0], None
+
+
+class Block(torch.nn.Module):
+    """One of the blocks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.linear = number, torch.nn.Linear(16, 16)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Work."""
+        worked: torch.Tensor = DeviceWork.apply(features, self.number)  # type: ignore[no-untyped-call]
+        moved: torch.Tensor = self.linear(worked)
+        return moved
+
+
 assert rankscope.start()
-model = torch.nn.Linear(16, 16)
-model.weight.register_hook(lambda _gradient: pretended.work(BACKWARD_NS))
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Sequential(*map(Block, range(BLOCKS))))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for (batch,) in DataLoader(TensorDataset(torch.randn(2 * STEPS, 16)), batch_size=2):
     model(batch).sum().backward()

@@ -382,7 +382,8 @@ class Cuda(StandInCuda):
 
     clock: Clock
 
-    def memory_stats_as_nested_dict(self) -> dict[str, Any]:
+    def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
+        assert device == self.stream.device_index
         return {"allocated_bytes": {"all": {"current": self.clock.held_bytes}}}
 
 
@@ -488,3 +489,19 @@ def test_error_of_the_device_ends_it_and_not_the_training() -> None:
     assert hooks_of(training.model) == 0
     training.step()
     assert training.timers.find_next(3) > 1 << 60
+
+
+def test_error_in_a_hook_ends_it_and_leaves_the_training_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    training = Training(Model(clock), clock)
+    training.step()
+
+    def fail(*_arguments: Any) -> None:
+        raise ValueError("torch is another one")
+
+    monkeypatch.setattr(training.timers, "_mark", fail)
+    training.step()
+    assert training.guard.errors == {"layer_times": 1}
+    training.step()
+    assert training.timers.find_next(training.step_number) > 1 << 60
+    assert hooks_of(training.model) == 0
