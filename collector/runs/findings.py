@@ -1,4 +1,13 @@
-"""Keep the findings of one run: opened, updated, merged, charged, closed. Pure."""
+"""Keep the findings of one run: opened, updated, merged, charged, closed. Pure.
+
+A detector keeps nothing: in each pass it says what it finds now. To show that as it is would be simple. But a rank that
+is slow for half a minute at a time would be new each time, with another begin and cost, and an alert that waits a
+minute would never fire. So a candidate goes on with the open finding about the same (`match_open`); one that is not
+found again is closed only once its detector says that it has passed; and each step is charged once.
+
+Example: rank 3 is slow for 30 s every two minutes. Its first finding passes, and is closed. Found again within
+RECURS_NS it has the begin of the first; when that passes it is paused, and closed after RECURS_NS without slowness.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.traces.column_table import ColumnTable, Numbers, Texts, number_column, text_column
-from rankscope.collector.traces.memory_stretch import Stretch, find_bounds, is_inside
+from rankscope.collector.traces.memory_stretch import MemoryStretch, find_bounds, is_inside
 from rankscope.collector.traces.memory_timeline import has_addresses
 from rankscope.collector.traces.modules import find_module_names
 from rankscope.collector.traces.report import AllocationRow
@@ -33,7 +33,7 @@ class _Lives(NamedTuple):
         return _Lives(*(column[rows] for column in self))
 
 
-def list_allocations(view: RankView, stretch: Stretch | None = None) -> ColumnTable[AllocationRow]:
+def list_allocations(view: RankView, stretch: MemoryStretch | None = None) -> ColumnTable[AllocationRow]:
     """Return the allocations, the largest first; with a stretch those that were made or freed in it. Allocators whose
     events have no addresses are left out. The trace was read with the links of autograd. Raises TraceError for modules
     that are nested too deep.
@@ -92,7 +92,7 @@ def _pair(view: RankView, mine: Ints, device: int | None) -> _Lives:
     )
 
 
-def _touches(view: RankView, lives: _Lives, stretch: Stretch) -> Bools:
+def _touches(view: RankView, lives: _Lives, stretch: MemoryStretch) -> Bools:
     """Return which were made or freed in the stretch; none where it is not in the trace."""
     bounds = find_bounds(view, stretch) or (0, 0)
     inside = np.append(is_inside(view.trace.memory.time_ns, bounds), False)  # NONE, -1, is the last place

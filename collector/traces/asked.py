@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rankscope.collector.traces.kernel_groups import KernelGroup, Patterns, compile_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_MAX
-from rankscope.collector.traces.memory_stretch import Stretch
+from rankscope.collector.traces.memory_stretch import MemoryStretch
 from rankscope.collector.traces.operator_groups import GroupsAsked
 from rankscope.measure.device_peaks import PeakOverride
 from rankscope.measure.errors import SettingError
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
     launches: bool = False
     arguments: bool = False
     allocations: bool = False
-    memory_between: Stretch | None = None
+    memory_between: MemoryStretch | None = None
     events: bool = False
     shorten: Mapping[str, float] | None = None
     calls: bool = False

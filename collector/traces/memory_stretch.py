@@ -17,7 +17,7 @@ _STEPS = re.compile(r"(\d{1,18})?:(\d{1,18})?")
 _TIMES = re.compile(r"(?:(\d{1,9}(?:\.\d*)?)ms)?:(?:(\d{1,9}(?:\.\d*)?)ms)?")
 
 
-class Stretch(NamedTuple):
+class MemoryStretch(NamedTuple):
     """Steps from the first up to, not including, the end, or ns from the trace's first event. None: an open end."""
 
     first: int | None
@@ -25,11 +25,11 @@ class Stretch(NamedTuple):
     is_steps: bool
 
 
-def parse_stretch(text: str | None) -> Stretch | None:
+def parse_stretch(text: str | None) -> MemoryStretch | None:
     """Return the stretch of `3:5` (steps) or `120ms:450ms`; None for None. Raises SettingError.
 
     >>> parse_stretch("3:"), parse_stretch("1.5ms:2ms")
-    (Stretch(first=3, end=None, is_steps=True), Stretch(first=1500000, end=2000000, is_steps=False))
+    (MemoryStretch(first=3, end=None, is_steps=True), MemoryStretch(first=1500000, end=2000000, is_steps=False))
     """
     if text is None:
         return None
@@ -45,10 +45,10 @@ def parse_stretch(text: str | None) -> Stretch | None:
         )
     if first is not None and end is not None and first >= end:
         raise SettingError(f"--memory-between is {text!r}; the end must come after the start, and is not included")
-    return Stretch(first, end, is_steps=steps is not None)
+    return MemoryStretch(first, end, is_steps=steps is not None)
 
 
-def find_bounds(view: RankView, stretch: Stretch) -> tuple[int, int] | None:
+def find_bounds(view: RankView, stretch: MemoryStretch) -> tuple[int, int] | None:
     """Return the start and the end, which is not in it, of the stretch by the trace's clock, as far as it is in the
     trace; None where it is not.
     """
@@ -68,7 +68,7 @@ def is_inside(times_ns: Ints, bounds: tuple[int, int]) -> Bools:
     return (times_ns >= bounds[0]) & (times_ns < bounds[1])
 
 
-def sum_stretch(view: RankView, stretch: Stretch) -> tuple[list[MemoryStretchRow], list[MemoryStretchOperator]]:
+def sum_stretch(view: RankView, stretch: MemoryStretch) -> tuple[list[MemoryStretchRow], list[MemoryStretchOperator]]:
     """Return the memory of each allocator in the stretch, the CPU's first, and by operator. Empty where the stretch is
     not in the trace.
     """

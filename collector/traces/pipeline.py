@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import PipelineReport, PipelineStage, TraceFinding
+from rankscope.collector.traces.report import PipelineReport, TracedStage, TraceFinding
 from rankscope.collector.traces.stragglers import CAUSE_TEXTS, STEPS_SHARE_MIN, find_cause
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
@@ -242,7 +242,7 @@ def compare_stages(
         phases = [one.phases_ns for one in found if one.phases_ns is not None]
         longest = sum(mine >= max(at) for mine, at in zip(work_ns[stage], zip(*work_ns, strict=True), strict=True))
         stages.append(
-            PipelineStage(
+            TracedStage(
                 stage=stage,
                 ranks=list(ranks),
                 work_ns=round(mean(work_ns[stage])),

@@ -971,7 +971,7 @@ class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
     is_within_noise: bool = False
 
 
-class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
+class TracedStage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a pipeline, its ranks one of each replica; times are those of a step on one rank, in the mean.
     `work_ns`: the step without waits, on the fastest replica; `bubble_ns`: waits for messages and for other stages
     that computing does not hide, before the first backward message of a step (`warm_up_ns`), after the last forward
@@ -1030,7 +1030,7 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     counterpart in these traces, or without the rank of it. `is_interleaved`: the last stage sends to the first.
     """
 
-    stages: list[PipelineStage]
+    stages: list[TracedStage]
     step_count: int
     message_count: int
     unpaired_count: int

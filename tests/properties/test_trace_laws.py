@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.traces.asked import Asked
-from rankscope.collector.traces.memory_stretch import Stretch
+from rankscope.collector.traces.memory_stretch import MemoryStretch
 from rankscope.collector.traces.operator_groups import GroupsAsked
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import RankReport
@@ -195,7 +195,7 @@ def recorded(draw: st.DrawFn) -> list[Event]:
 def to_report(events: Sequence[Event]) -> RankReport:
     asked = Asked(
         operator_groups=GroupsAsked(nests=True), launches=True, arguments=True, allocations=True, events=True,
-        memory_between=Stretch(0, None, is_steps=False),
+        memory_between=MemoryStretch(0, None, is_steps=False),
     )  # fmt: skip
     return reduce_trace(read_events(*events), "trace.json", asked=asked).report
 
