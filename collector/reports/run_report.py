@@ -1,6 +1,6 @@
 """Build the report of a run from the store: one object, rendered as text, JSON or a page."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -64,6 +64,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     `injected_faults` as in RunSnapshot. `origin` says whose run it was. `checkpoints` are those that its ranks have
     marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt. `settings` are
     those that were changed while it went on. `pipeline` has the stages that its ranks announced, None while it goes on.
+    `not_judged` says by kind of finding why there was no verdict about it at the end, empty while it goes on.
     """
 
     run: str
@@ -98,6 +99,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     energy: RunEnergy = RunEnergy()
     settings: RunSettings = NOTHING_CHANGED
     pipeline: PipelineTimes | None = None
+    not_judged: Mapping[str, str] = {}
 
 
 def read_report(address: StoreAddress, run: str) -> RunReport:
@@ -148,6 +150,7 @@ def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunRe
         checkpoints=saved.checkpoints,
         settings=saved.settings,
         pipeline=saved.pipeline,
+        not_judged=saved.not_judged,
         compilations=saved.compilations,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
