@@ -85,8 +85,10 @@ def _detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
         if isinstance(found, Abstain):
             results.append(DetectorResult(detector.kinds, abstained=found.reason))
             continue
-        found = [one._replace(finding=_add_run(one.finding, view)) for one in found]
-        updated = {id(_update(held, candidate)) for candidate in found}
+        unjudged_kinds = {one.kind: one.reason for one in found if isinstance(one, Abstain)}
+        candidates = [one for one in found if not isinstance(one, Abstain)]
+        candidates = [one._replace(finding=_add_run(one.finding, view)) for one in candidates]
+        updated = {id(_update(held, candidate)) for candidate in candidates}
         known = [one.finding for one in held]
         judged = [
             (one, detector.has_passed(view, one.finding, known))
@@ -97,7 +99,9 @@ def _detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
         unjudged = tuple((one.finding.number, why.reason) for one, why in judged if isinstance(why, Abstain))
         gone = {id(one) for one, answer in judged if answer}
         held = [one for one in held if id(one) not in gone]
-        results.append(DetectorResult(detector.kinds, tuple(found), passed, unjudged=unjudged))
+        kinds = detector.kinds - unjudged_kinds.keys()
+        results.append(DetectorResult(kinds, tuple(candidates), passed, unjudged=unjudged))
+        results += [DetectorResult(frozenset({kind}), abstained=why) for kind, why in unjudged_kinds.items()]
     return Detected(view, tuple(results))
 
 

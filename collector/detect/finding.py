@@ -313,9 +313,10 @@ def match_open(held: Sequence[Held], found: Finding) -> tuple[Held | None, list[
 
 
 class Abstain(msgspec.Struct, frozen=True):
-    """No verdict, with the reason."""
+    """No verdict, with the reason: about findings of one `kind`, or (empty) of all kinds of the detector."""
 
     reason: str
+    kind: str = ""
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -286,9 +286,9 @@ class Detector(Protocol):
     def kinds(self) -> frozenset[str]:
         """Return the kinds of finding that it gives."""
 
-    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Return what passes every test now. `explained`: what earlier detectors of this pass found, and open
-        findings.
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate | Abstain] | Abstain:
+        """Return what passes every test now, and why single kinds cannot be judged. `explained`: what earlier detectors
+        of this pass found, and open findings.
         """
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool | Abstain:

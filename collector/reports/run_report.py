@@ -1,6 +1,6 @@
 """Build the report of a run from the store: one object, rendered as text, JSON or a page."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -65,7 +65,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     `injected_faults` as in RunSnapshot. `origin` says whose run it was. `checkpoints` are those that its ranks have
     marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt. `settings` are
     those that were changed while it went on. `pipeline` has the stages that its ranks announced, and `layers` their
-    models' repeated blocks; both are None while it goes on.
+    models' repeated blocks; both are None while it goes on. `not_judged` says by kind of finding why there was no
+    verdict about it at the end, empty while it goes on.
     """
 
     run: str
@@ -101,6 +102,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     settings: RunSettings = NOTHING_CHANGED
     pipeline: PipelineTimes | None = None
     layers: RunLayers | None = None
+    not_judged: Mapping[str, str] = {}
 
 
 def read_report(address: StoreAddress, run: str) -> RunReport:
@@ -152,6 +154,7 @@ def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunRe
         settings=saved.settings,
         pipeline=saved.pipeline,
         layers=saved.layers,
+        not_judged=saved.not_judged,
         compilations=saved.compilations,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),

@@ -66,6 +66,7 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
     return [
         _facts(report),
         _findings(report, top),
+        *([_not_judged(report, top)] if report.not_judged else []),
         _lines(report, top),
         _incidents(report, top),
         _worst_ranks(report, top),
@@ -139,6 +140,16 @@ def _findings(report: RunReport, top: int) -> Section:
         for one in found
     ]  # fmt: skip
     return section.of(rows, top)
+
+
+def _not_judged(report: RunReport, top: int) -> Section:
+    """Return what was not judged, folded on a page."""
+    kinds = f"{len(report.not_judged)} kind{'' if len(report.not_judged) == 1 else 's'}"
+    section = Section(
+        "not_judged", "Not judged", "Kinds of finding that could not be judged at the end of the run, with the reason.",
+        columns_of("<kind, <reason"), "None.", is_prose=True, folded_as=f"{kinds} of finding not judged, and why",
+    )  # fmt: skip
+    return section.of([(text_cell(kind), text_cell(why)) for kind, why in sorted(report.not_judged.items())], top)
 
 
 def _lines(report: RunReport, top: int) -> Section:

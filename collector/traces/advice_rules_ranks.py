@@ -277,6 +277,7 @@ def judge_bubble(_reports: Sequence[RankReport], across: CrossRank | None) -> Ad
 
 # -- load_imbalance ---------------------------------------------------------------------------------------------------
 
+_LOAD_IMBALANCE = "load_imbalance"
 IMBALANCE_MIN = 0.15
 """The longest compute time over the mean, less 1; up to 13 % between healthy ranks on busy cores."""
 IMBALANCE_COST_RATIO_MIN = 0.05
@@ -284,20 +285,34 @@ IMBALANCE_COST_RATIO_MIN = 0.05
 
 
 def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
-    """Judge whether ranks of the same program have unequal compute times, without a straggler among them."""
-    key = "load_imbalance"
-    compared = _find_comparison(key, reports, across)
+    """Judge whether ranks of the same program have unequal compute times, without a straggler among them. Ranks whose
+    messages cannot be matched may be stages with other work: they are judged where they run as many kernels.
+    """
+    compared = _find_comparison(_LOAD_IMBALANCE, reports, across)
     if isinstance(compared, Abstention):
-        return compared
+        is_unmatched = across is not None and across.pipeline_refused is not None and across.refused is None
+        return _judge_computing(reports, else_=compared) if is_unmatched else compared
     if compared.pipeline is not None or len({_signature(report) for report in reports}) > 1:
         return Abstention(
-            key=key, reason="the ranks do not run the same collectives: their work is not meant to be equal"
+            key=_LOAD_IMBALANCE, reason="the ranks do not run the same collectives: their work is not meant to be equal"
         )
     more_work = [finding for finding in compared.findings if finding.kind == IMBALANCE]
     if more_work or any(finding.kind == STRAGGLER for finding in compared.findings):
         return _advise_on_more_work(more_work, compared.standings) if more_work else None
+    return _judge_computing(reports)
+
+
+def _judge_computing(reports: Sequence[RankReport], else_: Abstention | None = None) -> Advice | Abstention | None:
+    """Judge the compute times of the steps that all ranks have. `else_`: what is returned unless all ranks run about as
+    many kernels.
+    """
     steps = [{step.step: step.on_device or step for step in report.steps if step.is_judged} for report in reports]
     common = sorted(set.intersection(*map(set, steps)))
+    counts: list[float] = [sum(mine[number].kernel_count for number in common) for mine in steps]
+    if else_ is not None:
+        counts = [len(common) * _count_computing(report) for report in reports] if common else []
+        if not _are_about_equal(counts):
+            return else_
     computed = [[mine[number].compute_ns for number in common] for mine in steps]
     average_ns = [mean(at) for at in zip(*computed, strict=True)]
     most = max(range(len(reports)), key=lambda place: sum(computed[place]))
@@ -309,13 +324,23 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
     noise_ns = find_noise(excess_ns)
     if noise_ns is not None and mean(excess_ns) <= noise_ns:
         return Abstention(
-            key=key,
+            key=_LOAD_IMBALANCE,
             reason=f"rank {reports[most].rank} computed {percent(more_ns / whole_ns)} longer than the ranks do on "
             "average, but its steps differ by as much: record more of them",
         )
-    counts = [sum(mine[number].kernel_count for number in common) for mine in steps]
     advice = _advise_on_balance(reports[most], counts[most], mean(counts), more_ns / whole_ns, more_ns / window_ns)
     return advice if noise_ns is not None else _add_doubt(advice, len(common))
+
+
+def _count_computing(report: RankReport) -> float:
+    """Return the kernels of a step that do not communicate; on a CPU the operators."""
+    if not report.devices:
+        return mean(step.kernel_count for step in report.steps)
+    return sum(row.count for row in report.kernels if not row.is_communication) / len(report.steps)
+
+
+def _are_about_equal(counts: Sequence[float]) -> bool:
+    return 0 < max(counts, default=0) < MORE_WORK_MIN * min(counts)
 
 
 _EVEN_OUT = (
@@ -328,7 +353,7 @@ def _advise_on_more_work(found: Sequence[TraceFinding], standings: Sequence[Rank
     """Return the advice on ranks that are behind the others by their work."""
     worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
     return Advice(
-        key="load_imbalance",
+        key=_LOAD_IMBALANCE,
         severity="warning",
         ranks=sorted(finding.rank for finding in found),
         sentence=" ".join(finding.sentence for finding in found),
@@ -337,10 +362,10 @@ def _advise_on_more_work(found: Sequence[TraceFinding], standings: Sequence[Rank
     )
 
 
-def _advise_on_balance(report: RankReport, count: int, usual: float, imbalance: float, cost: float) -> Advice:
+def _advise_on_balance(report: RankReport, count: float, usual: float, imbalance: float, cost: float) -> Advice:
     """Return the advice on a rank with so many kernels (on a CPU: operators) in its steps, `usual` in the mean."""
     return Advice(
-        key="load_imbalance",
+        key=_LOAD_IMBALANCE,
         severity="warning",
         ranks=ranks_of(report),
         sentence=(

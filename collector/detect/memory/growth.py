@@ -82,6 +82,8 @@ class MemoryGrowth:
 
     def find(self, view: RunView, _explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return at most one finding, about all ranks whose machines run out of memory by their growth."""
+        if not view.samples.memory_levels:
+            return Abstain("how much memory the processes hold is not known")
         growths = find_growths(view, 1.0)
         if not growths:
             return []

@@ -38,6 +38,11 @@ class _Models(NamedTuple):
     view: RunView
 
 
+NOT_COMPARED: Final = (
+    f"no two models of GPU have {RANKS_MIN} ranks each that do the same work, with own times known in enough steps"
+)
+
+
 class DeviceModels:
     """The detector of models of GPU that are slower than another one in the same run."""
 
@@ -51,8 +56,10 @@ class DeviceModels:
         if not view.peer_groups.models:
             return Abstain("no two models of GPU are known in this run")
         found: list[tuple[SlowRank, _Models]] = []
-        for models in _find_models(view):
-            verdict = find_stragglers(models.view, self._thresholds)
+        verdicts = [(models, find_stragglers(models.view, self._thresholds)) for models in _find_models(view)]
+        if all(isinstance(verdict, Abstain) for _, verdict in verdicts):
+            return Abstain(NOT_COMPARED)
+        for models, verdict in verdicts:
             found += [] if isinstance(verdict, Abstain) else [(slow, models) for slow in verdict]
         if not found:
             return []

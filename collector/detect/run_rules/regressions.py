@@ -187,7 +187,7 @@ class RunSlowdown:
         known = next((finding for finding in explained if finding.kind == RUN), None)
         change = self._find_change(view, steps_ns, known)
         if change is None:
-            return []
+            return [] if known is not None else self._find_why_not(steps_ns) or []
         unsure_ns = find_unsure_ns(view, others, change.since_step) if known is None else 0.0
         if change.added_ns - unsure_ns < (self._thresholds.slowdown_ratio_min - 1) * change.before_ns:
             return []
@@ -214,6 +214,15 @@ class RunSlowdown:
         )
         is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
         return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
+
+    def _find_why_not(self, steps_ns: Floats) -> Abstain | None:
+        """Return why a run that has only just begun cannot be compared with its past."""
+        known, needed = int(np.count_nonzero(~np.isnan(steps_ns))), PAST_STEPS_MIN + self._thresholds.steps_min
+        return (
+            Abstain(f"{known} of the {needed} steps that a comparison with the run's own past takes")
+            if known < needed
+            else None
+        )
 
     def _find_change(self, view: RunView, steps_ns: Floats, known: Finding | None) -> LevelChange | None:
         """Return how what remains of the steps has become longer, beyond what more tokens explain. Where batches have

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain, Finding
-from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
+from rankscope.collector.detect.run_rules.signals import FIRST_STEPS, RunSignals, read_signals
 from rankscope.collector.detect.run_rules.thresholds import (
     CRITICAL_RATIO,
     DATA_RATIO_MIN,
@@ -57,8 +57,6 @@ EXPLAINS: Final = 0.5
 LONG_RATIO: Final = 0.25
 """Time beyond the median, over it, from which a step is taken for one with a pause."""
 PAUSES_MIN, PAUSES_SURE = 3, 8
-FIRST_STEPS: Final = 3
-"""The first steps of a run, whose first batches wait for the loader's start, are nobody's."""
 GAPS_MAX: Final = 5.0
 """Usual gaps between long steps after which there were no pauses."""
 INTERVALS_RATIO_MIN: Final = 0.5
@@ -79,8 +77,12 @@ class Judged(NamedTuple):
     variant: str = ""
 
 
+NO_GPUS: Final = "the run has no GPUs"
 NO_WINDOWS: Final = "no GPU has enough profiler windows yet"
 NO_TRANSFERS: Final = "how long the data movement takes is not known"
+EARLY_EASE: Final = 2.0
+"""Times the threshold from which waits for loaders are told of a run that is too young for all else: workers that start
+make the first batches late."""
 
 Verdict = Judged | Abstain | None
 """None: judged, and nothing found."""
@@ -96,6 +98,11 @@ def _idle_during(wait: float, ratio_min: float, signals: RunSignals, unknown: st
         return Abstain(signals.absent or unknown)
     ratio = wait if signals.idle is None else min(wait, signals.idle)
     return None if ratio < ratio_min else ratio
+
+
+def _abstain(signals: RunSignals, reason: str) -> Abstain:
+    """Return why what only GPUs show is not known."""
+    return Abstain(signals.absent or (reason if signals.has_gpus else NO_GPUS))
 
 
 def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
@@ -118,7 +125,7 @@ def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the GPUs wait for their hosts, and not for data or for each other."""
     if signals.idle is None:
-        return Abstain(signals.absent or NO_WINDOWS)
+        return _abstain(signals, NO_WINDOWS)
     data, moving = min(signals.data or 0.0, signals.idle), signals.moving or 0.0
     if signals.idle - data < ease * IDLE_RATIO_MIN or moving >= EXPOSED_RATIO_MIN / ease:
         return None
@@ -176,7 +183,7 @@ def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_utilization(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the GPUs are idle much of the time, and no other rule explains it."""
     if signals.idle is None:
-        return Abstain(signals.absent or NO_WINDOWS)
+        return _abstain(signals, NO_WINDOWS)
     explained = any(isinstance(judge(signals), Judged) for judge in (judge_data, judge_core_wait, judge_host))
     if signals.idle < ease * IDLE_RATIO_MIN or explained:
         return None
@@ -201,7 +208,7 @@ def judge_utilization(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether exposed communication takes much of the time."""
     if signals.moving is None:
-        return Abstain(signals.absent or NO_TRANSFERS)
+        return _abstain(signals, NO_TRANSFERS)
     if signals.moving < ease * EXPOSED_RATIO_MIN:
         return None
     return Judged(
@@ -215,7 +222,7 @@ def judge_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether communication and compute alternate although they could overlap."""
     if signals.hideable is None or signals.overlap is None:
-        return Abstain(signals.absent or NO_TRANSFERS)
+        return _abstain(signals, NO_TRANSFERS)
     if signals.overlap >= OVERLAP_RATIO_MAX / ease or signals.hideable < ease * HIDEABLE_RATIO_MIN:
         return None
     return Judged(
@@ -251,7 +258,7 @@ def judge_garbage(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_memory(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether torch's allocators have too little memory, or keep too little of it."""
     if signals.retrying is None or signals.churning is None:
-        return Abstain("no allocator was sampled often enough")
+        return Abstain("no allocator was sampled often enough" if signals.has_gpus else NO_GPUS)
     least = ease * INTERVALS_RATIO_MIN
     if signals.retrying >= least:
         what = "GPU memory full again and again"
@@ -368,16 +375,18 @@ class RunRules:
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
-    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Return what holds now, unless known findings explain it."""
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate | Abstain] | Abstain:
+        """Return what holds now, unless known findings explain it, and which rules cannot judge."""
         signals = read_signals(view, self._steps)
         if isinstance(signals, Abstain):
             return signals
         known = {finding.kind: finding for finding in explained}
-        found = []
+        found: list[Candidate | Abstain] = []
         for kind, rule in RULES.items():
-            judged = rule.judge(signals, 1.0)
-            if isinstance(judged, Judged) and (kind in known or not _is_explained(rule, explained)):
+            judged = _judge(kind, rule, signals)
+            if isinstance(judged, Abstain):
+                found.append(Abstain(judged.reason, kind))
+            elif judged is not None and (kind in known or not _is_explained(rule, explained)):
                 finding = _describe(kind, judged, signals, known.get(kind))
                 priced = rule.price(finding, view, judged.ratio, known.get(kind)) if rule.price else Candidate(finding)
                 found.append(priced)
@@ -392,6 +401,14 @@ class RunRules:
         if isinstance(judged, Abstain) and signals.absent is not None and finding.kind in OF_WINDOWS_ONLY:
             return Abstain(signals.absent)
         return judged is None
+
+
+def _judge(kind: str, rule: Rule, signals: RunSignals) -> Verdict:
+    """Return what a rule says. Of a young run only that it waits for loaders is known: not that it does not."""
+    if not signals.too_few:
+        return rule.judge(signals, 1.0)
+    judged = rule.judge(signals, EARLY_EASE) if kind == "data_bound" else None
+    return judged or Abstain(signals.too_few)
 
 
 def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:

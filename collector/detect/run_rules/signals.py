@@ -8,7 +8,8 @@ GPUs that have ended, or are old, do not count. The steps of a window take longe
 slows the host: the difference is subtracted from the idle time. Communication counts only as data movement: per step at
 most the exposed transfer of the rank's groups, which excludes waits for other ranks.
 
-The first `steps` steps (start-up, compilation, the first batches) do not count.
+The first `steps` steps (start-up, compilation, the first batches) do not count. The phase of the data is exact in every
+step, and only the first batches wait for the start of a loader: of a young run it is known from FIRST_STEPS more on.
 """
 
 import itertools
@@ -40,6 +41,8 @@ INTERVALS_READ: Final = 8
 """Intervals between samples of the allocator, which come every few seconds: eight are about a minute."""
 
 
+FIRST_STEPS: Final = 3
+"""The first steps of a run, whose first batches wait for the loader's start, are nobody's."""
 FIRST_PASSES: Final = 3
 """A run with fewer steps than this many times those that are judged has hardly been judged before."""
 
@@ -60,6 +63,7 @@ class RunSignals(NamedTuple):
     the run has one only. `has_gpus`: whether any rank has one.
     `pausing` are the pauses of Python's garbage collector in all ranks together over the time, so it may be more than
     1, and `beyond` the share of the steps' time that is beyond steps of the median.
+    `too_few`: why nothing but `data` counts yet, empty where all does.
     `synchronizing` is the part of `idle` around calls in which the host waits for its GPU, at most, and
     `synchronizes_in` the calls with most of it, as text that ends a sentence, empty if there are none.
     """
@@ -86,14 +90,19 @@ class RunSignals(NamedTuple):
     has_gpus: bool = True
     pausing: float | None = None
     beyond: float = 0.0
+    too_few: str = ""
 
 
 def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
-    """Compute the signals of a run over its last steps; abstain when it has made fewer than twice `steps`."""
+    """Compute the signals of a run over its last steps; abstain when it has made no more than `steps` after its first
+    ones. Before twice `steps` they have `too_few`.
+    """
     series = view.series
     made = int(series.steps[-1]) + 1 if len(series.steps) else 0
-    if made < 2 * steps or len(series.steps) < steps:
-        return Abstain(f"{made} steps are known, {2 * steps} are needed to judge the run as a whole")
+    are_few = made < 2 * steps or len(series.steps) < steps
+    too_few = f"{made} steps are known, {2 * steps} are needed to judge the run as a whole" if are_few else ""
+    if made < FIRST_STEPS + steps or len(series.steps) < steps:
+        return Abstain(too_few)
     # An odd stride reaches all places of a node; an even one might read only the first rank of each.
     sampled = series.ranks[:: -(-len(series.ranks) // RANKS_SAMPLED_MAX) | 1]
     usual_ns = _usual_steps(view, sampled, steps)
@@ -130,6 +139,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         has_gpus=_has_gpus(view, sampled),
         pausing=_find_pausing(view, sampled, steps, latest_ns),
         beyond=_find_beyond(latest_ns),
+        too_few=too_few,
         **_read_synchronizations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 

@@ -71,7 +71,7 @@ class MoreWork:
             return []
         slow_ranks = find_stragglers(beside, self._few, known, among=among)
         if isinstance(slow_ranks, Abstain):
-            return []
+            return slow_ranks
         found = [(slow, find_more(beside, slow, is_told=slow.rank in known)) for slow in slow_ranks]
         loaded = [(slow, more) for slow, more in found if more is not None][:RANKS_MAX]
         return [_describe(beside, slow, more, known.get(slow.rank), explained) for slow, more in loaded]

@@ -1,7 +1,8 @@
 """Data-parallel steps over gloo, profiled: `slow_pair.py FOLDER NAME:RANKS:FACTOR:KIND...`.
 
 Writes a trace of each rank for each case, in which RANKS (`1+3`, `-` for none) take FACTOR times as long for their part
-of a step: `sleep` on the host, or `work` as many more products.
+of a step: `sleep` on the host, or `work` as many more operators, which take no core: ranks that share cores would take
+time from each other.
 """
 
 import sys
@@ -14,14 +15,21 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 STEPS = 8
 PAUSE_S = 0.08
-PRODUCTS = 40
+OPERATORS = 40
+
+
+@torch.library.custom_op("slow_pair::rest", mutates_args=())
+def rest(weights: torch.Tensor) -> torch.Tensor:
+    """An operator that takes its time elsewhere."""
+    time.sleep(PAUSE_S / OPERATORS)
+    return weights.clone()
 
 
 def step(factor: float, kind: str, weights: torch.Tensor) -> None:
-    """Run one step: products or a pause, and the reduction of the gradients."""
+    """Run one step: operators or a pause, and the reduction of the gradients."""
     if kind == "work":
-        for _ in range(round(PRODUCTS * factor)):
-            torch.mm(weights, weights)
+        for _ in range(round(OPERATORS * factor)):
+            rest(weights)
     else:
         time.sleep(PAUSE_S * factor)
     dist.all_reduce(weights.clone())

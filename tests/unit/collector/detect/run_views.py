@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.run_rules.rules import RunRules
-from rankscope.collector.detect.view import AllocatorCounts, RunView, Samples, TimeCount
+from rankscope.collector.detect.view import AllocatorCounts, Candidate, RunView, Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
@@ -107,10 +107,22 @@ def finding_of(kind: str, cause: str | None = None, since_step: int = 7) -> Find
 
 
 def findings_in(view: RunView, *explained: Finding) -> list[Finding]:
-    found = RULE.find(view, explained)
-    assert not isinstance(found, Abstain)
+    found = candidates_in(view, *explained)
     assert all(candidate.lost_ns is None for candidate in found if candidate.finding.run_slowdown_ratio is None)
     return [candidate.finding for candidate in found]
+
+
+def candidates_in(view: RunView, *explained: Finding) -> list[Candidate]:
+    found = RULE.find(view, explained)
+    assert not isinstance(found, Abstain)
+    return [one for one in found if not isinstance(one, Abstain)]
+
+
+def unjudged_in(view: RunView) -> dict[str, str]:
+    """The rules that cannot judge, with the reason."""
+    found = RULE.find(view, ())
+    assert not isinstance(found, Abstain)
+    return {one.kind: one.reason for one in found if isinstance(one, Abstain)}
 
 
 def kinds_in(view: RunView, *explained: Finding) -> list[str]:

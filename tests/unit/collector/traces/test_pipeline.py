@@ -184,6 +184,48 @@ def test_messages_without_their_peers_compare_no_ranks(backend: str, tmp_path: P
     assert "straggler" in {one.key for one in report.abstained}
 
 
+def imbalance_of(report: TraceReport) -> list[tuple[Sequence[int], str]]:
+    return [(one.ranks, one.sentence) for one in report.advice if one.key == "load_imbalance"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_unequal_compute_of_equal_kernels_is_told_without_messages(backend: str, tmp_path: Path) -> None:
+    report, _ = analyzed(tmp_path, Job("1F1B", 4, 8, {1: 1.6}), backend=backend, with_peers=False)
+    # 1.6 over the mean of 1, 1.6, 1 and 1.
+    kernels = "operators" if backend == "gloo" else "kernels"
+    ((ranks, sentence),) = imbalance_of(report)
+    assert ranks == [1]
+    assert sentence.startswith(
+        f"Rank 1 computed 39 % longer than the ranks do on average, with about as many {kernels};"
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_compute_is_no_imbalance_without_messages(backend: str, tmp_path: Path) -> None:
+    report, _ = analyzed(tmp_path, Job("1F1B", 4, 8, jitter=0.05), backend=backend, with_peers=False)
+    assert imbalance_of(report) == []
+
+
+def halves_of(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two products of half the length for each one; any other event as it is."""
+    if event["name"] != "aten::mm":
+        return [event]
+    half_us = event["dur"] / 2
+    return [{**event, "dur": half_us}, {**event, "dur": half_us, "ts": event["ts"] + half_us}]
+
+
+def test_stages_with_other_kernels_are_not_compared_without_messages(tmp_path: Path) -> None:
+    write_traces(tmp_path, Job("1F1B", 4, 8, {1: 1.6}), backend="gloo", with_peers=False)
+    path = tmp_path / "rank1.json"
+    found = json.loads(path.read_text())
+    found["traceEvents"] = [half for one in found["traceEvents"] for half in halves_of(one)]
+    path.write_text(json.dumps(found))
+    report = analyze([str(tmp_path / f"rank{rank}.json") for rank in range(4)])
+    assert imbalance_of(report) == []
+    reason = next(one.reason for one in report.abstained if one.key == "load_imbalance")
+    assert reason.startswith("the ranks exchange messages, and the traces do not say with whom")
+
+
 def test_messages_of_other_steps_are_not_paired(tmp_path: Path) -> None:
     write_traces(tmp_path, Job("1F1B", 2, 4))
     moved = json.loads((tmp_path / "rank1.json").read_text())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.run_rules.device_models import DeviceModels
+from rankscope.collector.detect.run_rules.device_models import NOT_COMPARED, DeviceModels
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, RunView
@@ -70,11 +70,13 @@ def test_only_the_slowest_model_is_told() -> None:
 
 def test_models_are_compared_among_ranks_with_the_same_work_only() -> None:
     # Ranks 0-3 are the first stage and all on H200, so that the models are never beside each other.
-    assert candidates(view(times(1.1), stages={rank: rank // 4 for rank in range(8)})) == []
+    found = DETECTOR.find(view(times(1.1), stages={rank: rank // 4 for rank in range(8)}), ())
+    assert found == Abstain(NOT_COMPARED)
 
 
 def test_single_rank_of_a_model_is_not_judged() -> None:
-    assert candidates(view(times(1.1), {**dict.fromkeys(range(7), "H200"), 7: "H100"})) == []
+    found = DETECTOR.find(view(times(1.1), {**dict.fromkeys(range(7), "H200"), 7: "H100"}), ())
+    assert found == Abstain(NOT_COMPARED)
 
 
 def test_rank_of_unknown_model_is_left_out() -> None:
@@ -88,8 +90,8 @@ def test_without_two_models_it_abstains() -> None:
 
 
 def test_nothing_is_said_while_too_few_steps_are_known() -> None:
-    assert candidates(view(times(1.1, steps=5))) == []
-    assert candidates(view(np.full((20, 8), UNKNOWN))) == []
+    for own_ms in (times(1.1, steps=5), np.full((20, 8), UNKNOWN)):
+        assert DETECTOR.find(view(own_ms), ()) == Abstain(NOT_COMPARED)
 
 
 def test_steps_not_known_of_all_ranks_have_no_cost() -> None:

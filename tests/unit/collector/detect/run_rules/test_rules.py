@@ -20,6 +20,7 @@ from tests.unit.collector.detect.run_views import (
     STEADY,
     STEPS,
     Shares,
+    candidates_in,
     counts_of,
     exposed_of,
     finding_of,
@@ -69,7 +70,7 @@ def test_data_bound_began_where_waits_for_loaders_did() -> None:
     data_ms = np.full((120, 2), 1.0)
     data_ms[70:] = 40.0
     view = view_of(series_of((20.0 + data_ms).tolist(), phases_ms={"data": data_ms.tolist()}))
-    (finding,) = [one.finding for one in RULE.find(view, ())]  # type: ignore[union-attr]
+    (finding,) = findings_in(view)
     assert (finding.kind, finding.since_step, finding.since_range) == ("data_bound", 70, (70, 70))
 
 
@@ -457,7 +458,7 @@ def test_begin_of_pauses_is_where_long_steps_become_frequent() -> None:
     view = pausing((6.0, 6.0, 6.0, 6.0), long_from=40)
     (finding,) = findings_in(view)
     assert (finding.since_step, finding.since_range) == (40, (30, 40))
-    (candidate,) = RULE.find(view, ())  # type: ignore[misc]
+    (candidate,) = candidates_in(view)
     lost_ns = candidate.lost_ns
     assert isinstance(lost_ns, np.ndarray)
     # 8 steps are 200 ms longer; all of it is lost, as the ranks pause for 4 x 6 ms in each step.
@@ -485,7 +486,7 @@ def late_pauses(*, is_reported: bool = True) -> RunView:
 
 
 def test_pause_that_two_steps_show_is_lost_once() -> None:
-    (candidate,) = RULE.find(late_pauses(), ())  # type: ignore[misc]
+    (candidate,) = candidates_in(late_pauses())
     lost_ns = candidate.lost_ns
     assert isinstance(lost_ns, np.ndarray)
     assert lost_ns.sum() == pytest.approx(12 * 800e6)
@@ -493,7 +494,7 @@ def test_pause_that_two_steps_show_is_lost_once() -> None:
 
 
 def test_step_that_the_pausing_rank_has_not_reported_is_charged_later() -> None:
-    (candidate,) = RULE.find(late_pauses(is_reported=False), ())  # type: ignore[misc]
+    (candidate,) = candidates_in(late_pauses(is_reported=False))
     lost_ns = candidate.lost_ns
     assert isinstance(lost_ns, np.ndarray)
     assert np.flatnonzero(np.isnan(lost_ns)).tolist() == [118]

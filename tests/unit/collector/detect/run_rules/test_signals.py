@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.run_rules.rules import RULES
 from rankscope.collector.detect.run_rules.signals import (
     INTERVALS_MIN,
     INTERVALS_READ,
@@ -26,6 +27,7 @@ from tests.unit.collector.detect.run_views import (
     findings_in,
     job_of,
     kinds_in,
+    unjudged_in,
     window_of,
     with_samples,
 )
@@ -76,13 +78,22 @@ def test_allocator_of_one_rank_is_no_finding_about_the_run() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (2 * STEPS - 1, "63 steps are known, 64 are needed to judge the run as a whole"),
         (STEPS, "32 steps are known, 64 are needed to judge the run as a whole"),
+        (STEPS + 2, "34 steps are known, 64 are needed to judge the run as a whole"),
     ],
 )
 def test_first_steps_give_no_verdict_on_the_run(made: int, reason: str) -> None:
     idle: Shares = {"compute": 20}
     assert RULE.find(job_of(idle, idle, made=made), ()) == Abstain(reason)
+
+
+@pytest.mark.parametrize("made", [STEPS + 3, 2 * STEPS - 1])
+@pytest.mark.parametrize(("data_ms", "kinds"), [(21, ["data_bound"]), (19, [])])
+def test_of_a_young_run_only_long_waits_for_loaders_are_known(made: int, data_ms: int, kinds: list[str]) -> None:
+    view = job_of({"compute": 20}, {"compute": 20}, data_ms=data_ms, gpus=0, made=made)
+    assert kinds_in(view) == kinds
+    few = f"{made} steps are known, 64 are needed to judge the run as a whole"
+    assert unjudged_in(view) == dict.fromkeys(RULES.keys() - set(kinds), few)
 
 
 def test_run_without_steps_is_not_judged() -> None:

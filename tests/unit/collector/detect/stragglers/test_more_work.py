@@ -110,7 +110,8 @@ def test_begin_of_an_open_finding_stays() -> None:
 @pytest.mark.parametrize(("steps", "count"), [(5, 0), (6, 1)])
 def test_few_known_steps_are_enough(steps: int, count: int) -> None:
     seen = view(of_rank(noisy(100, steps), 3, 1.3), exchanged=of_rank(noisy(1e6, steps), 3, 1.4))
-    assert len(more_work(seen)) == count
+    few = "5 of 6 comparable steps: those with the own times of all 8 ranks"
+    assert MORE_WORK.find(seen, ()) == Abstain(few) if not count else len(more_work(seen)) == count
 
 
 @pytest.mark.parametrize(
