@@ -17,6 +17,7 @@ from rankscope.collector.runs.snapshot import (
 )
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.expert_loads import ExpertGroup, ExpertLoads, RankLoad
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTimes
 from rankscope.collector.steps.rank_medians import MedianSteps
@@ -266,6 +267,15 @@ def full_snapshot() -> Snapshot:
             stages=(
                 PipelineStage(stages=(0,), ranks=(0, 2), own_ns=62.0 * MS, bubble_ns=36.0 * MS, bubble_ratio=0.375),
                 PipelineStage(stages=(1,), ranks=(1, 3), own_ns=86.0 * MS, bubble_ns=12.0 * MS, bubble_ratio=0.125),
+            ),
+        ),
+        experts=ExpertLoads(
+            steps=64, last_step=159,
+            groups=(
+                ExpertGroup(
+                    group="mesh_ep/0,1", ranks=2, step_bytes=2.0**30, ratio=1.5, step_ratio=1.625,
+                    loads=(RankLoad(rank=1, share=0.75), RankLoad(rank=0, share=0.25)), own_excess_ns=4.0 * MS,
+                ),
             ),
         ),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},

@@ -24,6 +24,7 @@ from rankscope.collector.runs.run_flops import average_known
 from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
 from rankscope.collector.runs.run_status import find_lost_to_slow
 from rankscope.collector.runs.snapshot import LostSeconds
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.storage.rank_intervals import RankInterval
 from rankscope.collector.storage.run_reader import CurvePoint, StoredHistory, opening_run
@@ -63,7 +64,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     last minute of their steps; None unless they are known of all. `hfu_is_upper_bound`: HFU was at most what it says.
     `injected_faults` as in RunSnapshot. `origin` says whose run it was. `checkpoints` are those that its ranks have
     marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt. `settings` are
-    those that were changed while it went on. `pipeline` has the stages that its ranks announced, None while it goes on.
+    those that were changed while it went on. `pipeline` has the stages that its ranks announced, `experts`
+    their loads in all-to-alls; None while it goes on.
     """
 
     run: str
@@ -98,6 +100,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     energy: RunEnergy = RunEnergy()
     settings: RunSettings = NOTHING_CHANGED
     pipeline: PipelineTimes | None = None
+    experts: ExpertLoads | None = None
 
 
 def read_report(address: StoreAddress, run: str) -> RunReport:
@@ -148,6 +151,7 @@ def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunRe
         checkpoints=saved.checkpoints,
         settings=saved.settings,
         pipeline=saved.pipeline,
+        experts=saved.experts,
         compilations=saved.compilations,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),

@@ -16,6 +16,7 @@ from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.steps.enqueue_times import EnqueueTimes
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.long_steps import SIDE_STEPS
 from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
@@ -134,6 +135,8 @@ class Attempt:
     pipelines: dict[int, PipelineSchedule] = field(default_factory=dict)
     #: The stages of the pipeline as of the last detection pass; None where none is announced.
     pipeline: PipelineTimes | None = None
+    #: Loads of the ranks that hold experts, as of the last detection pass; None without all-to-alls.
+    experts: ExpertLoads | None = None
 
     def __post_init__(self) -> None:
         self.enqueues = EnqueueTimes(self.world_size, self.group_sizes)

@@ -388,6 +388,7 @@ class RunState:
             settings=self.settings.state,
             settings_taken=self.setting_orders.taken,
             pipeline=attempt.pipeline,
+            experts=attempt.experts,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

@@ -26,6 +26,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCounts
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.run_start import RunStart
@@ -61,7 +62,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     the ranks of all earlier attempts ran, how long the first steps of this one took, what was compiled in it, and the
     checkpoints of the run. `not_judged`
     says why a run that has ended has no verdict, by kind of finding; `medians` are those of its ranks, empty while it
-    goes on, and `pipeline` the stages that they announced. `settings` were changed while it went on.
+    goes on, `pipeline` the stages that they announced, `experts` their loads. `settings` were changed while it went on.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -74,6 +75,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     medians: RankMedians = NO_MEDIANS
     settings: RunSettings = NOTHING_CHANGED
     pipeline: PipelineTimes | None = None
+    experts: ExpertLoads | None = None
 
 
 class RunToSave(NamedTuple):
@@ -142,6 +144,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         medians=attempt.medians if run.ending.end is not None else NO_MEDIANS,
         settings=run.settings.state,
         pipeline=attempt.pipeline if run.ending.end is not None else None,
+        experts=attempt.experts if run.ending.end is not None else None,
     )
     return RunToSave(saved, story, attempt.ranks, attempt.collectives.read())
 
@@ -173,7 +176,7 @@ def restore_run(
     run.findings.restore(saved.findings_opened, story.findings, saved.lost, attempts=saved.attempt)
     if saved.end is not None:
         run.findings.restore_verdict(story.not_judged)
-        attempt.medians, attempt.pipeline = story.medians, story.pipeline
+        attempt.medians, attempt.pipeline, attempt.experts = story.medians, story.pipeline, story.experts
         run.is_judged_before = True
         if saved.is_concluded and not attempt.has_live_ranks:
             run.ending.restore(saved.end, attempt, clocks)

@@ -18,6 +18,7 @@ from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.steps.rank_medians import MedianSteps
@@ -134,7 +135,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     the ranks are of; None: of none yet. `compilations` is what torch.compile has done in this attempt.
     `step_durations`: how many steps of this attempt lasted how long, None in a snapshot made by hand. `settings` are
     those that were changed while it goes on, `settings_taken` what its ranks have taken of theirs. `pipeline` has the
-    stages of a pipeline that the ranks announce; None where they announce none.
+    stages of a pipeline that the ranks announce; None where they announce none. `experts` are the loads of the ranks
+    in all-to-alls; None where there are none.
     """
 
     run: str
@@ -161,6 +163,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     settings: RunSettings = NOTHING_CHANGED
     settings_taken: RanksTaken = NOTHING_ORDERED
     pipeline: PipelineTimes | None = None
+    experts: ExpertLoads | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:

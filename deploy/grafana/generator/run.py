@@ -347,6 +347,15 @@ def _communication() -> list[Placed]:
             Query(series("pipeline_stage_own_seconds", OF_RUN), "stage {{stage}}"),
             Query(series("pipeline_even_step_seconds", OF_RUN), "step with an even split"),
         ),
+        lines(
+            "Load of the experts",
+            "Load of the rank with most over the mean of its group, over the last 64 known steps and in each step by "
+            "itself; ranks to which no token came. No data: no all-to-all differs between ranks (docs/experts.md).",
+            TIMES,
+            Query(series("expert_load_ratio", OF_RUN), "{{group}}"),
+            Query(series("expert_load_step_ratio", OF_RUN), "{{group}}, of each step"),
+            Query(series("expert_dead_ranks", OF_RUN), "dead ranks"),
+        ),
     ]
 
 
