@@ -17,6 +17,7 @@ from rankscope.collector.runs.snapshot import (
 )
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.expert_loads import ExpertGroup, ExpertLoads, RankLoad
 from rankscope.collector.steps.layer_times import Layer, LayerGroup, RunLayers, SlowLayer
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTimes
@@ -284,6 +285,15 @@ def full_snapshot() -> Snapshot:
             slow=(
                 SlowLayer(rank=1, kind="TransformerBlock", number=1, first=0, count=2, peers=3, ns=60.0 * MS,
                           peers_ns=30.0 * MS, forward_ns=38.0 * MS, peers_forward_ns=10.0 * MS),
+            ),
+        ),
+        experts=ExpertLoads(
+            steps=64, last_step=159,
+            groups=(
+                ExpertGroup(
+                    group="mesh_ep/0,1", ranks=2, step_bytes=2.0**30, ratio=1.5, step_ratio=1.625,
+                    loads=(RankLoad(rank=1, share=0.75), RankLoad(rank=0, share=0.25)), own_excess_ns=4.0 * MS,
+                ),
             ),
         ),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},

@@ -24,6 +24,7 @@ from rankscope.collector.runs.run_flops import average_known
 from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
 from rankscope.collector.runs.run_status import find_lost_to_slow
 from rankscope.collector.runs.snapshot import LostSeconds
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.layer_times import RunLayers
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.storage.rank_intervals import RankInterval
@@ -64,9 +65,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     last minute of their steps; None unless they are known of all. `hfu_is_upper_bound`: HFU was at most what it says.
     `injected_faults` as in RunSnapshot. `origin` says whose run it was. `checkpoints` are those that its ranks have
     marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt. `settings` are
-    those that were changed while it went on. `pipeline` has the stages that its ranks announced, and `layers` their
-    models' repeated blocks; both are None while it goes on. `not_judged` says by kind of finding why there was no
-    verdict about it at the end, empty while it goes on.
+    those that were changed while it went on. `pipeline` has the stages that its ranks announced, `layers` their
+    models' repeated blocks, and `experts` their loads in all-to-alls; None while it goes on. `not_judged` says by kind
+    of finding why there was no verdict about it at the end, empty while it goes on.
     """
 
     run: str
@@ -103,6 +104,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: PipelineTimes | None = None
     layers: RunLayers | None = None
     not_judged: Mapping[str, str] = {}
+    experts: ExpertLoads | None = None
 
 
 def read_report(address: StoreAddress, run: str) -> RunReport:
@@ -155,6 +157,7 @@ def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunRe
         pipeline=saved.pipeline,
         layers=saved.layers,
         not_judged=saved.not_judged,
+        experts=saved.experts,
         compilations=saved.compilations,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),

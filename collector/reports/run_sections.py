@@ -38,6 +38,7 @@ from rankscope.collector.runs.run_end_words import (
 )
 from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_origin import describe_origin
+from rankscope.collector.steps.expert_loads import describe_experts
 from rankscope.collector.steps.layer_times import list_layer_facts
 from rankscope.collector.steps.pipeline_stages import list_pipeline_facts
 from rankscope.collector.storage.run_reader import CurvePoint
@@ -97,6 +98,7 @@ def _facts(report: RunReport) -> Section:
         **({"compilation": "; ".join(compiled)} if compiled else {}),
         **list_pipeline_facts(report.pipeline),
         **list_layer_facts(report.layers),
+        **{f"experts{f' ({n})' * (n > 1)}": text for n, text in enumerate(describe_experts(report.experts), 1)},
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),

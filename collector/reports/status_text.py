@@ -35,6 +35,7 @@ from rankscope.collector.runs.run_status import (
     describe_state,
 )
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.steps.expert_loads import describe_experts
 from rankscope.collector.steps.layer_times import describe_layers
 from rankscope.collector.steps.pipeline_stages import describe_pipeline
 from rankscope.measure.node_messages import RankUnresponsive
@@ -67,6 +68,7 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     lines += [f"{INDENT}compilation: {printable(text)}" for text in compiled]
     lines += [f"{INDENT}pipeline: {printable(text)}" for text in describe_pipeline(status.run.pipeline)]
     lines += [f"{INDENT}layers: {printable(text)}" for text in describe_layers(status.run.layers)]
+    lines += [f"{INDENT}experts: {printable(text)}" for text in describe_experts(status.run.experts)]
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
     lines += [INDENT + printable(text) for text in describe_changed(status.run.settings, status.run.settings_taken)]

@@ -18,6 +18,7 @@ from rankscope.collector.runs.run_energy import describe_run_energy
 from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_status import find_energy, find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.steps.expert_loads import describe_experts
 from rankscope.collector.steps.layer_times import describe_layers
 from rankscope.collector.steps.pipeline_stages import describe_pipeline
 from rankscope.measure.units import format_duration, format_share
@@ -107,6 +108,7 @@ def summarize(run: RunSnapshot) -> str:
         *(f"compilation: {text}" for text in describe_compilations(run.compilations)),
         *(f"pipeline: {text}" for text in describe_pipeline(run.pipeline)),
         *(f"layers: {text}" for text in describe_layers(run.layers)),
+        *(f"experts: {text}" for text in describe_experts(run.experts)),
     ]
     costliest = find_costliest(run.findings)
     lines += [f"finding: {finding.sentence}" for finding in order_findings(run.findings) if finding is not costliest]

@@ -16,6 +16,7 @@ from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.steps.enqueue_times import EnqueueTimes
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.layer_times import RankLayers, RunLayers, unpack_layers
 from rankscope.collector.steps.long_steps import SIDE_STEPS
 from rankscope.collector.steps.peer_groups import PeerGroups
@@ -139,6 +140,8 @@ class Attempt:
     layers_by_rank: dict[int, RankLayers] = field(default_factory=dict)
     #: The repeated blocks as of the last detection pass; None where there are none.
     layers: RunLayers | None = None
+    #: Loads of the ranks that hold experts, as of the last detection pass; None without all-to-alls.
+    experts: ExpertLoads | None = None
 
     def __post_init__(self) -> None:
         self.enqueues = EnqueueTimes(self.world_size, self.group_sizes)

@@ -389,6 +389,7 @@ class RunState:
             settings_taken=self.setting_orders.taken,
             pipeline=attempt.pipeline,
             layers=attempt.layers,
+            experts=attempt.experts,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

@@ -15,6 +15,7 @@ from rankscope.collector.runs.hang_witnesses import find_dumps, find_ras_answer
 from rankscope.collector.runs.live_settings import LiveSettings
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.steps.expert_loads import find_expert_loads
 from rankscope.collector.steps.layer_times import find_layers
 from rankscope.collector.steps.least_waiting import find_least_waiting
 from rankscope.collector.steps.pipeline_stages import find_pipeline
@@ -89,6 +90,7 @@ def keep_pass(attempt: Attempt, view: RunView, steps_max: int) -> None:
     )
     attempt.pipeline = find_pipeline(view.series, attempt.pipelines)
     attempt.layers = view.layers
+    attempt.experts = find_expert_loads(view.series, attempt.groups.by_label, attempt.window.exchanging)
 
 
 def keep_levels(levels: StepLevels, view: RunView) -> None:

@@ -26,6 +26,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCounts
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.layer_times import RunLayers
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
@@ -61,8 +62,8 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, where
     the ranks of all earlier attempts ran, how long the first steps of this one took, what was compiled in it, and the
     checkpoints of the run. `not_judged` says why a run that has ended has no verdict, by kind of finding; `medians` are
-    those of its ranks, empty while it goes on, `pipeline` the stages that they announced, and `layers` their models'
-    repeated blocks. `settings` were changed while it went on.
+    those of its ranks, empty while it goes on, `pipeline` the stages that they announced, `layers` their models'
+    repeated blocks, `experts` their loads. `settings` were changed while it went on.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -76,6 +77,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     settings: RunSettings = NOTHING_CHANGED
     pipeline: PipelineTimes | None = None
     layers: RunLayers | None = None
+    experts: ExpertLoads | None = None
 
 
 class RunToSave(NamedTuple):
@@ -145,6 +147,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         settings=run.settings.state,
         pipeline=attempt.pipeline if run.ending.end is not None else None,
         layers=attempt.layers if run.ending.end is not None else None,
+        experts=attempt.experts if run.ending.end is not None else None,
     )
     return RunToSave(saved, story, attempt.ranks, attempt.collectives.read())
 
@@ -176,7 +179,8 @@ def restore_run(
     run.findings.restore(saved.findings_opened, story.findings, saved.lost, attempts=saved.attempt)
     if saved.end is not None:
         run.findings.restore_verdict(story.not_judged)
-        attempt.medians, attempt.pipeline, attempt.layers = story.medians, story.pipeline, story.layers
+        attempt.medians, attempt.pipeline = story.medians, story.pipeline
+        attempt.layers, attempt.experts = story.layers, story.experts
         run.is_judged_before = True
         if saved.is_concluded and not attempt.has_live_ranks:
             run.ending.restore(saved.end, attempt, clocks)

@@ -18,6 +18,7 @@ from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.expert_loads import ExpertLoads
 from rankscope.collector.steps.layer_times import RunLayers
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
@@ -136,7 +137,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `step_durations`: how many steps of this attempt lasted how long, None in a snapshot made by hand. `settings` are
     those that were changed while it goes on, `settings_taken` what its ranks have taken of theirs. `pipeline` has the
     stages of a pipeline that the ranks announce; None where they announce none. `layers` are the repeated blocks of
-    their models; None where none are known.
+    their models, `experts` the loads of the ranks in all-to-alls; None where none are known.
     """
 
     run: str
@@ -164,6 +165,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     settings_taken: RanksTaken = NOTHING_ORDERED
     pipeline: PipelineTimes | None = None
     layers: RunLayers | None = None
+    experts: ExpertLoads | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:

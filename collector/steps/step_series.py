@@ -88,7 +88,9 @@ class StepSeries:
     collective, and so make the waits of their group unknown. `enqueues`: when the hosts of the ranks enqueued
     collectives that torch does not time, of steps of its own; None where own times are measured, and where none are.
     `exchanged_bytes`: what each rank moved in all-to-alls, shape (n, ranks), known of steps whose waiting is; None
-    where there are none.
+    where there are none. `routed_bytes` is the part of those in which the ranks put in different amounts
+    (`expert_loads.py`), and `exchange_calls`, shape (n, 2), of how many all-to-alls they put in the same and different
+    ones; NaN of steps in which the size of any is not known.
     """
 
     steps: Ints
@@ -109,6 +111,8 @@ class StepSeries:
     timed_waits_ns: Mapping[int, npt.NDArray[Any]] = field(default_factory=dict)
     enqueues: EnqueueSeries | None = None
     exchanged_bytes: Floats | None = None
+    routed_bytes: Floats | None = None
+    exchange_calls: Floats | None = None
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

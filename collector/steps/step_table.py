@@ -27,17 +27,19 @@ import numpy.typing as npt
 from rankscope.collector.invariants import ImpossibleNumbers, require
 from rankscope.collector.steps.collectives import CollectiveBlock, Kinds, NameLists, Rows, count_rows
 from rankscope.collector.steps.device_own_times import DeviceOwnTimes, fill_from_device
+from rankscope.collector.steps.expert_loads import sum_routed
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.host_own_times import NO_WAITS_IN, WAITS_IN, fill_from_cpu, find_apart
 from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.stacked_tables import TableBlock
-from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
+from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.unwatched_steps import fill_from_phases
 from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
+from rankscope.measure.bounds import GROUPS_MAX
 from rankscope.measure.communication import ALL_TO_ALL, is_on_host
 from rankscope.measure.records import BACKWARD_CPU, CAPTURED, PHASE_PREFIX, PHASES, Collectives
 from rankscope.measure.table import MISSING
@@ -151,6 +153,11 @@ class StepTable:
         self._handover_ns: SparseRows | None = None
         #: Bytes of each rank in all-to-alls of the matched steps; None before any.
         self._exchanged: SparseRows | None = None
+        self._routed: SparseRows | None = None
+        self.exchanging: frozenset[str] = frozenset()
+        """Labels of the process groups whose all-to-alls are of the loads: those that have ever been uneven; all with
+        all-to-alls while none has."""
+        self._is_exchange_uneven = False
         #: Ranks that have left out a collective.
         self._lags = Lags()
         #: Whether the own times of the step matched last hold transfers.
@@ -345,6 +352,26 @@ class StepTable:
         self._exchanged = self._exchanged or SparseRows(self._world_size, self._cell)
         moved = np.bincount(rows.rank[chosen], weights=rows.size_bytes[chosen], minlength=self._world_size)
         self._exchanged.put(slot, moved.astype(np.float64))
+        if np.array_equal(chosen, exchanges[rows.kind]):  # of a call of unknown size nothing is known to be even
+            self._keep_routed(slot, rows, kinds, chosen)
+
+    def _keep_routed(self, slot: int, rows: Rows, kinds: Kinds, chosen: Flags) -> None:
+        """Keep the loads of the ranks that hold experts, from these all-to-alls."""
+        before = np.array([group in self.exchanging for group, _ in kinds], dtype=bool) & self._is_exchange_uneven
+        routed = sum_routed(
+            rows.rank[chosen], rows.kind[chosen], rows.key[chosen], rows.size_bytes[chosen],
+            world_size=self._world_size, uneven_before=before,
+        )  # fmt: skip
+        is_uneven = bool(routed.uneven_groups.any())
+        if self._is_exchange_uneven and not is_uneven:
+            return  # a step without the experts
+        found = np.flatnonzero(routed.uneven_groups) if is_uneven else np.unique(rows.kind[chosen])
+        named = {kinds[kind][0] for kind in found.tolist()}
+        if is_uneven == self._is_exchange_uneven and len(self.exchanging) <= GROUPS_MAX:
+            named |= self.exchanging
+        self.exchanging, self._is_exchange_uneven = frozenset(named), is_uneven
+        self._routed = self._routed or SparseRows(self._world_size + 2, self._cell)
+        self._routed.put(slot, np.append(routed.load, [routed.even, routed.uneven]))
 
     def _without_longer_than_step(self, step: int, slot: int, exposed_ns: Floats) -> Floats:
         """Return the exposed waiting of all ranks in a step, NaN where it is longer than the step."""
@@ -413,7 +440,11 @@ class StepTable:
 
     @property
     def _sparse_columns(self) -> list[SparseRows | TransferRing | DeviceOwnTimes]:
-        of_some = [rows for rows in (self._wait_caused_ns, self._handover_ns, self._exchanged) if rows is not None]
+        of_some = [
+            rows
+            for rows in (self._wait_caused_ns, self._handover_ns, self._exchanged, self._routed)
+            if rows is not None
+        ]
         return [self._wait_ns, self._transfers, self._device, *of_some]
 
     def _move_to(self, step: int) -> None:
@@ -477,6 +508,7 @@ class StepTable:
             if not measured and (computing_ns := sum_computing(phases_ns)) is not None:
                 own_ns = computing_ns
         waits_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)
+        routed = None if self._routed is None else self._routed.read(slots)
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
@@ -493,6 +525,8 @@ class StepTable:
             lags=self._lags.read(),
             earlier_count=int(np.count_nonzero(is_earlier)),
             exchanged_bytes=None if self._exchanged is None else self._exchanged.read(slots)[:, columns],
+            routed_bytes=None if routed is None else routed[:, columns],
+            exchange_calls=None if routed is None else routed[:, -2:],
             is_by_device=is_by_device,
             timed_waits_ns=self._device.read_waits(slots) if is_by_device else {},
         )

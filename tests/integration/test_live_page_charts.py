@@ -16,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 
 from rankscope.collector.captures.capture import Capture
 from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
+from rankscope.collector.runs.live_settings import RunSettings, SettingChange
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_store import HistoryStore
@@ -180,6 +181,25 @@ def test_checkpoints_are_events_with_how_long_ago_the_last_was(page: LivePage, w
         f"{clock(page, BEGIN_WALL_S + 6)}: checkpoint in step 1,200: 2.30 s",
         f"{clock(page, BEGIN_WALL_S + 4)}: checkpoint in step 600: 40.0 ms",
     ]
+
+
+def test_changed_setting_is_a_mark_with_who_and_what(page: LivePage, world: LiveWorld) -> None:
+    change = SettingChange(
+        name="slowdown_ratio_min", value=1.2, before=1.05, own=1.05, by="anna", host="login-1",
+        wall_s=BEGIN_WALL_S + 5.0,
+    )  # fmt: skip
+    (run,) = world.snapshot.runs
+    world.show(msgspec.structs.replace(run, settings=RunSettings(past=(change,))))
+    page.open("#run=gpt")
+    page.wait_for_text("#marks", "setting changed")
+    # The slices end 3, 5, 7 and 9 s after the first snapshot: the second is where the change was.
+    said = read(page, "steps", Keys.HOME, Keys.ARROW_RIGHT)
+    assert "setting slowdown_ratio_min 1.2 instead of 1.05, set by anna on login-1, " in said
+    assert read(page, "steps", Keys.ESCAPE) == ""  # and the line of the reader is gone
+    width, height = page.size("#steps")
+    x = LEFT + (width - LEFT - CHART_RIGHT) * (5 - 3) / (9 - 3)
+    drawn = [page.pixels("#steps", x + aside)[CHART_TOP : round(height - CHART_BELOW)] for aside in (-1, 0)]
+    assert max(sum(is_near(color, page.color("event-setting"), 60) for color in column) for column in drawn) > 50
 
 
 def test_marks_on_the_chart_are_explained_below_it(page: LivePage, world: LiveWorld) -> None:

@@ -10,7 +10,7 @@ from rankscope.collector.publish.routes import NO_SETTINGS, ListedRun, PageSetti
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import describe_compilations
 from rankscope.collector.runs.heat_map import HeatMapSteps
-from rankscope.collector.runs.live_settings import describe_changed
+from rankscope.collector.runs.live_settings import SettingChange, describe_changed
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import find_failure, write_end
 from rankscope.collector.runs.run_energy import describe_run_energy
@@ -19,6 +19,7 @@ from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
 from rankscope.collector.runs.run_status import describe_ranks_without_peers, find_energy
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
+from rankscope.collector.steps.expert_loads import describe_experts
 from rankscope.collector.steps.layer_times import describe_layers
 from rankscope.collector.steps.pipeline_stages import describe_pipeline
 
@@ -35,7 +36,8 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     why there is no MFU, empty where no rank has FLOPs. `hfu_is_upper_bound`: HFU is at most what it says.
     `injected_faults` says what ranks do to themselves on purpose; empty: nothing. `checkpoints` are those that they
     have marked. `compilation_said` is what torch.compile has cost, as text; empty: nothing, or not known.
-    `settings_said` says which settings are changed while the run goes on, by whom and until when; empty: none. The
+    `settings_said` says which settings are changed while the run goes on, by whom and until when; empty: none.
+    `setting_changes` are all changes of its settings that are kept, oldest first. The
     other fields are as in RunSnapshot and RunSummary; None: not known.
     """
 
@@ -75,6 +77,8 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     settings_said: str = ""
     pipeline_said: str = ""
     layers_said: str = ""
+    experts_said: str = ""
+    setting_changes: tuple[SettingChange, ...] = ()
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,4 +175,6 @@ def _build_run(
         settings_said="; ".join(describe_changed(run.settings, run.settings_taken)),
         pipeline_said="; ".join(describe_pipeline(run.pipeline)),
         layers_said="; ".join(describe_layers(run.layers)),
+        experts_said="; ".join(describe_experts(run.experts)),
+        setting_changes=run.settings.past,
     )

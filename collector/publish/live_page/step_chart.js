@@ -1,4 +1,4 @@
-// Step time over time, with what happened: findings, restarts, checkpoints, captures, the end of the run.
+// Step time over time, with what happened: findings, restarts, checkpoints, captures, changed settings, the end of the run.
 
 import { HEAD, drawHead, markBegin, roomFor, writeEnds, writeLevels } from "./axes.js";
 import { at, clock, color, dateAndClock, element, number, say, span } from "./dom.js";
@@ -21,6 +21,7 @@ const MARKS = {
   restart: "restart",
   checkpoint: "checkpoint",
   capture: "capture ordered",
+  setting: "setting changed",
   end: "the run ended",
 };
 
@@ -104,19 +105,22 @@ const ofCheckpoint = (one) => [
 ];
 
 /** Return what happened, oldest first: [kind, time, text]. `wallOf(step)` is when a step was; null: not known. */
-export const eventsOf = (points, incidents, { captures, checkpoints, end, open_findings: findings }, wallOf) =>
-  [
+export const eventsOf = (points, incidents, run, wallOf) => {
+  const { captures, checkpoints, end, open_findings: findings, setting_changes: changes } = run;
+  return [
     ...beginsOf(findings, wallOf),
     ...incidents.flatMap(ofIncident),
     ...restartsOf(points),
     ...checkpoints.latest.map(ofCheckpoint),
     ...captures.map((one) => ["capture", one.asked_wall_s, `capture ${one.id} ordered`]),
+    ...changes.map((one) => ["setting", one.wall_s, `setting ${one.text}`]),
     ...(end === null || end.ended_wall_s === null
       ? []
       : [["end", end.ended_wall_s, `the run ended: ${end.reason}`.replaceAll("_", " ")]]),
   ]
     .map(([kind, wallS, text]) => ({ kind, wallS, text }))
     .sort((a, b) => a.wallS - b.wallS);
+};
 
 const readPoint = ({ wallS, ns, longestNs, first, last }) => {
   const steps =

@@ -140,6 +140,7 @@ export const showFigures = (run, nowS) => {
     ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),
     ...(run.pipeline_said ? [["pipeline", run.pipeline_said]] : []),
     ...(run.layers_said ? [["layers", run.layers_said]] : []),
+    ...(run.experts_said ? [["experts", run.experts_said]] : []),
     ...(run.compilation_said ? [["compilation", run.compilation_said]] : []),
     ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
     ...(run.energy_said ? [["energy of the GPUs", run.energy_said]] : []),

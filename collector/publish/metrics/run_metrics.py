@@ -29,6 +29,7 @@ from rankscope.collector.runs.liveness import ENDED_WELL
 from rankscope.collector.runs.run_end import NOT_HEARD as RUN_NOT_HEARD
 from rankscope.collector.runs.run_status import find_energy
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.expert_loads import ExpertGroup
 from rankscope.collector.steps.layer_times import Layer
 from rankscope.collector.steps.pipeline_stages import PipelineStage, PipelineTimes
 from rankscope.collector.steps.step_histogram import BOUNDS_S
@@ -36,12 +37,15 @@ from rankscope.measure.units import ns_to_s
 
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 _PHASES: Final = "agent: steps (StepRecord.phases_ns)"
+_EXPERTS: Final = "collector: detection (ExpertLoads)"
 _PIPELINE: Final = "collector: detection (PipelineTimes); agent: Report.pipeline"
 _GOODPUT: Final = "collector: goodput (GoodputSnapshot)"
 _LIVES: Final = "collector: arrival of reports; sidecar: RankEnded"
 
 _LAYERS: Final = "agent: Report.layers; collector: detection (RunLayers)"
 
+EXPERT_GROUPS_SHOWN_MAX: Final = 10
+"""Groups of all-to-alls that are exported."""
 STAGES_SHOWN_MAX: Final = 128
 """Ranks of a pipeline, the replicas of each as one, that are exported."""
 MISSING_SHOWN_MAX: Final = 64
@@ -212,6 +216,23 @@ def _stages(read: Callable[[PipelineStage], float]) -> OfSnapshot:
             yield from (((run.run, ",".join(map(str, one.stages))), read(one)) for one in stages)
 
     return OfSnapshot(read_all)
+
+
+def _expert_groups(read: Callable[[ExpertGroup], float | None]) -> OfSnapshot:
+    """Return the reader of a metric by the groups of all-to-alls that are least even."""
+
+    def read_all(snapshot: Snapshot) -> Iterator[Value]:
+        for run in _live_runs(snapshot):
+            groups = () if run.experts is None else run.experts.groups[:EXPERT_GROUPS_SHOWN_MAX]
+            yield from (((run.run, one.group), read(one)) for one in groups)
+
+    return OfSnapshot(read_all)
+
+
+def _count_dead(snapshot: Snapshot) -> Iterator[Value]:
+    for run in _live_runs(snapshot):
+        if run.experts is not None and run.experts.groups and not run.experts.all_even:
+            yield (run.run,), run.experts.dead_count
 
 
 def _pipelines(read: Callable[[PipelineTimes], float | None]) -> OfSnapshot:
@@ -512,6 +533,25 @@ RUNS: Final[tuple[Measure, ...]] = (
         "Time of a block that stands out on this rank over that of its peers; absent for all others, 8 at most a run.",
         "forward + backward / the same of its peers", _LAYERS, NOT_NEGATIVE,
         OfSnapshot(_find_slow_layers),
+    ),
+    Measure(
+        "rankscope_expert_load_ratio", "gauge", "ratio", ("run", "group"),
+        "Load of the rank with most in a group of all-to-alls over the mean: by what it puts into those in which the "
+        "ranks put in different amounts, of the last 64 known steps. The 10 most uneven groups of a run.",
+        "largest sum over the steps / mean sum (docs/experts.md)", _EXPERTS, NOT_NEGATIVE,
+        _expert_groups(lambda one: one.ratio),
+    ),
+    Measure(
+        "rankscope_expert_load_step_ratio", "gauge", "ratio", ("run", "group"),
+        "The same of each step by itself: also where another rank has most in each. Of the same groups.",
+        "sum of the largest load of each step / sum of the means (docs/experts.md)", _EXPERTS, NOT_NEGATIVE,
+        _expert_groups(lambda one: one.step_ratio),
+    ),
+    Measure(
+        "rankscope_expert_dead_ranks", "gauge", "", RUN,
+        "Ranks of groups of all-to-alls to which no token came in the last 64 known steps.",
+        "count", _EXPERTS, NOT_NEGATIVE,
+        OfSnapshot(_count_dead),
     ),
     Measure(
         "rankscope_finding_not_judged", "gauge", "", ("run", "kind"),

@@ -368,6 +368,15 @@ def _communication() -> list[Placed]:
             BYTES,
             Query(f"topk(8, {series('layer_activation_bytes', OF_RUN)})", "layer {{layer}}"),
         ),
+        lines(
+            "Load of the experts",
+            "Load of the rank with most over the mean of its group, over the last 64 known steps and in each step by "
+            "itself; ranks to which no token came. No data: no all-to-all differs between ranks (docs/experts.md).",
+            TIMES,
+            Query(series("expert_load_ratio", OF_RUN), "{{group}}"),
+            Query(series("expert_load_step_ratio", OF_RUN), "{{group}}, of each step"),
+            Query(series("expert_dead_ranks", OF_RUN), "dead ranks"),
+        ),
     ]
 
 

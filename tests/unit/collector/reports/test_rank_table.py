@@ -147,5 +147,14 @@ def test_layers_are_told() -> None:
     ]
 
 
+def test_loads_of_experts_are_told() -> None:
+    (full,) = full_snapshot().runs
+    told = [line for line in render_run(run_of(experts=full.experts)).splitlines() if "experts: " in line]
+    assert told == [
+        "  experts: mesh_ep/0,1: rank 1 has 1.50x the mean load (75.0 % of 2 ranks)",
+        "  experts: mesh_ep/0,1: the hottest rank of a step works 4.0 ms longer than the mean",
+    ]
+
+
 def test_finding_stays_visible_without_a_new_verdict() -> None:
     assert render_run(run_of(open_findings=(SLOW,), abstained="nothing new")).startswith("run bert: Rank 1 is slow.\n")

@@ -74,16 +74,18 @@ def test_report_has_totals_ends_and_findings(path: Path) -> None:
     assert [incident.id for incident in report.incidents] == [1]
 
 
-def test_pipeline_and_layers_of_the_run_are_facts(path: Path) -> None:
+def test_pipeline_layers_and_experts_of_the_run_are_facts(path: Path) -> None:
     (full,) = full_snapshot().runs
     batch = WriteBatch()
-    batch.stories["bert"] = SavedStory(pipeline=full.pipeline, layers=full.layers)
+    batch.stories["bert"] = SavedStory(pipeline=full.pipeline, layers=full.layers, experts=full.experts)
     with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
         store.write(batch)
     report = report_of(path)
-    assert (report.pipeline, report.layers) == (full.pipeline, full.layers)
-    assert "rank 1: layer 1 of 2 (TransformerBlock)" in " ".join(render_text(report, 20).split())
-    assert "stage 1 sets the pace: own time 86.0 ms per step" in " ".join(render_text(report, 20).split())
+    assert (report.pipeline, report.layers, report.experts) == (full.pipeline, full.layers, full.experts)
+    said = " ".join(render_text(report, 20).split())
+    assert "stage 1 sets the pace: own time 86.0 ms per step" in said
+    assert "rank 1: layer 1 of 2 (TransformerBlock)" in said
+    assert "mesh_ep/0,1: rank 1 has 1.50x the mean load (75.0 % of 2 ranks)" in said
 
 
 def test_worst_rank_is_the_one_that_cost_most(path: Path) -> None:

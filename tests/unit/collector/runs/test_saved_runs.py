@@ -292,13 +292,15 @@ def test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart(name: str) -
         assert after.goodput == before.goodput
 
 
-def test_pipeline_and_layers_of_a_run_that_has_ended_are_the_same_after_a_restart() -> None:
+def test_pipeline_layers_and_experts_of_an_ended_run_survive_a_restart() -> None:
     (full,) = full_snapshot().runs
     story = end_all(Story(2).join().train(20))
     assert story.run.attempt is not None
-    story.run.attempt.pipeline, story.run.attempt.layers = full.pipeline, full.layers
-    found = kill(story).tick().snapshot()
-    assert (found.pipeline, found.layers) == (full.pipeline, full.layers)
+    attempt = story.run.attempt
+    attempt.pipeline, attempt.layers, attempt.experts = full.pipeline, full.layers, full.experts
+    after = kill(story).tick().snapshot()
+    assert full.experts is not None
+    assert (after.pipeline, after.layers, after.experts) == (full.pipeline, full.layers, full.experts)
 
 
 def test_medians_of_a_run_that_goes_on_come_with_its_next_steps() -> None:
