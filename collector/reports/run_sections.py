@@ -94,6 +94,7 @@ def _facts(report: RunReport) -> Section:
         **({"checkpoints": checkpoints[0]} if checkpoints else {}),
         **({"compilation": "; ".join(compiled)} if compiled else {}),
         **list_pipeline_facts(report.pipeline),
+        **({"copies from the host": report.host_copies_said} if report.host_copies_said else {}),
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),
