@@ -102,6 +102,8 @@ def find_uncounted(categories: Mapping[str, int]) -> dict[str, int]:
     }
 
 
+COPIES_FROM_HOST = ("Memcpy HtoD", "CopyHostToDevice")
+"""How copies from the host's memory begin: of CUPTI `Memcpy HtoD (Pageable -> Device)`, of AMD `(Host -> Device)`."""
 DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 LAUNCHES = (Category.RUNTIME, Category.DRIVER)
 

@@ -3,7 +3,7 @@
 A name that ends in `_host_ns` is a time by that host's clock, one in `_ns` a duration.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -19,6 +19,7 @@ from rankscope.measure.bounds import (
     Reasons,
     ShortName,
     Some,
+    to_count,
 )
 from rankscope.measure.identity import Count
 from rankscope.measure.table import COLUMNS_MAX, Table
@@ -94,12 +95,37 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exposed_ns: int | None = None
 
 
+class HostCopies(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Copies from the host's memory to the device: how many, for how long one ran, for how much of that (`exposed_ns`)
+    no kernel did, and their bytes. Those from pageable memory, which is not pinned, count in `pageable_` again. Of
+    `unsized` copies the bytes are not known, of `untold` ones the kind of memory, as of all on AMD.
+    """
+
+    count: Count = 0
+    duration_ns: Count = 0
+    exposed_ns: Count = 0
+    bytes: Count = 0
+    pageable_ns: Count = 0
+    pageable_exposed_ns: Count = 0
+    pageable_bytes: Count = 0
+    unsized: Count = 0
+    untold: Count = 0
+
+
+def add_host_copies(found: Iterable[HostCopies | None]) -> HostCopies | None:
+    """Return the sum of those that are known; None of none."""
+    known = [msgspec.structs.astuple(one) for one in found if one is not None]
+    sums = map(to_count, map(sum, zip(*known, strict=True)))
+    return HostCopies(**dict(zip(HostCopies.__struct_fields__, sums, strict=True))) if known else None
+
+
 class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """How one rank spent a window of whole steps: docs/definitions.md section 1. The parts sum to the window exactly:
 
     (compute - overlap) + overlap + exposed_communication + copy + idle = window
 
-    `operator_count` counts the device kernels, on a CPU the operators no other operator encloses.
+    `operator_count` counts the device kernels, on a CPU the operators no other operator encloses. The exposed part of
+    `host_copies` is a part of copy; None on a CPU.
     """
 
     first_step: int
@@ -112,6 +138,7 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     copy_ns: int
     idle_ns: int
     operator_count: int | None = None
+    host_copies: HostCopies | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -124,7 +151,10 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
         """
         alone_ns, hidden_ns = self.compute_ns - self.overlap_ns, self.overlap_ns
         parts_ns = (alone_ns, hidden_ns, self.exposed_communication_ns, self.copy_ns, self.idle_ns)
-        return min(parts_ns) >= 0 and sum(parts_ns) == self.window_ns and hidden_ns <= self.communication_ns
+        copies = self.host_copies or HostCopies()
+        limits = (*parts_ns, self.communication_ns - hidden_ns, self.copy_ns - copies.exposed_ns)
+        of_copies = (copies.exposed_ns - copies.pageable_exposed_ns, copies.bytes - copies.pageable_bytes)
+        return min(*limits, *of_copies) >= 0 and sum(parts_ns) == self.window_ns
 
 
 SYNCHRONIZATIONS_MAX = 8
@@ -368,7 +398,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     unknown. `call_ns` sums the waits in blocking calls within windows (WindowSynchronizations), by call.
     `device_tail_steps` counts the steps timed on the device whose tail is known, `device_tail_ns` sums these tails.
     `model_flops` and `executed_flops` (`model_flops.py`) are None until they were known of a step; they are those of
-    the steps made so far, also of those whose records are not reported yet, or were lost.
+    the steps made so far, also of those whose records are not reported yet, or were lost. `host_copies` are those of
+    all windows of a device; None before the first.
     """
 
     steps: int = 0
@@ -395,6 +426,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     device_tail_ns: int = 0
     model_flops: float | None = None
     executed_flops: float | None = None
+    host_copies: HostCopies | None = None
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

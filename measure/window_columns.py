@@ -32,9 +32,9 @@ class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `category` (int8) is a `kineto.Category`, `name` and `lane` (int32) index `names` and `lanes`; a lane is a thread of
     the host or a stream of the device. `start_ns` and `duration_ns` (int64) are of one clock, which the reader chooses;
-    `correlation` (int64) links device work to its launch. `metadata` maps a place to Kineto's metadata of the operator
-    that launched a communication kernel: the inside of a JSON object. `operators` likewise maps the place of an
-    operator to its own metadata: all of it where there is a formula for its FLOPs, else its numbers of autograd.
+    `correlation` (int64) links device work to its launch. `metadata` maps a place to Kineto's metadata, the inside of
+    a JSON object: of a copy from the host its own, of a communication kernel that of its operator. `operators` likewise
+    maps the place of an operator to its own: all where there is a formula for its FLOPs, else its numbers of autograd.
     """
 
     names: tuple[str, ...] = ()
@@ -76,13 +76,14 @@ def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     found = _read_operators(columns.operators, place)
+    collectives, copied_bytes = _read_metadata(columns.metadata, place)
     return KinetoTrace(
         head={},
         names=columns.names,
         threads=[(str(lane), "") for lane in columns.lanes],
         events=events,
-        device_work=_find_device_work(events, columns.lanes),
-        collectives=_read_collectives(columns.metadata, place),
+        device_work=_find_device_work(events, columns.lanes, copied_bytes),
+        collectives=collectives,
         shapes=found.shapes,
         addresses=found.values,
         stacks={},
@@ -100,20 +101,24 @@ def _unpack(packed: bytes, dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.frombuffer(packed, dtype=dtype)
 
 
-def _find_device_work(events: Events, lanes: tuple[int, ...]) -> DeviceWork:
+def _find_device_work(events: Events, lanes: tuple[int, ...], copied_bytes: Mapping[int, int]) -> DeviceWork:
     row = np.flatnonzero(np.isin(events.category, [int(kind) for kind in DEVICE_WORK]))
     unknown, not_recorded = np.full(len(row), NONE, dtype=np.int64), np.full(len(row), np.nan)
     stream = np.array(lanes, dtype=np.int64)[events.thread[row]] if len(row) else unknown
-    return DeviceWork(row, unknown, stream, unknown, not_recorded, not_recorded, not_recorded)
+    size = np.array([copied_bytes.get(one, NONE) for one in row.tolist()] if copied_bytes else unknown, dtype=np.int64)
+    return DeviceWork(row, unknown, stream, size, not_recorded, not_recorded, not_recorded)
 
 
-def _read_collectives(metadata: Mapping[int, str], place: Ints) -> dict[int, CollectiveArguments]:
+def _read_metadata(metadata: Mapping[int, str], place: Ints) -> tuple[dict[int, CollectiveArguments], dict[int, int]]:
+    """Return what is told of collectives, and the bytes of copies, by row."""
     found: dict[int, CollectiveArguments] = {}
+    copied_bytes: dict[int, int] = {}
     if not metadata:
-        return found
+        return found, copied_bytes
     # Only windows of a device have any, and these are mostly read by a process of its own.
     from rankscope.measure.kineto_columns import read_collective  # noqa: PLC0415
     from rankscope.measure.kineto_json import Arguments  # noqa: PLC0415
+    from rankscope.measure.kineto_numbers import is_int64  # noqa: PLC0415
 
     for index, text in metadata.items():
         try:
@@ -122,7 +127,9 @@ def _read_collectives(metadata: Mapping[int, str], place: Ints) -> dict[int, Col
             continue
         if arguments.collective is not None:
             found[int(place[index])] = read_collective(arguments)
-    return found
+        elif is_int64(arguments.bytes) and arguments.bytes >= 0:
+            copied_bytes[int(place[index])] = arguments.bytes
+    return found, copied_bytes
 
 
 class _OperatorFields(msgspec.Struct, gc=False):

@@ -31,6 +31,7 @@ from rankscope.measure.records import (
     AllocatorSample,
     Compilations,
     DeviceSample,
+    HostCopies,
     HostSample,
     InterfaceSample,
     Losses,
@@ -112,11 +113,20 @@ def full_rank(rank: int) -> RankSnapshot:
 
 
 def window_of(times: int) -> WindowBreakdown:
-    """Return a window of 100 ms: 60 compute, 20 communication of which half is hidden, 5 copies, 25 idle."""
+    """Return a window of 100 ms: 60 compute, 20 communication of which half is hidden, 5 copies, 25 idle. Of the copies
+    3 ms are from the host, 2 of these from pageable memory, where 6 and 4 ran.
+    """
     return WindowBreakdown(
         first_step=90, step_count=4, window_ns=times * 100 * MS, compute_ns=times * 60 * MS,
         communication_ns=times * 20 * MS, overlap_ns=times * 10 * MS, exposed_communication_ns=times * 10 * MS,
-        copy_ns=times * 5 * MS, idle_ns=times * 25 * MS,
+        copy_ns=times * 5 * MS, idle_ns=times * 25 * MS, host_copies=copies_of(times),
+    )  # fmt: skip
+
+
+def copies_of(times: int) -> HostCopies:
+    return HostCopies(
+        count=8, duration_ns=times * 6 * MS, exposed_ns=times * 3 * MS, bytes=times * 60_000_000,
+        pageable_ns=times * 4 * MS, pageable_exposed_ns=times * 2 * MS, pageable_bytes=times * 20_000_000,
     )  # fmt: skip
 
 
@@ -151,6 +161,7 @@ def totals_of(times: int) -> Totals:
         device_tail_ns=times * 160 * MS,
         model_flops=times * 12e15,
         executed_flops=times * 15e15,
+        host_copies=copies_of(3 * times),
     )  # fmt: skip
 
 

@@ -13,7 +13,9 @@ step, the device may still have the one before in its queue, and work that was q
 recorded at all. By the host clock the first step would seem idle, and the last one would lack the work that runs when
 the window ends. So the step is bounded by the device's clock: it begins with the first work that calls of the step
 launched, and lasts until the first work of the next step. Such steps hold the work in the order of the queue, sum to
-the device's time without a gap, and are on average as long as the host's. The last step of a window only bounds the one
+the device's time without a gap, and are on average as long as the host's. Work of streams without a kernel bounds no
+step: a batch that is copied ahead of its step runs beside kernels of the one before, of which the first are not
+recorded. The last step of a window only bounds the one
 before, so windows of a GPU have one step more than is reported. A step with a kernel that was launched and did not run
 within the window (still in the queue, captured into a graph, or lost by the profiler) is cut: not reported.
 A small window of a CPU is reduced in the training process itself, so what only the others need is imported in the
@@ -35,7 +37,7 @@ from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
 from rankscope.measure.kineto import LAUNCHES, NO_OPTIONS, NONE, Ints, KinetoTrace
-from rankscope.measure.rank_view import RankView
+from rankscope.measure.rank_view import Bools, RankView
 from rankscope.measure.records import WindowBreakdown, WindowFlops, WindowSynchronizations
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace
@@ -146,13 +148,18 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
     if _has_impossible_times(view, request):
         return WindowAnswer(first_step=first_step, on_device=True, has_impossible_times=True)
     from rankscope.agent.profiler.synchronizations import sum_synchronizations  # noqa: PLC0415 - see above
+    from rankscope.measure.host_copies import sum_host_copies  # noqa: PLC0415 - see above
 
     windows = _find_device_windows(view, request.steps)
+    copies = sum_host_copies(view, [(start_ns, end_ns) for _, start_ns, end_ns in windows])
     whole = {window.step for window in windows}
     of_host = [(one.step, one.start_host_ns, one.end_host_ns) for one in request.steps if one.step in whole]
     return WindowAnswer(
         first_step=first_step,
-        breakdowns=_break_down(view, windows),
+        breakdowns=tuple(
+            msgspec.structs.replace(one, host_copies=copied)
+            for one, copied in zip(_break_down(view, windows), copies, strict=True)
+        ),
         # A kernel of the user's own has no group, and one collective without a group would lose all of the window.
         collectives=_find_device_collectives(
             view if own is None else RankView(view.trace), request.steps, whole, view.sets[0]
@@ -224,7 +231,8 @@ def _has_impossible_times(view: RankView, request: WindowRequest) -> bool:
 
 def _find_device_windows(view: RankView, steps: Sequence[StepBounds]) -> list[_Window]:
     """Return the steps without the last, bounded by the device's clock; those that are cut are left out."""
-    begins_ns = [_find_first_work(view, step) for step in steps]
+    runs_kernels = np.isin(view.work.stream, view.work.stream[view.work.is_kernel])
+    begins_ns = [_find_first_work(view, step, runs_kernels) for step in steps]
     lost_ns = _find_lost_launches(view)
     found = []
     for step, start_ns, end_ns in zip(steps, begins_ns, begins_ns[1:], strict=False):
@@ -234,11 +242,12 @@ def _find_device_windows(view: RankView, steps: Sequence[StepBounds]) -> list[_W
     return found
 
 
-def _find_first_work(view: RankView, step: StepBounds) -> int | None:
-    """Return when the device began the work that the step launched; None when it launched nothing."""
+def _find_first_work(view: RankView, step: StepBounds, runs_kernels: Bools) -> int | None:
+    """Return when the device began the work that the step launched on streams with kernels; None when there is none."""
     places, call_ns = view.work_by_call
     first, last = np.searchsorted(call_ns, [step.start_host_ns, step.end_host_ns], side="left")
-    return int(view.work.start_ns[places[first:last]].min()) if first < last else None
+    mine = places[first:last][runs_kernels[places[first:last]]]
+    return int(view.work.start_ns[mine].min()) if len(mine) else None
 
 
 def _find_calls(view: RankView, matches: Callable[[str], object]) -> Ints:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.measure.communication import HOST_PREFIXES, is_backend_range
-from rankscope.measure.kineto import DEVICE_WORK, LAUNCHES, NONE, Category, find_category
+from rankscope.measure.kineto import COPIES_FROM_HOST, DEVICE_WORK, LAUNCHES, NONE, Category, find_category
 from rankscope.measure.window_columns import WindowColumns
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ own. There are a few in a step, so that this takes some microseconds, where all 
 _NUMBERS = re.compile(r'"Sequence number": \d+, "Fwd thread id": \d+')
 """An operator's numbers of autograd, as torch writes them into its metadata."""
 METADATA_COUNTS = 4
-"""An operator whose metadata is read counts as so many more activities of a batch: it takes 5 us."""
+"""An activity whose metadata is read counts as so many more of a batch: that of an operator takes 5 us."""
 _MAY_BE_RANGES = frozenset({Category.ANNOTATION, Category.CPU_OP})
 
 
@@ -84,7 +84,7 @@ class _Reader:
         self._ranges: list[HostRange] = []
         self._names: dict[str, int] = {}
         self._lanes: dict[int, int] = {}
-        self._collective_metadata: dict[int, str] = {}
+        self._metadata: dict[int, str] = {}
         self._operator_metadata: dict[int, str] = {}
         self._may_block: dict[str, bool] = {}
         self._operators_around: set[tuple[int, int, str]] = set()
@@ -121,7 +121,10 @@ class _Reader:
         if kind is Category.KERNEL:
             launcher = activity.linked_activity()
             if launcher is not None and launcher.name() == LAUNCHED_BY_COLLECTIVES:
-                self._collective_metadata[len(self._start_ns)] = launcher.metadata_json()
+                self._metadata[len(self._start_ns)] = launcher.metadata_json()
+        elif kind is Category.MEMCPY and name.startswith(COPIES_FROM_HOST):
+            self.count += METADATA_COUNTS
+            self._metadata[len(self._start_ns)] = activity.metadata_json()
         self._category.append(kind)
         self._name.append(self._names.setdefault(name, len(self._names)))
         self._lane.append(self._lanes.setdefault(lane, len(self._lanes)))
@@ -168,7 +171,7 @@ class _Reader:
             start_ns=self._start_ns.tobytes(),
             duration_ns=self._duration_ns.tobytes(),
             correlation=self._correlation.tobytes(),
-            metadata=self._collective_metadata,
+            metadata=self._metadata,
             operators=self._operator_metadata,
         )
         return ReadWindow(ranges, columns)

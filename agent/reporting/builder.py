@@ -33,6 +33,7 @@ from rankscope.measure.records import (
     Totals,
     WindowBreakdown,
     WindowSynchronizations,
+    add_host_copies,
     add_waits,
     collectives_to_table,
     steps_to_table,
@@ -274,6 +275,7 @@ def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> To
             exposed_communication_ns=totals.exposed_communication_ns + window.exposed_communication_ns,
             copy_ns=totals.copy_ns + window.copy_ns,
             idle_ns=totals.idle_ns + window.idle_ns,
+            host_copies=add_host_copies((totals.host_copies, window.host_copies)),
         )
     return totals
 

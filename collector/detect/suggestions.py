@@ -43,10 +43,11 @@ OVERLAP: Final = (
 )
 SYNCHRONIZES: Final = "host_device_sync"
 UNSEEN: Final = "unseen_wait"
+PINNED: Final = "pinned"
 OF_GPU: Final = "gpu"
 LEFT: Final = "left"
-"""Variants of a suggestion: the host waits for its GPU; something that is not measured is waited for; it was the memory
-of a GPU; a rank had left the others.
+"""Variants of a suggestion: the host waits for its GPU; something that is not measured is waited for; what is copied is
+in pinned memory; it was the memory of a GPU; a rank had left the others.
 """
 _LEFT_EARLY: Final = (
     "See in the log of the rank that ended first why it left: an error, a signal, or no more data (torch's "
@@ -107,6 +108,10 @@ _SLOW_RANK: Final = {
     "pcie_downgrade": (
         "Compare the GPU's link with a peer's (PCI in nvidia-smi -q) while both compute. Reseat the GPU or its "
         "riser, or exclude the node."
+    ),
+    "slow_copies": (
+        "Compare with a peer: the PCIe link while both copy (nvidia-smi -q), the NUMA node of the process "
+        "(numactl --show), whether batches are pinned."
     ),
     "host_cpu": (
         "Look at the line that samples name (rankscope status RUN --rank N), else compare `py-spy top` with a "
@@ -267,6 +272,16 @@ ADVICE: Final[Mapping[str, KindAdvice]] = {
     }),
     "communication_bound": KindAdvice("RankscopeCommunicationBound", {"communication_bound": COMMUNICATE_LESS}),
     "serialized_communication": KindAdvice("RankscopeNoOverlap", {"serialized_communication": OVERLAP}),
+    "copy_bound": KindAdvice(FINDINGS_PAGE, {
+        "copy_bound": (
+            "Pin the batches (DataLoader(pin_memory=True), tensor.pin_memory()) and copy them with non_blocking=True, "
+            "best on a stream of their own while the batch before computes."
+        ),
+        f"copy_bound: {PINNED}": (
+            "Copy the next batch on a stream of its own while this one computes. Or copy less: images in uint8, "
+            "padding and conversion on the GPU."
+        ),
+    }),
     "memory_pressure": KindAdvice("RankscopeAllocatorRetries", {"memory_pressure": FREE_THE_ALLOCATOR}),
     "garbage_collection": KindAdvice(FINDINGS_PAGE, {
         "garbage_collection": (

@@ -15,6 +15,7 @@ from rankscope.collector.runs.blocked_lines import BlockingCalls, list_blocking_
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.compilations import NOTHING_COMPILED, RunCompilations
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.host_copies import describe_copies_of_run
 from rankscope.collector.runs.live_settings import NOTHING_CHANGED, RunSettings
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.rank import SavedRank
@@ -67,7 +68,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     marked, `compilations` what was compiled, and `energy` what its GPUs have used, in the last attempt. `settings` are
     those that were changed while it went on. `pipeline` has the stages that its ranks announced, `layers` their
     models' repeated blocks, and `experts` their loads in all-to-alls; None while it goes on. `not_judged` says by kind
-    of finding why there was no verdict about it at the end, empty while it goes on.
+    of finding why there was no verdict about it at the end, empty while it goes on. `host_copies_said` tells what GPUs
+    copied from their hosts, in all windows.
     """
 
     run: str
@@ -105,6 +107,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: RunLayers | None = None
     not_judged: Mapping[str, str] = {}
     experts: ExpertLoads | None = None
+    host_copies_said: str = ""
 
 
 def read_report(address: StoreAddress, run: str) -> RunReport:
@@ -164,6 +167,7 @@ def build_report(history: StoredHistory, incidents: Iterable[Incident]) -> RunRe
         hfu_is_upper_bound=any(
             process.flops.hfu is not None and process.flops.executed_is_upper_bound for process in processes
         ),
+        host_copies_said=describe_copies_of_run(process.totals for process in processes),
         energy=find_run_energy(
             ((process.totals, process.devices) for process in processes), find_lost_to_slow(run.goodput)
         ),

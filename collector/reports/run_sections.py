@@ -99,6 +99,7 @@ def _facts(report: RunReport) -> Section:
         **list_pipeline_facts(report.pipeline),
         **list_layer_facts(report.layers),
         **{f"experts{f' ({n})' * (n > 1)}": text for n, text in enumerate(describe_experts(report.experts), 1)},
+        **({"copies from the host": report.host_copies_said} if report.host_copies_said else {}),
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),

@@ -21,6 +21,7 @@ from rankscope.collector.reports.trace_cells import Section, printable
 from rankscope.collector.reports.trace_text import WIDTH, render_section
 from rankscope.collector.runs.blocked_lines import list_blocking_calls
 from rankscope.collector.runs.compilations import describe_compilations
+from rankscope.collector.runs.host_copies import describe_host_copies
 from rankscope.collector.runs.live_settings import describe_changed
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
@@ -237,12 +238,12 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     basis = rank.ratio_basis
     if basis.of_steps is not None or basis.absent != NO_WINDOW.absent:
         lines.append(f"{INDENT}ratios: {basis.absent or describe_basis(basis)}")
-    memory = describe_memory(rank, run.ranks)
-    if memory:
-        lines.append(f"{INDENT}memory: {memory}")
-    flops = describe_rank_flops(rank.flops)
-    if flops:
-        lines.append(f"{INDENT}last minute of its steps: {flops}")
+    told = {
+        "memory": describe_memory(rank, run.ranks),
+        "copies from the host": describe_host_copies(rank.breakdown),
+        "last minute of its steps": describe_rank_flops(rank.flops),
+    }
+    lines += [f"{INDENT}{name}: {text}" for name, text in told.items() if text]
     lines += [*render_head(run.medians_of, colors), render_rank(rank, colors)]
     if peers is not None:
         count, times = peers

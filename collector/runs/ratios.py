@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.records import WindowBreakdown, add_host_copies
 
 
 def compute_ratio(window: WindowBreakdown) -> float | None:
@@ -30,12 +30,18 @@ def overlap_ratio(window: WindowBreakdown) -> float | None:
     return _over(window.overlap_ns, window.communication_ns)
 
 
+def exposed_host_copy_ratio(window: WindowBreakdown) -> float | None:
+    """Return the share of the window in which copies from the host ran and no kernel did, 0 to 1; None on a CPU."""
+    return None if window.host_copies is None else _over(window.host_copies.exposed_ns, window.window_ns)
+
+
 RATIOS: Final = {
     "compute": compute_ratio,
     "communication": communication_ratio,
     "overlap": overlap_ratio,
     "exposed_communication": exposed_communication_ratio,
     "idle": idle_ratio,
+    "exposed_host_copy": exposed_host_copy_ratio,
 }
 
 
@@ -58,10 +64,12 @@ def add_breakdowns(windows: tuple[WindowBreakdown, ...]) -> WindowBreakdown | No
     names = (
         "window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns",
     )  # fmt: skip
+    copies = [window.host_copies for window in windows]
     counts = [window.operator_count for window in windows if window.operator_count is not None]
     return WindowBreakdown(
         first_step=windows[0].first_step,
         step_count=sum(window.step_count for window in windows),
         operator_count=sum(counts) if len(counts) == len(windows) else None,
+        host_copies=None if None in copies else add_host_copies(copies),
         **{name: sum(getattr(window, name) for window in windows) for name in names},
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -11,6 +11,10 @@ from rankscope.collector.runs.ratios import add_breakdowns, read_ratios
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.bounds import to_count
 from rankscope.measure.units import format_length
+
+HOST_COPY: Final = "exposed_host_copy"
+COPYING_SHOWN_MIN: Final = 0.01
+"""Most runs copy less, and nobody has to know."""
 
 
 class RunRatios(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +132,8 @@ def describe_run_ratios(found: RunRatios) -> str:
         return ""
     names = ("compute", "exposed_communication", "idle")
     shares = [f"{name.replace('_', ' ')} {100 * found.ratios[name]:.0f} %" for name in names if name in found.ratios]
+    copying = found.ratios.get(HOST_COPY, 0.0)
+    shares += [f"{HOST_COPY.replace('_', ' ')} {100 * copying:.0f} %"] if copying >= COPYING_SHOWN_MIN else []
     if not shares:
         return "" if found.absent is None else f"no ratios: {found.absent}"
     known = ", ".join([*shares, describe_basis(found)])

@@ -24,7 +24,13 @@ from rankscope.collector.invariants import require
 from rankscope.collector.runs.level_ring import LevelRing
 from rankscope.collector.runs.report_fields import HostTimes, ReportFields
 from rankscope.measure.bounds import NUMBER_MAX
-from rankscope.measure.records import Compilations, CompiledFrame, WindowBreakdown, WindowSynchronizations
+from rankscope.measure.records import (
+    Compilations,
+    CompiledFrame,
+    HostCopies,
+    WindowBreakdown,
+    WindowSynchronizations,
+)
 
 T = TypeVar("T")
 
@@ -157,7 +163,8 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
     def __init__(self, kept: int) -> None:
         super().__init__(_BREAKDOWNS, kept)
         self._sums = dict.fromkeys(_SUMMED, 0)
-        self._operators = self._without_operators = 0
+        self._copies = dict.fromkeys(HostCopies.__struct_fields__, 0)
+        self._operators = self._without_operators = self._without_copies = 0
 
     def append(self, sample: WindowBreakdown) -> None:
         """Add a breakdown; beyond `kept` the oldest is dropped."""
@@ -174,6 +181,9 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
         return WindowBreakdown(
             first_step=self[0].first_step,
             operator_count=None if self._without_operators else _limit(self._operators),
+            host_copies=None
+            if self._without_copies
+            else HostCopies(**{name: _limit(value) for name, value in self._copies.items()}),
             **{name: _limit(value) for name, value in self._sums.items()},
         )
 
@@ -184,6 +194,11 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
             self._without_operators += sign
         else:
             self._operators += sign * sample.operator_count
+        if sample.host_copies is None:
+            self._without_copies += sign
+            return
+        for name in self._copies:
+            self._copies[name] += sign * getattr(sample.host_copies, name)
 
 
 _SYNCHRONIZATIONS: Final = msgspec.msgpack.Decoder(WindowSynchronizations)

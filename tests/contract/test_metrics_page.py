@@ -33,7 +33,7 @@ from tests.full_snapshot import full_snapshot
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 LABELS = {
-    "call",
+    "call", "memory",
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
     "direction", "kind", "scope", "subject", "state", "page", "port", "interface", "communicator", "channel", "outcome",
     "stage", "schedule", "layer", "batch_job",

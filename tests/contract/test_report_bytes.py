@@ -13,6 +13,7 @@ from rankscope.measure.records import (
     CollectiveRecord,
     DeviceSample,
     GroupInfo,
+    HostCopies,
     HostSample,
     InterfaceSample,
     Losses,
@@ -31,7 +32,7 @@ STEP_BYTES = 8 * (8 + len(PHASES))
 """Bytes of a step: a column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, samples,
 tokens, and the phases. 8 more for each phase of the user's own."""
 COLLECTIVE_BYTES = 8 * 8
-BREAKDOWN_BYTES = 9 * 10 + 1
+BREAKDOWN_BYTES = 9 * (10 + 9) + 2  # nine are of copies from the host
 COVERED_BYTES = 9 * 2 + 1
 DEVICE_BYTES = 1_000
 NODE_BYTES, PORT_BYTES, INTERFACE_BYTES = 400, 150, 50
@@ -64,6 +65,7 @@ def breakdown() -> WindowBreakdown:
     return WindowBreakdown(
         first_step=LARGE, step_count=LARGE, window_ns=LARGE, compute_ns=LARGE, communication_ns=LARGE,
         overlap_ns=LARGE, exposed_communication_ns=LARGE, copy_ns=LARGE, idle_ns=LARGE, operator_count=LARGE,
+        host_copies=HostCopies(**dict.fromkeys(HostCopies.__struct_fields__, LARGE)),
     )  # fmt: skip
 
 

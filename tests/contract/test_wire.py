@@ -75,6 +75,7 @@ from rankscope.measure.records import (
     CompiledStart,
     DeviceSample,
     GroupInfo,
+    HostCopies,
     HostSample,
     InterfaceSample,
     LayerTimes,
@@ -121,10 +122,15 @@ COLLECTIVES = Collectives(
         [(41, 0, 0, 1_100, 50, 7, 4096), (41, 0, 1, 1_200, 9, None, None)],
     ),
 )
-BREAKDOWN = WindowBreakdown(
+BREAKDOWN_WITHOUT_COPIES = WindowBreakdown(
     first_step=40, step_count=2, window_ns=600, compute_ns=400, communication_ns=150, overlap_ns=90,
     exposed_communication_ns=60, copy_ns=40, idle_ns=100, operator_count=12,
 )  # fmt: skip
+HOST_COPIES = HostCopies(
+    count=7, duration_ns=40, exposed_ns=30, bytes=5_000, pageable_ns=20, pageable_exposed_ns=10, pageable_bytes=4_000,
+    unsized=1, untold=2,
+)  # fmt: skip
+BREAKDOWN = msgspec.structs.replace(BREAKDOWN_WITHOUT_COPIES, host_copies=HOST_COPIES)
 SYNCHRONIZATIONS = WindowSynchronizations(
     first_step=40, step_count=2, call_ns={"cudaStreamSynchronize": 150}, idle_ns=20,
     kinds=(
@@ -188,7 +194,8 @@ LATER_TOTALS = msgspec.structs.replace(
 )
 TOTALS_WITHOUT_TAILS = msgspec.structs.replace(LATER_TOTALS, call_ns={"cudaStreamSynchronize": 150})
 TOTALS_WITHOUT_FLOPS = msgspec.structs.replace(TOTALS_WITHOUT_TAILS, device_tail_steps=2, device_tail_ns=50)
-TOTALS = msgspec.structs.replace(TOTALS_WITHOUT_FLOPS, model_flops=4.3e13, executed_flops=5.6e13)
+TOTALS_WITHOUT_COPIES = msgspec.structs.replace(TOTALS_WITHOUT_FLOPS, model_flops=4.3e13, executed_flops=5.6e13)
+TOTALS = msgspec.structs.replace(TOTALS_WITHOUT_COPIES, host_copies=HOST_COPIES)
 EARLIER_LOSSES = Losses(
     steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
     errors={"sample": 5},
@@ -433,7 +440,10 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_LAYERS = msgspec.structs.replace(STATED["report"], layers=None)
+WITHOUT_LAYERS = msgspec.structs.replace(
+    STATED["report"], layers=None, breakdowns=(BREAKDOWN_WITHOUT_COPIES,), totals=TOTALS_WITHOUT_COPIES
+)
+"""Nor with copies from the host."""
 WITHOUT_PIPELINE = msgspec.structs.replace(WITHOUT_LAYERS, pipeline=None, out_of_memory=(NOTICE_WITHOUT_SNAPSHOT,))
 WITHOUT_SAVES = msgspec.structs.replace(WITHOUT_PIPELINE, host=HOST_WITHOUT_BLOCK_IO, saves=None)
 WITHOUT_ENERGY = msgspec.structs.replace(WITHOUT_SAVES, devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED)
@@ -476,6 +486,7 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("collectives", "table")),
     *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress", "synchronizations")),
     ("report", ("synchronizations", 0, "kinds", 0)),
+    ("report", ("breakdowns", 0, "host_copies")),
     ("report", ("stall",)),
     ("report", ("out_of_memory", 0)),
     ("report", ("flops",)),
@@ -613,7 +624,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
     report = STATED["report"]
     assert isinstance(report, Report)
     earlier = {
-        "host": EARLIER_HOST,
+        "host": EARLIER_HOST, "breakdowns": (BREAKDOWN_WITHOUT_COPIES,),
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronizations": (), "node": None, "timed_steps": (),
         "out_of_memory": (), "flops": StepFlops(), "enqueues": None, "compilations": None,

@@ -105,9 +105,12 @@ class FakeGpu:
         call: str = "cudaLaunchKernel",
         stream: int = STREAM,
         count: int = 1,
+        size: int | None = None,
     ) -> None:
-        """Let an operator launch that from now on, each time it is called."""
+        """Let an operator launch that from now on, each time it is called; a copy with this name has `size` bytes."""
         of_operator, of_work, of_call = (text.encode() for text in (operator, name, call))
+        if size is not None:
+            self._library.gpu_bytes(of_work, ctypes.c_int64(size))
         length, times = ctypes.c_int64(length_ns), ctypes.c_int64(count)
         self._library.gpu_rule(of_operator, kind, of_work, of_call, stream, length, times)
 

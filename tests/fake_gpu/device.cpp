@@ -139,6 +139,7 @@ struct Device {
   std::mutex mutex;
   std::map<std::string, Rule> rules;
   std::map<std::string, Hold> holds;
+  std::map<std::string, int64_t> bytes;  // of copies, by name
   Faults faults;
   std::map<int, int64_t> idle_from_ns;
   int64_t correlation = 0, installed_ns = wall_ns();
@@ -347,6 +348,9 @@ struct Session : IActivityProfilerSession {
     auto& run = add(types[work.kind], work.name, drift(work.begin_ns), drift(work.end_ns), work.correlation);
     run.resource = work.stream;
     run.addMetadata("stream", work.stream);
+    if (const auto size = device.bytes.find(work.name); size != device.bytes.end()) {
+      run.addMetadata("bytes", size->second);
+    }
     if (!work.metadata.empty()) {
       auto& told = add(ActivityType::CPU_OP, "record_param_comms", work.call_ns, work.call_ns + CALL_NS, 0);
       add_metadata(told, work.metadata);
@@ -437,6 +441,11 @@ void gpu_rule(const char* at, int kind, const char* name, const char* call, int 
 void gpu_hold(const char* at, const char* call, int64_t ns_min) {
   std::lock_guard lock(device.mutex);
   device.holds[at] = {call, ns_min};
+}
+
+void gpu_bytes(const char* name, int64_t bytes) {
+  std::lock_guard lock(device.mutex);
+  device.bytes[name] = bytes;
 }
 
 int gpu_set(const char* what, double value) {

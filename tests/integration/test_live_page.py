@@ -14,7 +14,7 @@ from rankscope.collector.runs.live_settings import RunSettings, SettingChange
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.measure.records import AgentCost, Synchronization, WindowSynchronizations
+from rankscope.measure.records import AgentCost, HostCopies, Synchronization, WindowBreakdown, WindowSynchronizations
 from rankscope.measure.units import NS_PER_MS
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, CHART_BELOW, LivePage, heat_of, is_near
@@ -353,7 +353,7 @@ def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> No
     assert found["peers"] == pytest.approx((1 - 35 / 68.25) * (height - CHART_BELOW), abs=4)
 
 
-def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePage, world: LiveWorld) -> None:
+def test_lines_at_which_a_host_waits_and_its_copies_are_shown_as_text(page: LivePage, world: LiveWorld) -> None:
     kinds = (
         Synchronization(
             call="cudaStreamSynchronize", operator="aten::item", line="<b>train.py:24 (main)", count=4,
@@ -363,13 +363,23 @@ def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePag
     )  # fmt: skip
     waits = WindowSynchronizations(first_step=4, step_count=4, kinds=kinds)
     present = RatioBasis(steps=4, of_steps=4, share=1.0, age_steps=0, age_s=0.0, absent=None)
-    ranks = (rank_of(0, run="story", synchronizations=waits, ratio_basis=present), rank_of(1, run="story"))
+    copies = HostCopies(count=4, duration_ns=8 * NS_PER_MS, exposed_ns=4 * NS_PER_MS, bytes=40 * 2**20)
+    window = WindowBreakdown(
+        first_step=4, step_count=4, window_ns=80 * NS_PER_MS, compute_ns=70 * NS_PER_MS, communication_ns=0,
+        overlap_ns=0, exposed_communication_ns=0, copy_ns=4 * NS_PER_MS, idle_ns=6 * NS_PER_MS, host_copies=copies,
+    )  # fmt: skip
+    told = rank_of(0, run="story", synchronizations=waits, ratio_basis=present, breakdown=window)
+    ranks = (told, rank_of(1, run="story"))
     world.show(RunSnapshot(run="story", world_size=2, restart_count=0, ranks=ranks))
     page.open("#run=story&rank=0")
     assert page.wait_for_rows("#waits", 2) == [
         ["<b>train.py:24 (main)", "aten::item", "cudaStreamSynchronize", "1.0", "20.0", "5.0"],
         ["line not known", "not recorded", "cudaMemcpyAsync", "0.5", "0.5", "0.0"],
     ]
+    assert (
+        "Copies from the host: 10.0 MiB per step in 2.0 ms (5.2 GB/s), 1.0 ms of it exposed (5.0 % of the time); "
+        "none from pageable memory." in page.text("#rank-said")
+    )
     page.open("#run=story&rank=1")
     page.wait_for_text("#rank-said", "Rank 1 on")
     assert not page.shown("#waits-shown")

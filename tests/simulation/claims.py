@@ -51,6 +51,9 @@ INFORMS: Final[Mapping[str, Callable[[Scenario], bool]]] = {
     "data_bound": _slows_all(READ),
     "host_bound": _slows_all(HOST),
     "low_gpu_utilization": _slows_all(READ, HOST),
+    "copy_bound": lambda scenario: (
+        _slows_all(HOST)(scenario) and any(one.effect.copies_slowly for one in scenario.faults)
+    ),
     "communication_bound": lambda scenario: any(fault.effect.kind == TRANSFER for fault in scenario.faults),
 }
 """Whether a kind of finding that blames no rank is true of a run."""

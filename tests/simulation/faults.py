@@ -30,6 +30,7 @@ class Effect(NamedTuple):
     waits_for_device: bool = False
     waits_for_core: bool = False
     other_threads: bool = False
+    copies_slowly: bool = False
     found_as: str | None = None
 
 
@@ -48,6 +49,7 @@ EFFECTS: dict[str, Effect] = {
     "memory_pressure": Effect(HOST, retries=True),
     "slow_link": Effect(TRANSFER, port_errors=True),
     "pcie_downgrade": Effect(HOST, narrows_pcie=True),
+    "slow_copies": Effect(HOST, copies_slowly=True, burns_cpu=False),
     "cpu_pressure": Effect(HOST, queues_for_cpu=True, burns_cpu=False),
     "host_device_sync": Effect(HOST, waits_for_device=True),
     "unseen_wait": Effect(HOST, burns_cpu=False),

@@ -16,6 +16,7 @@ from rankscope.measure.records import (
     CollectiveRecord,
     DeviceSample,
     GroupInfo,
+    HostCopies,
     HostSample,
     Losses,
     NodeSample,
@@ -34,6 +35,8 @@ from tests.simulation.unequal import VaryingSizes
 
 RUN = "simulated"
 OPERATORS = 1_000
+BATCH_BYTES, HIDDEN_COPY_NS = 30_000_000, 3_000_000
+"""What each rank copies from its host in a step, and for how long beside its kernels."""
 BLOCKS = 40
 """Blocks of memory that the allocator requested from the driver at the start."""
 HEALTHY_CLOCK_HERTZ = 1_980_000_000
@@ -296,6 +299,7 @@ class SimulatedRank:
             if call.takes_part[rank]
         )
         overlap_ns = min(compute_ns, hidden_ns)
+        copy_ns = min(idle_ns, sum(int(ns) for fault, ns in faults if fault.effect.copies_slowly))
         more = 1 + sum(ns / compute_ns for fault, ns in faults if fault.effect.more_operators)
         return WindowBreakdown(
             first_step=number,
@@ -305,9 +309,12 @@ class SimulatedRank:
             communication_ns=exposed_ns + overlap_ns,
             overlap_ns=overlap_ns,
             exposed_communication_ns=exposed_ns,
-            copy_ns=0,
-            idle_ns=idle_ns,
+            copy_ns=copy_ns,
+            idle_ns=idle_ns - copy_ns,
             operator_count=round(OPERATORS * more),
+            host_copies=HostCopies(
+                count=2, duration_ns=copy_ns + HIDDEN_COPY_NS, exposed_ns=copy_ns, bytes=BATCH_BYTES
+            ),
         )
 
     def _synchronize(self, window: Sequence[_Seen]) -> WindowSynchronizations:

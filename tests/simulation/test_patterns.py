@@ -118,6 +118,13 @@ def test_rank_with_a_narrow_pcie_link_is_named_with_its_lanes() -> None:
     assert (found.evidence["pcie_lanes"], found.evidence["peers_pcie_lanes"]) == (4, 16)
 
 
+def test_rank_whose_copies_are_slow_is_named_with_what_they_take_longer() -> None:
+    fault = Fault(cause="slow_copies", ranks=(5,), ratio=1.3, begin=BEGIN)
+    (found,) = findings("dp", Topology.mesh(dp=16), fault)
+    assert (found.ranks, found.cause) == ((5,), "slow_copies")
+    assert found.why.endswith("longer per step for as many bytes, its GPU waiting")
+
+
 def test_slow_link_with_errors_of_its_port_says_so() -> None:
     fault = Fault(cause="slow_link", ranks=(5,), ratio=1.3, begin=BEGIN)
     (found,) = findings("tp", Topology.mesh(tp=8, dp=4), fault)

@@ -30,6 +30,7 @@ def everywhere(cause: str, ratio: float) -> Fault:
         ("host_cpu", 1.7, {"host_bound"}),
         ("memory_pressure", 1.7, {"host_bound", "memory_pressure"}),
         ("gpu_slow_clock", 1.5, set()),
+        ("slow_copies", 1.3, {"copy_bound"}),
     ],
 )
 def test_run_slow_everywhere_gets_the_matching_rule(kind: str, cause: str, ratio: float, expected: set[str]) -> None:
@@ -41,7 +42,7 @@ def test_no_rule_fires_on_a_healthy_run(noise: str) -> None:
     assert not {kind for kind, _, _ in findings("tp", noise=noise)} & set(RULES)
 
 
-@pytest.mark.parametrize("cause", ["data_loading", "host_cpu", "memory_pressure"])
+@pytest.mark.parametrize("cause", ["data_loading", "host_cpu", "memory_pressure", "slow_copies"])
 def test_no_rule_speaks_beside_the_one_rank_that_is_slow(cause: str) -> None:
     fault = Fault(cause=cause, ranks=(3,), ratio=2.0, begin=0)
     assert not {kind for kind, _, _ in findings("dp", fault)} & set(RULES)

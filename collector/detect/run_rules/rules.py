@@ -11,6 +11,7 @@ run or a slow link.
 | `host_bound` | the GPU is idle for 30 % of the time beyond that, and moves little data that nothing hides |
 | `low_gpu_utilization` | the GPU is idle for 30 % of the time, and neither of the two explains it |
 | `communication_bound` | exposed communication for 15 % of the time; waits do not count |
+| `copy_bound` | copies from the host, while no kernel runs, for 5 % of the time |
 | `serialized_communication` | little communication overlaps, and overlap could save a tenth of the time |
 | `cpu_pressure` | the training thread waits for a CPU core a tenth of the time (on a GPU: and it is idle as long) |
 | `garbage_collection` | steps are longer than usual for 5 % of the time, and garbage collectors pause as long |
@@ -36,6 +37,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     DATA_RATIO_MIN,
     EXPOSED_RATIO_MIN,
     HIDEABLE_RATIO_MIN,
+    HOST_COPY_RATIO_MIN,
     IDLE_RATIO_MIN,
     OVERLAP_RATIO_MAX,
     PAUSE_RATIO_MIN,
@@ -45,9 +47,9 @@ from rankscope.collector.detect.run_rules.thresholds import (
 from rankscope.collector.detect.statistics.begin_range import find_rise
 from rankscope.collector.detect.stragglers.host_times import describe_limit
 from rankscope.collector.detect.stragglers.intermittent import CLASS_RATIO, find_half_of_time
-from rankscope.collector.detect.suggestions import SYNCHRONIZES, UNSEEN, suggest
+from rankscope.collector.detect.suggestions import PINNED, SYNCHRONIZES, UNSEEN, suggest
 from rankscope.collector.detect.view import Candidate, RunView
-from rankscope.measure.units import format_duration
+from rankscope.measure.units import format_bytes, format_duration
 
 CLOSE_RATIO: Final = 0.8
 """An open finding passes when its number falls below this share of its threshold: shares of windows vary by less than
@@ -83,6 +85,7 @@ NO_TRANSFERS: Final = "how long the data movement takes is not known"
 EARLY_EASE: Final = 2.0
 """Times the threshold from which waits for loaders are told of a run that is too young for all else: workers that start
 make the first batches late."""
+NO_COPIES: Final = "no GPU has enough profiler windows that tell of copies from the host yet"
 
 Verdict = Judged | Abstain | None
 """None: judged, and nothing found."""
@@ -238,6 +241,29 @@ def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdic
     )
 
 
+def judge_host_copies(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether GPUs copy from their hosts, and compute nothing meanwhile, for much of the time."""
+    if signals.copying is None:
+        return Abstain(signals.absent or NO_COPIES)
+    if signals.copying < ease * HOST_COPY_RATIO_MIN:
+        return None
+    evidence = {"host_copy_ratio": signals.copying, "host_copy_ratio_min": HOST_COPY_RATIO_MIN}
+    size = "" if signals.copied_bytes is None else f"{format_bytes(signals.copied_bytes)} per step, "
+    memory, is_pinned = "whether from pinned memory not told", False
+    if signals.pageable is not None:
+        of_it = min(1.0, signals.pageable / signals.copying)
+        evidence["pageable_copy_ratio"] = signals.pageable
+        is_pinned = of_it < EXPLAINS
+        memory = f"{percent(of_it)} of that time from memory that is not pinned" if of_it else "all from pinned memory"
+    return Judged(
+        signals.copying,
+        f"GPUs copying from their hosts {percent(signals.copying)} of the time, computing nothing meanwhile,",
+        f"{size}{memory}",
+        evidence,
+        variant=PINNED if is_pinned else "",
+    )
+
+
 def judge_garbage(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the garbage collectors of many ranks, at steps of their own, make all wait again and again. Pauses
     at one step count once: no more is lost than what steps are longer than usual.
@@ -356,13 +382,14 @@ RULES: Final[Mapping[str, Rule]] = {
     "low_gpu_utilization": Rule(judge_utilization, ANY_CAUSE, frozenset({"data_bound", "host_bound"})),
     "cpu_pressure": Rule(judge_core_wait, frozenset({"cpu_pressure"}), kinds=frozenset({RUN_SLOWDOWN})),
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
+    "copy_bound": Rule(judge_host_copies, frozenset({"pcie_downgrade", "slow_copies"})),
     "serialized_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
     GARBAGE: Rule(judge_garbage, frozenset({GARBAGE}), price=_price_pauses),
 }
 """The rules by kind, which is the cause too, in the order in which they run."""
 OF_WINDOWS_ONLY: Final = frozenset(
-    {"host_bound", "low_gpu_utilization", "communication_bound", "serialized_communication"}
+    {"host_bound", "low_gpu_utilization", "communication_bound", "copy_bound", "serialized_communication"}
 )
 """What only windows of GPUs show: once these have ended nothing can be said of the present."""
 

@@ -66,6 +66,8 @@ class RunSignals(NamedTuple):
     `too_few`: why nothing but `data` counts yet, empty where all does.
     `synchronizing` is the part of `idle` around calls in which the host waits for its GPU, at most, and
     `synchronizes_in` the calls with most of it, as text that ends a sentence, empty if there are none.
+    `copying` is the time in which GPUs copied from their hosts and no kernel ran, `pageable` the part of it from memory
+    that is not pinned, and `copied_bytes` what was copied in a step.
     """
 
     since_step: int
@@ -91,6 +93,9 @@ class RunSignals(NamedTuple):
     pausing: float | None = None
     beyond: float = 0.0
     too_few: str = ""
+    copying: float | None = None
+    pageable: float | None = None
+    copied_bytes: float | None = None
 
 
 def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
@@ -140,6 +145,9 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         pausing=_find_pausing(view, sampled, steps, latest_ns),
         beyond=_find_beyond(latest_ns),
         too_few=too_few,
+        copying=_of_most((one.copying for one in shares), len(sampled)),
+        pageable=_of_most((one.pageable for one in shares), len(sampled)),
+        copied_bytes=_of_most((one.copied_bytes for one in shares), len(sampled)),
         **_read_synchronizations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 
@@ -269,6 +277,9 @@ class _RankShares(NamedTuple):
     moving: float | None
     hideable: float | None
     overlap: float | None
+    copying: float | None
+    pageable: float | None
+    copied_bytes: float | None
 
 
 def _find_windows(view: RunView, sampled: Sequence[int], steps: int) -> Mapping[int, Sequence[WindowBreakdown]]:
@@ -297,7 +308,15 @@ def _read_shares(
         moving = min(exposed, moved_ns / usual_ns)
         # Overlapped, the longer of the two sets the pace: only with enough compute can all be hidden.
         hideable = min(moving, alone) if computing >= moving else 0.0
+    copies = [(one.host_copies, one) for one in windows if one.host_copies is not None]
+    are_known = len(copies) == len(windows)
+    is_told, is_sized = (
+        are_known and not any(getattr(one, name) for one, _ in copies) for name in ("untold", "unsized")
+    )
     return _RankShares(
+        copying=median(one.exposed_ns / window.window_ns for one, window in copies) if are_known else None,
+        pageable=median(one.pageable_exposed_ns / window.window_ns for one, window in copies) if is_told else None,
+        copied_bytes=median(one.bytes / window.step_count for one, window in copies) if is_sized else None,
         idle=median(_idle_share(window, usual_ns) for window in windows) if has_gpu else None,
         moving=moving,
         hideable=hideable,

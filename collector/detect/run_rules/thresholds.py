@@ -21,6 +21,9 @@ EXPOSED_RATIO_MIN: Final = 0.15
 single rank's trace includes waits for others."""
 OVERLAP_RATIO_MAX: Final = 0.2
 """Healthy DDP overlaps 43 to 90 % of its communication; serialized traces 2 to 16 %."""
+HOST_COPY_RATIO_MIN: Final = 0.05
+"""Copies from the host during which no kernel runs, over the window: 1 % in a ResNet-50 that copies its images from
+pageable memory, on a V100; less in all other traces."""
 HIDEABLE_RATIO_MIN: Final = 0.1
 """Largest possible saving over the time the device worked: the shorter of communication alone and compute alone."""
 

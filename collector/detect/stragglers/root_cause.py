@@ -39,7 +39,7 @@ from rankscope.collector.detect.stragglers.storage import STORAGE, find_block_io
 from rankscope.collector.detect.view import AllocatorCounts, Samples
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronizations
-from rankscope.measure.units import format_duration
+from rankscope.measure.units import format_bytes, format_duration
 
 # Memory pressure: the counters of torch's allocator and of the host, compared with those of the peers.
 #
@@ -157,8 +157,13 @@ IDLE_EXCESS: Final = "idle_excess_ns"
 """Evidence key: how much longer its device is idle in a step than its peers'."""
 COMPUTE_EXCESS: Final = "compute_excess_ns"
 """Evidence key: how much longer its device computes in a step than its peers'."""
+COPY_EXCESS: Final = "host_copy_excess_ns"
+"""Evidence key: for how much longer in a step than its peers' its device copies from its host and computes nothing."""
+SLOW_COPIES: Final = "slow_copies"
 CPU_PRESSURE: Final = "cpu_pressure"
-NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "block_io", "other_threads", RECOMPILATION})
+NO_PHASES = frozenset(
+    {"cpu", "gc", "host_copy", "compute", "idle", "sync", "core_wait", "block_io", "other_threads", RECOMPILATION}
+)
 """Excesses that are not phases of the step."""
 
 
@@ -194,6 +199,7 @@ def find_cause(
         _memory,
         _sync,
         _pcie,
+        _copies,
         _window,
     ):
         cause = rule(slow, excess_ns, evidence, samples)
@@ -363,8 +369,48 @@ def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
             evidence[f"pcie_{what}"], evidence[f"peers_pcie_{what}"] = mine, usual
             runs = f"with {mine} lane{'s' if mine > 1 else ''}" if what == "lanes" else f"at generation {mine}"
             preposition = "with" if what == "lanes" else "at"
-            return "pcie_downgrade", f"its GPU's PCIe link {runs}, those of its peers {preposition} {usual}"
+            link = f"its GPU's PCIe link {runs}, those of its peers {preposition} {usual}"
+            longer_ns = _compare_copies(slow, evidence, samples)
+            copies = f", copies from its host {format_duration(longer_ns)} longer per step" if longer_ns > 0 else ""
+            return "pcie_downgrade", f"{link}{copies}"
     return None
+
+
+def _compare_copies(slow: SlowRank, evidence: dict[str, float], samples: Samples) -> float:
+    """Return for how much longer in a step its device copies from its host and computes nothing, which is put into the
+    evidence; 0 where that is not known.
+    """
+    exposed = _window_medians(slow, samples.breakdowns, "host_copies.exposed_ns")
+    if exposed is None:
+        return 0.0
+    evidence[COPY_EXCESS] = exposed[0] - exposed[1]
+    return evidence[COPY_EXCESS]
+
+
+def _copies(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """Find copies from the host for which its device computes nothing for longer than its peers': slower ones, or, as
+    more work, of more bytes. Where bytes are not known, copies are counted.
+    """
+    longer_ns = _compare_copies(slow, evidence, samples)
+    if longer_ns < EXPLAINS * excess_ns:
+        return None
+    sizes, counts, unsized = (
+        _window_medians(slow, samples.breakdowns, f"host_copies.{name}") or (0.0, 0.0)
+        for name in ("bytes", "count", "unsized")
+    )
+    mine, theirs = counts if any(unsized) else sizes
+    if mine >= MORE_WORK_RATIO * max(1.0, theirs):
+        amounts = (
+            f"{mine:.0f} copies from its host per step, {theirs:.0f}"
+            if any(unsized)
+            else f"{format_bytes(mine)} copied from its host per step, {format_bytes(theirs)}"
+        )
+        return "more_work", f"{amounts} on its peers"
+    equal = "copies" if any(unsized) else "bytes"
+    pageable = _window_medians(slow, samples.breakdowns, "host_copies.pageable_ns") or (0.0, 0.0)
+    unpinned = ", from memory that its peers pin and it does not" if pageable[0] > 0 and not pageable[1] else ""
+    longer = format_duration(longer_ns)
+    return SLOW_COPIES, f"copies from its host {longer} longer per step for as many {equal}{unpinned}, its GPU waiting"
 
 
 def _name_width(width: int | None) -> str:
@@ -578,14 +624,22 @@ def _window_medians(slow: SlowRank, windows: Mapping[int, Sequence[Window]], fie
 
     def per_step(rank: int) -> list[float]:
         return [
-            float(getattr(window, field)) / window.step_count
+            float(value) / window.step_count
             for window in windows.get(rank, ())
-            if _is_judged(window, rank, slow) and getattr(window, field) is not None
+            if _is_judged(window, rank, slow) and (value := _read_field(window, field)) is not None
         ]
 
     mine = per_step(slow.rank)
     peers = [value for peer in slow.peers.ranks for value in per_step(peer)]
     return (float(np.median(mine)), float(np.median(peers))) if mine and peers else None
+
+
+def _read_field(window: Window, field: str) -> int | None:
+    """Return a number of a window, `idle_ns`, or of a part that it may lack, `host_copies.bytes`."""
+    part, _, name = field.rpartition(".")
+    owner = getattr(window, part) if part else window
+    found: int | None = None if owner is None else getattr(owner, name)
+    return found
 
 
 def _is_judged(window: Window, rank: int, slow: SlowRank) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope.collector.runs.blocked_lines import BlockingCalls, list_blocking_calls
 from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
+from rankscope.collector.runs.host_copies import describe_host_copies
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.rank_orders import sort_ranks
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
@@ -103,7 +104,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     None before detection has looked at it.
     `blocking_calls` are those with the longest waits, None before the first full window of a GPU and where the ratios
     are absent. `memory_said` says what memory the rank has in use and left, `flops_said` what its last minute of steps
-    needed and its MFU; empty where nothing is known.
+    needed and its MFU, `host_copies_said` what it copies from the host in a step; empty where nothing is known.
     """
 
     run: str
@@ -120,6 +121,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     blocking_calls: tuple[BlockingCalls, ...] | None = None
     memory_said: str = ""
     flops_said: str = ""
+    host_copies_said: str = ""
 
 
 def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int, *, is_reversed: bool = False) -> RankList:
@@ -150,6 +152,7 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         blocking_calls=None if found.ratio_basis.absent else list_blocking_calls(found.synchronizations),
         memory_said=describe_memory(found, run.ranks),
         flops_said=describe_rank_flops(found.flops),
+        host_copies_said=describe_host_copies(found.breakdown),
     )
     column = None if recent_steps is None else recent_steps.find_column(number)
     if recent_steps is None or column is None:

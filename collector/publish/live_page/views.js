@@ -307,8 +307,9 @@ export const showRank = (answer, wallS) => {
   say(at("rank-problem"), "");
   const basis = answer.ratios_said ? ` Shares of the device's time: ${answer.ratios_said}.` : "";
   const memory = answer.memory_said ? ` Memory: ${answer.memory_said}.` : "";
+  const copies = answer.host_copies_said ? ` Copies from the host: ${answer.host_copies_said}.` : "";
   const flops = answer.flops_said ? ` Last minute of its steps: ${answer.flops_said}.` : "";
-  say(at("rank-said"), `${said}${basis}${memory}${flops}`);
+  say(at("rank-said"), `${said}${basis}${memory}${copies}${flops}`);
   at("rank-shown").hidden = false;
   const line = (name, mine, theirs, format) => ({
     cells: [name, format(mine), format(theirs), mine > 0 && theirs > 0 ? times(mine / theirs) : "-"],

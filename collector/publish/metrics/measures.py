@@ -173,6 +173,7 @@ SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     (*RANK, "call"): CALL_NAMES_MAX,
     (*RANK, "kind"): 2,
     (*RANK, "state"): 3,
+    (*RANK, "memory"): 2,
     COLLECTIVE: COLLECTIVE_KINDS_MAX,
     NCCL_KIND: COLLECTIVE_KINDS_MAX,
     DEVICE: GPUS_PER_RANK_MAX,

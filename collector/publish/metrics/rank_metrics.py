@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from rankscope.collector.publish.metrics.measures import (
@@ -108,6 +109,23 @@ def _device_phases(rank: RankSnapshot) -> Mapping[str, Number]:
 
 def _call_waits(rank: RankSnapshot) -> Mapping[str, Number]:
     return {call: ns_to_s(nanoseconds) for call, nanoseconds in rank.totals.call_ns.items()}
+
+
+def _by_memory(whole: str, pageable: str, rank: RankSnapshot) -> Mapping[str, Number]:
+    """Return a part of the copies from the host by the kind of memory; the rest is of unknown kind where some is."""
+    copies = rank.totals.host_copies
+    if copies is None or (whole == "bytes" and copies.unsized):
+        return {}
+    of_pageable = getattr(copies, pageable)
+    rest = max(0, getattr(copies, whole) - of_pageable)
+    return {"pageable": of_pageable, "unknown" if copies.untold else "pinned": rest}
+
+
+def _copy_seconds(whole: str, pageable: str) -> RankColumns:
+    def read(rank: RankSnapshot) -> Mapping[str, Number]:
+        return {memory: ns_to_s(value or 0) for memory, value in _by_memory(whole, pageable, rank).items()}
+
+    return per_rank_and(read)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -263,6 +281,25 @@ RANKS: Final[tuple[Measure, ...]] = (
         "communication ran", _WINDOWS, NOT_NEGATIVE,
         per_rank_and(_call_waits),
     ),
+    Measure(
+        "rankscope_host_copy_seconds_total", "counter", "seconds", (*RANK, "memory"),
+        "Time in profiler windows of a GPU in which it copied from the host's memory, which is pageable or pinned; "
+        "unknown where it is not told, as by AMD. Divide by rankscope_device_window_seconds_total for a ratio.",
+        "|H|", _WINDOWS, NOT_NEGATIVE,
+        _copy_seconds("duration_ns", "pageable_ns"),
+    ),
+    Measure(
+        "rankscope_exposed_host_copy_seconds_total", "counter", "seconds", (*RANK, "memory"),
+        "The part of rankscope_host_copy_seconds_total in which no kernel ran.",
+        "|H minus (K or M)|", _WINDOWS, NOT_NEGATIVE,
+        _copy_seconds("exposed_ns", "pageable_exposed_ns"),
+    ),
+    Measure(
+        "rankscope_host_copy_bytes_total", "counter", "bytes", (*RANK, "memory"),
+        "Bytes that a GPU copied from the host's memory in profiler windows; absent where they are not known.",
+        "sum of the copies' bytes", _WINDOWS, NOT_NEGATIVE,
+        per_rank_and(partial(_by_memory, "bytes", "pageable_bytes")),
+    ),
     _window_ratio(
         "compute", "Share of the time in which compute kernels ran", "|K| / |W|",
         of_breakdown(ratios.compute_ratio),
@@ -282,6 +319,11 @@ RANKS: Final[tuple[Measure, ...]] = (
     _window_ratio(
         "idle", "Share of the time in which the device was idle", "1 - |K or M or X| / |W|",
         of_breakdown(ratios.idle_ratio),
+    ),
+    _window_ratio(
+        "exposed_host_copy", "Share of the time in which copies from the host's memory ran and no kernel did",
+        "|H minus (K or M)| / |W|",
+        of_breakdown(ratios.exposed_host_copy_ratio),
     ),
     Measure(
         "rankscope_window_age_seconds", "gauge", "seconds", RANK,

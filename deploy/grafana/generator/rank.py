@@ -258,6 +258,28 @@ def _device() -> list[Placed]:
             Query(f"{rate('host_sync_seconds_total', OF_RANK, WINDOWS)} / on () group_left () {windows}", "{{call}}"),
         ),
         lines(
+            "Copies from the host",
+            "Share of its profiler windows in which it copied from its host's memory and computed nothing, by the kind "
+            "of memory: what is not pinned takes longer, and its host waits (docs/copies.md).",
+            RATIO,
+            Query(
+                f"{rate('exposed_host_copy_seconds_total', OF_RANK, WINDOWS)} / on () group_left () {windows}",
+                "{{memory}}",
+            ),
+            Query(f"quantile(0.5, {series('exposed_host_copy_ratio', OF_RUN)})", OF_MEDIAN),
+            colors=too_high(yellow=thresholds.HOST_COPY),
+        ),
+        lines(
+            "Speed of copies from the host",
+            "Bytes a second while it copied, by the kind of memory.",
+            BYTES_PER_S,
+            Query(
+                f"{rate('host_copy_bytes_total', OF_RANK, WINDOWS)}"
+                f" / {rate('host_copy_seconds_total', OF_RANK, WINDOWS)}",
+                "{{memory}}",
+            ),
+        ),
+        lines(
             "Collectives",
             "Share of its steps spent waiting for later members of a group, and transferring data. A straggler waits "
             "less than the others.",

@@ -18,6 +18,7 @@ SLOWDOWN_LARGE: Final = 1.2
 DATA: Final = thresholds.DATA_RATIO_MIN
 EXPOSED: Final = thresholds.EXPOSED_RATIO_MIN
 IDLE: Final = thresholds.IDLE_RATIO_MIN
+HOST_COPY: Final = thresholds.HOST_COPY_RATIO_MIN
 OVERLAP: Final = thresholds.OVERLAP_RATIO_MAX
 NODE_HELD_UP: Final = RATIO_MIN
 """Of `rankscope nodes --exclude-file`."""

@@ -59,8 +59,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def to_activities(events: Iterable[Mapping[str, Any]]) -> list[TracedActivity]:
-    """As Kineto had them before it wrote the file: what a collective is stands with the operator, not the kernel, and
-    a call knows the operator around it.
+    """As Kineto had them before it wrote the file: what a collective is stands with the operator, not the kernel, a
+    copy has its own bytes, and a call knows the operator around it.
     """
     lanes: dict[object, int] = {}
     found = []
@@ -96,5 +96,6 @@ def _to_activity(event: Mapping[str, Any], lane: int) -> TracedActivity:
         length_ns=int(event["dur"] * 1000),
         lane=lane,
         correlation=arguments.get("correlation", NONE),
+        metadata=f'"stream": 7, "bytes": {arguments["bytes"]}' if "bytes" in arguments else "",
         linked=operator if "Collective name" in arguments and event["cat"] == "kernel" else None,
     )

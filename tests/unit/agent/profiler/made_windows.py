@@ -61,14 +61,15 @@ def ran(
     call: str = "cudaLaunchKernel",
     metadata: str | None = None,
     thread: int = MAIN,
+    own: str = "",
 ) -> list[TracedActivity]:
-    """Return a call and the work that it launched."""
+    """Return a call and the work that it launched; `metadata` is of the operator that launched it, `own` its own."""
     number = next(_numbers)
     operator = None if metadata is None else at("cpu_op", PARAM_COMMS, called_us, 1, MAIN, metadata=metadata)
     stream = STREAM if metadata is None else COMMUNICATION_STREAM
     return [
         at("cuda_runtime", call, called_us, 1, thread, correlation=number),
-        at(kind, name, start_us, length_us, stream, correlation=number, linked=operator),
+        at(kind, name, start_us, length_us, stream, correlation=number, linked=operator, metadata=own),
     ]
 
 

@@ -9,7 +9,7 @@ from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.view import AllocatorCounts, Candidate, RunView, Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.step_series import Floats
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostCopies, HostSample, WindowBreakdown
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS = 32
@@ -19,7 +19,10 @@ RULE = RunRules(STEPS)
 GROUP = "default_pg"
 
 Shares = Mapping[str, float]
-"""Of one rank's windows, in percent of the step: compute, exposed, overlap; what is left is idle."""
+"""Of one rank's windows, in percent of the step: compute, exposed, overlap; copied, and of it pageable: from the host
+while no kernel runs. What is left is idle."""
+
+COPIED_BYTES = 30 * 2**20
 
 BUSY: Shares = {"compute": 95, "exposed": 3, "overlap": 20}
 
@@ -28,14 +31,19 @@ def window_of(
     first_step: int, shares: Shares, *, step_ms: float = STEP_MS, idle_ms: float | None = None
 ) -> WindowBreakdown:
     window_ns = round(step_ms * MS)
-    compute, exposed, overlap = (
-        round(shares.get(name, 0.0) / 100 * STEP_MS * MS) for name in ("compute", "exposed", "overlap")
+    compute, exposed, overlap, copied, pageable = (
+        round(shares.get(name, 0.0) / 100 * STEP_MS * MS)
+        for name in ("compute", "exposed", "overlap", "copied", "pageable")
     )
-    idle_ns = window_ns - compute - exposed if idle_ms is None else round(idle_ms * MS)
+    idle_ns = window_ns - compute - exposed - copied if idle_ms is None else round(idle_ms * MS)
     return WindowBreakdown(
         first_step=first_step, step_count=1, window_ns=window_ns, compute_ns=compute,
         communication_ns=exposed + overlap, overlap_ns=overlap, exposed_communication_ns=exposed,
         copy_ns=window_ns - compute - exposed - idle_ns, idle_ns=idle_ns,
+        host_copies=HostCopies(
+            count=2, duration_ns=2 * copied, exposed_ns=copied, bytes=COPIED_BYTES, pageable_ns=2 * pageable,
+            pageable_exposed_ns=pageable,
+        ),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Goodbye
 from rankscope.measure.model_flops import FlopSum, StepFlops
+from rankscope.measure.records import HostCopies, Totals
 from tests.full_snapshot import full_snapshot
 from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
@@ -86,6 +87,20 @@ def test_pipeline_layers_and_experts_of_the_run_are_facts(path: Path) -> None:
     assert "stage 1 sets the pace: own time 86.0 ms per step" in said
     assert "rank 1: layer 1 of 2 (TransformerBlock)" in said
     assert "mesh_ep/0,1: rank 1 has 1.50x the mean load (75.0 % of 2 ranks)" in said
+
+
+def test_copies_from_the_host_are_a_fact(path: Path) -> None:
+    copies = HostCopies(count=1, duration_ns=4, exposed_ns=3, bytes=8, pageable_ns=4, pageable_bytes=8)
+    batch = WriteBatch()
+    batch.ranks["bert", 0] = (
+        0,
+        msgspec.structs.replace(life_of("bert", 0), totals=Totals(steps=80, window_ns=60, host_copies=copies)),
+    )
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch)
+    said = "exposed 5.0 % of the time (2.0 GB/s); all from pageable memory"
+    assert report_of(path).host_copies_said == said
+    assert f"copies from the host {said}" in " ".join(render_text(report_of(path), 20).split())
 
 
 def test_worst_rank_is_the_one_that_cost_most(path: Path) -> None:

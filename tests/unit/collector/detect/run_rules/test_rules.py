@@ -293,6 +293,7 @@ STRAGGLERS = {
     "low_gpu_utilization": ({"compute": 61, "exposed": 5}, 8.0, 3.0, "gpu_compute"),
     "communication_bound": ({"compute": 70, "exposed": 25, "overlap": 40}, 1.0, 65.0, "gpu_compute"),
     "serialized_communication": ({"compute": 85, "exposed": 12, "overlap": 1}, 1.0, 13.0, "gpu_compute"),
+    "copy_bound": ({"compute": 80, "exposed": 3, "overlap": 20, "copied": 10}, 1.0, 3.0, "pcie_downgrade"),
 }
 """By kind a run that has it (shares, data and transfer in ms), and the cause of a straggler that explains it."""
 

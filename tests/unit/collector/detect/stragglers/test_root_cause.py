@@ -17,6 +17,7 @@ from rankscope.measure.records import (
     AllocatorSample,
     CompiledFrame,
     DeviceSample,
+    HostCopies,
     Synchronization,
     WindowBreakdown,
     WindowSynchronizations,
@@ -353,6 +354,76 @@ def test_narrow_link_does_not_explain_longer_kernels() -> None:
     assert pcie_cause(*narrow, breakdowns=work).name == "gpu_compute"
     work[SLOW] = [window(124.0, 10)]
     assert pcie_cause(*narrow, breakdowns=work).name == "pcie_downgrade"
+
+
+# -- copies from the host ---------------------------------------------------------------------------------------------
+
+
+def copying(exposed_ms: float, *, size: int = 20 * 2**20, pageable: bool = False, **more: int) -> list[WindowBreakdown]:
+    """A window of two steps, each with a copy of that size."""
+    exposed_ns = round(2 * exposed_ms * MS)
+    copies = HostCopies(
+        count=2, duration_ns=exposed_ns, exposed_ns=exposed_ns, bytes=2 * size,
+        pageable_ns=exposed_ns if pageable else 0,
+    )  # fmt: skip
+    window = WindowBreakdown(
+        first_step=2, step_count=2, window_ns=200 * MS + exposed_ns, compute_ns=150 * MS, communication_ns=0,
+        overlap_ns=0, exposed_communication_ns=0, copy_ns=exposed_ns, idle_ns=50 * MS, operator_count=2_000,
+        host_copies=msgspec.structs.replace(copies, **more),
+    )  # fmt: skip
+    return [window]
+
+
+def test_copies_that_take_longer_for_as_many_bytes_are_slow_copies() -> None:
+    cause = cause_of(breakdowns={SLOW: copying(50.0)} | dict.fromkeys(PEERS, copying(5.0)))
+    assert cause == Cause(
+        "slow_copies",
+        "copies from its host 45.0 ms longer per step for as many bytes, its GPU waiting",
+        {"host_copy_excess_ns": 45 * MS},
+    )
+
+
+@pytest.mark.parametrize(("exposed_ms", "name"), [(30.0, "slow_copies"), (29.9, "unattributed")])
+def test_copies_are_the_cause_from_half_of_the_excess_on(exposed_ms: float, name: str) -> None:
+    assert cause_of(breakdowns={SLOW: copying(exposed_ms)} | dict.fromkeys(PEERS, copying(5.0))).name == name
+
+
+def test_rank_that_alone_does_not_pin_is_told_so() -> None:
+    cause = cause_of(breakdowns={SLOW: copying(50.0, pageable=True)} | dict.fromkeys(PEERS, copying(5.0)))
+    assert "from memory that its peers pin and it does not" in cause.because
+    everybody = {SLOW: copying(50.0, pageable=True)} | dict.fromkeys(PEERS, copying(5.0, pageable=True))
+    assert "pin" not in cause_of(breakdowns=everybody).because
+
+
+@pytest.mark.parametrize(("ratio", "name"), [(1.04, "slow_copies"), (1.06, "more_work")])
+def test_copies_of_more_bytes_are_more_work(ratio: float, name: str) -> None:
+    size = round(ratio * 20 * 2**20)
+    cause = cause_of(breakdowns={SLOW: copying(50.0, size=size)} | dict.fromkeys(PEERS, copying(5.0)))
+    assert cause.name == name
+    if name == "more_work":
+        assert cause.because == "21.2 MiB copied from its host per step, 20.0 MiB on its peers"
+
+
+def test_copies_of_unknown_bytes_are_counted() -> None:
+    alike_counts = {SLOW: copying(50.0, unsized=2)} | dict.fromkeys(PEERS, copying(5.0, unsized=2))
+    assert "for as many copies" in cause_of(breakdowns=alike_counts).because
+    alike_counts[SLOW] = copying(50.0, unsized=4, count=4)
+    assert cause_of(breakdowns=alike_counts)[:2] == ("more_work", "2 copies from its host per step, 1 on its peers")
+
+
+def test_copies_that_are_not_told_are_no_evidence() -> None:
+    known = {rank: copying(50.0 if rank == SLOW else 5.0) for rank in (SLOW, *PEERS)}
+    untold = {rank: [msgspec.structs.replace(one, host_copies=None) for one in kept] for rank, kept in known.items()}
+    assert cause_of(breakdowns=untold) == Cause(*NO_CAUSE, {"compute_excess_ns": 0, "operator_ratio": 1.0})
+
+
+def test_narrow_link_is_the_cause_with_what_its_copies_take_longer() -> None:
+    work = {SLOW: copying(50.0)} | dict.fromkeys(PEERS, copying(5.0))
+    cause = pcie_cause(linked(4), *[linked(16)] * 3, breakdowns=work)
+    assert (cause.name, cause.because) == (
+        "pcie_downgrade",
+        "its GPU's PCIe link with 4 lanes, those of its peers with 16, copies from its host 45.0 ms longer per step",
+    )
 
 
 # -- more work --------------------------------------------------------------------------------------------------------
