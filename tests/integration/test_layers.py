@@ -72,21 +72,31 @@ def check_times(trained: Trained, *, recomputed: bool = False) -> None:
         assert (3 if recomputed else 2) * WORK_NS <= layer.backward_ns <= backward_ns + BESIDE_NS
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_slow_block_of_the_slow_rank_is_named(served: Served, parallel: str) -> None:
-    options = ("--steps", "110", "--slow", "1", "--block", "5", "--times", "5", "--from-step", "20")
-    trained = train(served, f"slow-{parallel}", parallel, *options)
+SLOW = ("--slow", "1", "--block", "5", "--times", "5", "--from-step", "20")
+SAID = "layer 5 of 8 (Block): "
+
+
+def check_slow(trained: Trained) -> None:
+    """Assert that the block of SLOW is named, alone, with its time and that of its peer."""
     check_times(trained)
     (slow,) = trained.layers.slow
     assert (slow.rank, slow.number, slow.count, slow.kind) == (1, 5, 8, "Block")
     # Of its own 5 x 12 ms = 60 ms in a step its peer takes 12.
     assert 15 * WORK_NS <= slow.ns <= sum(trained.clocks[1, 5]) + BESIDE_NS
     assert 3 * WORK_NS <= slow.peers_ns <= sum(trained.clocks[0, 5]) + BESIDE_NS
-    said = "layer 5 of 8 (Block): "
-    assert any(line.startswith(f"rank 1: {said}") for line in describe_layers(trained.layers))
+    assert any(line.startswith(f"rank 1: {SAID}") for line in describe_layers(trained.layers))
+
+
+def test_slow_block_is_named_in_the_finding_about_its_rank(served: Served) -> None:
+    trained = train(served, "slow-ddp", "ddp", "--steps", "140", *SLOW)
+    check_slow(trained)
     (finding,) = [one for one in trained.run.findings if one.kind == STRAGGLER]
     assert finding.ranks == (1,)
-    assert [text for text in finding.also if text.startswith(said)] != []
+    assert [text for text in finding.also if text.startswith(SAID)] != []
+
+
+def test_slow_block_of_a_sharded_model_is_named(served: Served) -> None:
+    check_slow(train(served, "slow-fsdp2", "fsdp2", "--steps", "80", *SLOW))
 
 
 def test_healthy_run_names_no_block_and_repeated_forwards_are_backward(served: Served) -> None:

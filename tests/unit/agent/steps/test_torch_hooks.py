@@ -142,6 +142,20 @@ def test_weights_are_the_same_with_and_without_hooks(watched: Watched) -> None:
     assert Loop().train().weights() == hooked
 
 
+def test_who_wants_to_know_is_told_before_each_optimizer_steps(watched: Watched) -> None:
+    loop = Loop()
+    seen: list[Tensor] = []
+    watched.hooks.buffer.before_optimizer = lambda: seen.append(loop.model.weight.detach().clone())
+    weights = []
+    for (batch,) in loop.batches:
+        weights.append(loop.model.weight.detach().clone())
+        loop.loss(batch).backward()
+        loop.optimizer.step()
+    watched.finish()
+    assert len(seen) == BATCHES
+    assert all(torch.equal(one, other) for one, other in zip(seen, weights, strict=True))
+
+
 def test_scaler_that_skips_the_optimizer_still_ends_a_step(watched: Watched) -> None:
     loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)
     before = loop.weights()
