@@ -1,7 +1,8 @@
 """Name process groups after the dimension of parallelism that they are for, whoever has made them.
 
 DeviceMesh describes them by it (`mesh_dp`), Megatron-core at length (`TENSOR_MODEL_PARALLEL_GROUP`); DeepSpeed has no
-descriptions and keeps groups in variables of one module. A group is in its variable before the first collective in it.
+descriptions and keeps groups in variables of one module, those of its pipelines in an object of that module. A group is
+in its variable before the first collective in it.
 """
 
 import sys
@@ -21,6 +22,14 @@ DIMENSIONS: Final[Mapping[str, str]] = {
 """DeepSpeed's variables, the narrower meaning first. Its clone of the world is there when all ranks are one data
 parallel group; groups of experts are in a dict by the size of the group.
 """
+GRID: Final = "mpu"
+"""DeepSpeed's variable for the grid of a pipeline, or for a Megatron that it was given, whose groups are described."""
+OF_GRID: Final[Mapping[str, str]] = {
+    "dp_proc_group": "dp",
+    "pp_proc_group": "pp",
+    "slice_proc_group": "tp",
+    "ds_model_proc_group": "tp_pp",
+}
 
 MEGATRON: Final[Mapping[str, str]] = {
     "DATA_PARALLEL_GROUP": "dp",
@@ -63,9 +72,11 @@ def shorten_description(description: str) -> str:
 
 def find_dimension(group: Any) -> str:
     """Return `dp`, `tp`, ... for torch's object of a process group; empty where no variable has it. Imports nothing."""
-    keeper = sys.modules.get(KEEPER)
-    for variable, dimension in DIMENSIONS.items() if keeper is not None else ():
-        kept = getattr(keeper, variable, None)
-        if kept is group or (isinstance(kept, dict) and any(one is group for one in list(kept.values()))):
-            return dimension
+    keeper = getattr(sys.modules.get(KEEPER), "__dict__", {})
+    grid = getattr(keeper.get(GRID), "__dict__", {})
+    for variables, dimensions in ((keeper, DIMENSIONS), (grid, OF_GRID)):
+        for variable, dimension in dimensions.items():
+            kept = variables.get(variable)
+            if kept is group or (isinstance(kept, dict) and any(one is group for one in list(kept.values()))):
+                return dimension
     return ""

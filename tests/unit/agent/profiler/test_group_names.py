@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -40,6 +40,15 @@ def test_group_of_experts_is_found_in_its_dict(keeper: ModuleType) -> None:
     experts = object()
     keeper._EXPERT_PARALLEL_GROUP = {"ep_size_4": object(), "ep_size_2": experts}  # type: ignore[attr-defined]
     assert find_dimension(experts) == "ep"
+
+
+def test_group_of_a_pipeline_is_found_in_its_grid(keeper: ModuleType) -> None:
+    data, stages, layer, model = object(), object(), object(), object()
+    keeper.mpu = SimpleNamespace(  # type: ignore[attr-defined]
+        dp_group=[0], dp_proc_group=data, pp_proc_group=stages, slice_proc_group=layer, ds_model_proc_group=model
+    )
+    assert [find_dimension(one) for one in (data, stages, layer, model)] == ["dp", "pp", "tp", "tp_pp"]
+    assert find_dimension(object()) == ""
 
 
 def test_groups_of_megatron_are_named_by_their_dimension() -> None:
