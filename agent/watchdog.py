@@ -13,6 +13,7 @@ from rankscope.agent.captures.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import OFF, AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.sidecar.beacon import Heartbeat, RecorderPlace
 from rankscope.agent.sidecar.link import SidecarLink
@@ -72,6 +73,7 @@ class Watchdog:
             self._recorder,
             read_wall_ns=clock.wall_ns,
             find_transfer=lambda age_ns: self._recorder.find_transfer(identity.rank, age_ns),
+            waits_in_store=self._waits_in_store,
         )
         self._events: int | None = None
         self._progress: tuple[GroupStatus, ...] = ()
@@ -144,6 +146,15 @@ class Watchdog:
             self._progress, self._progress_due_ns = self._recorder.read_progress(), now_ns + PROGRESS_NS
         self._events = events
         return Observation(self._progress, self._stalls.stalled_since_host_ns, stall)
+
+    def _waits_in_store(self) -> bool:
+        place = self.recorder_place
+        if place is None or not place.socket_path:
+            return False
+        with LATE_IMPORTS:
+            from rankscope.agent.captures.store_wait import waits_in_store  # noqa: PLC0415 - few ranks stall
+
+        return waits_in_store(place.socket_path)
 
     def _write_heartbeat(self, link: SidecarLink, now_ns: int) -> None:
         groups = self._find_groups()

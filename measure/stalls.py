@@ -11,14 +11,16 @@ import msgspec
 
 from rankscope.measure.bounds import Name, Names, Reasons, Shapes, Some
 from rankscope.measure.own_files import is_own_file
+from rankscope.measure.units import NS_PER_S
 
 ACTIVITIES = (
-    "collective", "process_group", "backward", "optimizer", "data", "compile", "checkpoint", "synchronize", "import",
-    "other",
+    "collective", "process_group", "store", "backward", "optimizer", "data", "compile", "checkpoint", "synchronize",
+    "import", "other",
 )  # fmt: skip
 """Activities of a training thread, by its innermost frame that shows one: in a call of torch.distributed; making a
-process group; in autograd (where DistributedDataParallel waits); in an optimizer; waiting for a data loader; in
-torch.compile; saving or loading; waiting for a device; importing modules; none of these."""
+process group; waiting in torch's store for what another rank sets; in autograd (where DistributedDataParallel waits);
+in an optimizer; waiting for a data loader; in torch.compile; saving or loading; waiting for a device; importing
+modules; none of these."""
 
 EXCUSED_ACTIVITIES = frozenset({"compile", "checkpoint", "import"})
 """Activities that may last minutes in a healthy run: a stall in one of these is shown, but is no finding until it has
@@ -27,11 +29,14 @@ lasted EXCUSED_FACTOR times its limit."""
 EXCUSED_FACTOR: Final = 10
 """Factor on the stall limit for excused activities (a checkpoint, a compilation), and for ranks that are busy."""
 
-WAITING_ACTIVITIES = frozenset({"collective", "process_group", "synchronize", "data"})
+WAITING_ACTIVITIES = frozenset({"collective", "process_group", "store", "synchronize", "data"})
 """Activities in which a thread waits for others. That it uses a core, as who waits for a GPU does, is no work then."""
 BUSY_CPU_RATIO: Final = 0.05
 """Cores in use from which a rank without hook events works. Ranks that waited over gloo used 0.002 to 0.005 of a core
 beside the agent's thread (docs/decisions/034)."""
+BUSY_WAKES_PER_S: Final = 30
+"""Wake-ups a second of the main thread from which a rank without hook events works: in pieces so small that samples
+miss them. A thread that waits for other ranks sleeps until they come; `Popen.wait(timeout)` looks 20 times a second."""
 
 
 class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -68,8 +73,9 @@ class StallSamples(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     """Samples of a rank without hook events, `count` of them in `span_ns`, the latest ones.
 
     `changes`: how many found the main thread's stack different from the sample before. `cpu_ns`: CPU time of the
-    process from the first to the last, all threads but the agent's. `frame`: the innermost call of the script that is
-    in all of them, at its line in the last; None if none is.
+    process from the first to the last, all threads but the agent's; `wakes`: how often the main thread slept
+    meanwhile, None where the kernel does not count it. `frame`: the innermost call of the script that is in all of
+    them, at its line in the last; None if none is.
     """
 
     count: int
@@ -77,17 +83,25 @@ class StallSamples(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     changes: int
     cpu_ns: int
     frame: StackFrame | None = None
+    wakes: int | None = None
 
     @property
     def shows_work(self) -> bool:
-        """Return whether the stack moves or the CPU time grows.
+        """Return whether the stack moves, the CPU time grows or the main thread wakes all the time.
 
         >>> StallSamples(count=9, span_ns=8_000, changes=0, cpu_ns=399).shows_work
         False
         >>> StallSamples(count=9, span_ns=8_000, changes=0, cpu_ns=400).shows_work
         True
+        >>> StallSamples(count=9, span_ns=8 * NS_PER_S, changes=0, cpu_ns=0, wakes=239).shows_work
+        False
+        >>> StallSamples(count=9, span_ns=8 * NS_PER_S, changes=0, cpu_ns=0, wakes=240).shows_work
+        True
         """
-        return self.changes > 0 or (self.span_ns > 0 and self.cpu_ns >= BUSY_CPU_RATIO * self.span_ns)
+        if self.changes > 0 or self.span_ns <= 0:
+            return self.changes > 0
+        wakes_per_s = (self.wakes or 0) * NS_PER_S / self.span_ns
+        return self.cpu_ns >= BUSY_CPU_RATIO * self.span_ns or wakes_per_s >= BUSY_WAKES_PER_S
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -2,7 +2,8 @@
 
 `pg_status` has the last collective of each group by the group's number; `entries` (absent if there are none) every
 collective still in the recorder's ring. With gloo the state of an entry stays "scheduled", `retired` marks completion,
-and `last_started_collective` is always -1.
+`last_started_collective` is always -1, and `last_completed_collective` may stay behind: the two threads of a group
+write it in any order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ GROUPS_MAX: Final = 128
 SIZES_MAX: Final = 8
 """Largest number of shapes kept of one collective: a coalesced one may have hundreds of inputs."""
 TEXT_LENGTH_MAX: Final = 160
+GLOO: Final = "gloo:"
 
 
 class Pending(NamedTuple):
@@ -36,23 +38,49 @@ def find_names(dumps: Iterable[Mapping[str, Any]]) -> dict[int, str]:
     }
 
 
-def to_statuses(dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str]) -> tuple[GroupStatus, ...]:
+def find_completed(dumps: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return by the group's number the last collective over gloo up to which none is open by the entries."""
+    done: dict[int, int] = {}
+    first_open: dict[int, int] = {}
+    for dump in dumps:
+        for entry in dump.get("entries", ()):
+            if entry.get("is_p2p") or not str(entry.get("profiling_name", "")).startswith(GLOO):
+                continue  # what NCCL has retired may have timed out
+            number, sequence = int(entry["pg_id"]), int(entry["collective_seq_id"])
+            if _is_pending(entry):
+                first_open[number] = min(sequence, first_open.get(number, sequence))
+            else:
+                done[number] = max(sequence, done.get(number, sequence))
+    return {number: min(last, first_open.get(number, last + 1) - 1) for number, last in done.items()}
+
+
+def to_statuses(
+    dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str], completed: Mapping[int, int] | None = None
+) -> tuple[GroupStatus, ...]:
     """Return the progress of each group, named by its number if the label is unknown.
 
-    If a group is in two dumps the more advanced status counts.
+    If a group is in two dumps the more advanced status counts. `completed` are the last collectives that are known to
+    have completed, by number (`find_completed`).
     """
     furthest: dict[int, GroupStatus] = {}
     for dump in dumps:
         for text, status in dump.get("pg_status", {}).items():
             number = int(text)
+            enqueued, last = (
+                _sequence(status, "last_enqueued_collective"),
+                _sequence(status, "last_completed_collective"),
+            )
+            by_entries = (completed or {}).get(number)
+            if by_entries is not None and (last or 0) < by_entries <= (enqueued or 0):
+                last = by_entries
             found = GroupStatus(
                 group=labels.get(number, f"#{number}"),
-                enqueued=_sequence(status, "last_enqueued_collective"),
+                enqueued=enqueued,
                 started=_sequence(status, "last_started_collective"),
-                completed=_sequence(status, "last_completed_collective"),
+                completed=last,
             )
-            known = furthest.get(number)
-            if known is None or (found.enqueued or -1) > (known.enqueued or -1):
+            before = furthest.get(number)
+            if before is None or (found.enqueued or -1) > (before.enqueued or -1):
                 furthest[number] = found
     return tuple(furthest[number] for number in sorted(furthest)[:GROUPS_MAX])
 
@@ -62,11 +90,15 @@ def find_pending(dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str], 
     found: dict[tuple[int, int, int], PendingCollective] = {}
     for dump in dumps:
         for entry in dump.get("entries", ()):
-            if not entry.get("retired", False) and entry.get("state") != "completed":
+            if _is_pending(entry):
                 key = (int(entry.get("time_created_ns", 0)), int(entry["pg_id"]), int(entry["record_id"]))
                 found[key] = _to_pending(entry, labels, now_wall_ns)
     kept = [found[key] for key in sorted(found)[:PENDING_MAX]]
     return Pending(tuple(kept), len(found) - len(kept))
+
+
+def _is_pending(entry: Mapping[str, Any]) -> bool:
+    return not entry.get("retired", False) and entry.get("state") != "completed"
 
 
 def _to_pending(entry: Mapping[str, Any], labels: Mapping[int, str], now_wall_ns: int) -> PendingCollective:

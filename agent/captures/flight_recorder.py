@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.agent.captures.flight_dump import Pending, find_names, find_pending, to_statuses
+from rankscope.agent.captures.flight_dump import Pending, find_completed, find_names, find_pending, to_statuses
 from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
@@ -43,6 +43,8 @@ class FlightRecorder:
         self._dumps = dict(_find_dumps() if dumps is None else dumps)
         self._names: dict[int, str] = {}
         self._name_dumps_left = NAME_DUMPS_MAX
+        self._completed: dict[int, int] = {}
+        """By the group's number the last collective that has completed by the last full dump."""
 
     @property
     def is_available(self) -> bool:
@@ -53,7 +55,7 @@ class FlightRecorder:
         """Return the progress of each group; empty before the first collective."""
         dumps = [msgspec.json.decode(dump(includeCollectives=False)) for dump in self._dumps.values()]
         numbers = {int(number) for dump in dumps for number in dump.get("pg_status", {})}
-        return to_statuses(dumps, self._find_labels(numbers)) if numbers else ()
+        return to_statuses(dumps, self._find_labels(numbers), self._completed) if numbers else ()
 
     def read_pending(self, now_wall_ns: int, absent: dict[str, str]) -> Pending:
         """Return the pending collectives; add the reason to `absent` if they cannot be read."""
@@ -61,6 +63,7 @@ class FlightRecorder:
             absent["pending"] = "this torch has no flight recorder that can be read"
         dumps = self._read_all(absent)
         self._names.update(find_names(dumps))
+        self._completed.update(find_completed(dumps))
         return find_pending(dumps, self._to_labels(set(self._names)), now_wall_ns)
 
     def find_transfer(self, own_rank: int, age_ns: int) -> PendingCollective | None:

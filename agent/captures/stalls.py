@@ -58,6 +58,7 @@ class StallWatch:
         refresh_ns: int = REFRESH_NS,
         sampler: "StallSampler | None" = None,
         find_transfer: Callable[[int], PendingCollective | None] = lambda _: None,
+        waits_in_store: Callable[[], bool] = lambda: False,
     ) -> None:
         self._stall_ns = stall_ns
         self._recorder = recorder
@@ -67,6 +68,7 @@ class StallWatch:
         self._sampler = sampler
         """None until nothing has happened for half a limit."""
         self._find_transfer = find_transfer
+        self._waits_in_store = waits_in_store
         self._events = -1
         self._last_event_ns = 0
         self._durations_ns: deque[int] = deque(maxlen=STEPS_KEPT)
@@ -142,13 +144,16 @@ class StallWatch:
         transfer = self._find_transfer(now_ns - self._last_event_ns)
         if transfer is not None and not any(is_transfer(one) for one in pending.collectives):
             pending = Pending((*pending.collectives, transfer), pending.left_out)
+        # A wait for an isend or irecv, or in the store, is a method in C: its innermost frame may be one of the script.
+        activity = stacks.activity if transfer is None else "collective"
+        if activity == "other" and self._waits_in_store():
+            activity = "store"
         return Stall(
             number=self._stalls,
             since_host_ns=self._last_event_ns,
             taken_host_ns=now_ns,
             limit_ns=limit_ns,
-            # A wait for an isend or irecv is a method in C: its innermost frame may be one of the script.
-            activity=stacks.activity if transfer is None else "collective",
+            activity=activity,
             last_step=self.last_step,
             stacks=stacks.threads,
             threads_left_out=stacks.left_out,

@@ -9,7 +9,7 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from rankscope.agent.captures.flight_dump import find_names, find_pending, to_statuses
+from rankscope.agent.captures.flight_dump import find_completed, find_names, find_pending, to_statuses
 from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
 from rankscope.agent.sidecar.worker_questions import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
@@ -58,7 +58,7 @@ def inspect_frozen(
         state=view.state,
         threads=view.threads,
         threads_left_out=view.left_out,
-        progress=to_statuses(dumps, labels),
+        progress=to_statuses(dumps, labels, find_completed(dumps)),
         pending=find_pending(dumps, labels, clock.wall_ns()).collectives if dumps else (),
         waits=waits,
         absent=absent,

@@ -48,8 +48,9 @@ SILENT: Final = "silent"
 """State of a rank that no longer reports, when it is not known whether its process is alive."""
 MAYBE_ALIVE_ENDS: Final = frozenset({SILENT, "stopped", COLLECTIVE_TIMEOUT})
 """Ends after which a rank may still take part (it only stopped reporting), or had waited itself."""
-UNRECORDED_WAITS: Final = frozenset({"collective", "process_group"})
-"""Activities of a rank that may wait for others without a record of it (gloo's point to point, new groups)."""
+UNRECORDED_WAITS: Final = frozenset({"collective", "process_group", "store"})
+"""Activities of a rank that may wait for others without a record of it (gloo's point to point, new groups, a key of the
+store, `monitored_barrier`)."""
 STOPPED_STATES: Final = frozenset({"T", "t", "D"})
 """States of a main thread in which its process runs nothing: stopped by a signal or a debugger; blocked in the kernel.
 Only where torch's worker server, on a thread of its own, does not answer either."""
@@ -136,8 +137,8 @@ class RankHangState:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether it works on something without hook events, by its own reports up to now: its stack moves, or
-        its CPU time grows.
+        """Return whether it works on something without hook events, by its own reports up to now, as its samples
+        show.
         """
         return self.stall is not None and self.unresponsive is None and not self.is_silent and self.stall.is_busy
 
@@ -147,6 +148,12 @@ class RankHangState:
         if self.unresponsive is not None:
             return self.unresponsive.pending
         return self.stall.pending if self.stall is not None else ()
+
+    @property
+    def is_pending_known(self) -> bool:
+        """Return whether its flight recorder could be read when its stall was described."""
+        seen = self.stall if self.unresponsive is None else self.unresponsive
+        return seen is not None and "pending" not in seen.absent
 
     @property
     def main_stack(self) -> ThreadStack | None:
@@ -170,9 +177,7 @@ class RankHangState:
         """Return whether it has enqueued nothing in a group that it does not list."""
         if self._statuses:
             return not any(group.startswith(UNLABELED_PREFIX) for group in self._statuses)
-        if self.unresponsive is not None:
-            return "pending" not in self.unresponsive.absent
-        return self.stall is not None and "pending" not in self.stall.absent
+        return self.is_pending_known
 
     def enqueued_in(self, group: str) -> int | None:
         """Return the last sequence that it has enqueued in a group, 0 before any; None when not known."""
@@ -235,6 +240,11 @@ class RankHangState:
             return ()
         found = ((one, parse_point_to_point(one)) for one in self.pending)
         return tuple((one, transfer) for one, transfer in found if transfer is not None)
+
+    @property
+    def waits_unrecorded(self) -> bool:
+        """Return whether it is stalled in a call that waits for other ranks, of which there is no record."""
+        return self.is_stalled_now and self.activity in UNRECORDED_WAITS and not (self.waits or self.transfers)
 
 
 def _lasts_very_long(state: RankHangState) -> bool:

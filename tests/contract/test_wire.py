@@ -227,8 +227,12 @@ STALL = Stall(
     number=1, since_host_ns=1_300, taken_host_ns=1_640, limit_ns=300, activity="collective", last_step=42,
     stacks=(ThreadStack(name="MainThread", frames=(StackFrame("train.py", 24, "main"),), frames_left_out=3),),
     threads_left_out=2, pending=(PENDING,), pending_left_out=4, absent={"pending": "a CUDA graph is being captured"},
-    samples=StallSamples(count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate")),
+    samples=StallSamples(count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate"), wakes=7),
 )  # fmt: skip
+STALL_WITHOUT_WAKES = msgspec.structs.replace(
+    STALL,
+    samples=StallSamples(count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate")),
+)
 THREAD = KernelThread(
     thread=4711, name="python", state="S", wait_channel="futex_do_wait", system_call=202, cpu_ns=10_000_000
 )
@@ -441,9 +445,10 @@ STATED: dict[str, Message] = {
 }  # fmt: skip
 
 WITHOUT_LAYERS = msgspec.structs.replace(
-    STATED["report"], layers=None, breakdowns=(BREAKDOWN_WITHOUT_COPIES,), totals=TOTALS_WITHOUT_COPIES
-)
-"""Nor with copies from the host."""
+    STATED["report"], layers=None, breakdowns=(BREAKDOWN_WITHOUT_COPIES,), totals=TOTALS_WITHOUT_COPIES,
+    stall=STALL_WITHOUT_WAKES,
+)  # fmt: skip
+"""Nor with copies from the host, nor with the wakes of a stalled thread."""
 WITHOUT_PIPELINE = msgspec.structs.replace(WITHOUT_LAYERS, pipeline=None, out_of_memory=(NOTICE_WITHOUT_SNAPSHOT,))
 WITHOUT_SAVES = msgspec.structs.replace(WITHOUT_PIPELINE, host=HOST_WITHOUT_BLOCK_IO, saves=None)
 WITHOUT_ENERGY = msgspec.structs.replace(WITHOUT_SAVES, devices=(DEVICE_WITHOUT_ENERGY,), host=HOST_WITHOUT_THROTTLED)

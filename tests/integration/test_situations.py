@@ -104,6 +104,17 @@ def test_evaluation_on_rank_0_is_a_pause_and_no_hang(served: Served, tmp_path: P
         assert re.search(before, sentence), sentence
 
 
+def test_evaluation_in_small_pieces_is_a_pause_too(served: Served, tmp_path: Path) -> None:
+    said = rf"^Pause .*: rank 0 .* busy without training in evaluate_in_pieces at {SCRIPT}:\d+\. 2 ranks waiting for it"
+    with training(served, "pieces", go_on=tmp_path / "evaluated") as job:
+        pause = wait_for_hang(served, "pieces", "busy_rank", (0,), said)
+        (tmp_path / "evaluated").touch()
+        assert job.wait().exit_code == 0
+    assert pause.severity == "warning"
+    run = served.wait_for_run("pieces", lambda run: have_ended(run) and not run.open_findings)
+    assert named(run) == {("busy_rank", (0,), "warning")}, [one.sentence for one in run.findings]
+
+
 def test_loader_that_never_returns_is_told_at_the_first_limit(served: Served) -> None:
     line = line_of("time.sleep(FOR_EVER_S)  # the storage")
     said = rf"^Pause .*: rank 1 .* waiting for data in __getitem__ at {SCRIPT}:{line}\. 2 ranks waiting for it in "
@@ -123,6 +134,40 @@ def test_endless_loop_is_a_hang_after_ten_limits(served: Served) -> None:
         hang = wait_for_hang(served, "loop", "missing_rank", (1,), f"^Hang{busy}")
     assert (pause.severity, hang.severity, hang.number) == ("warning", "critical", pause.number)
     assert hang.evidence["stalled_ns"] > 9 * LIMIT_NS
+
+
+# -- ranks that others wait for outside of any collective --------------------------------------------------------------
+
+PREPARES = "time.sleep(FOR_EVER_S)  # prepares data"
+
+
+@pytest.mark.parametrize(
+    ("what", "inside", "call"),
+    [
+        ("store", "store", 'store.wait(["prepared"], timedelta(seconds=FOR_EVER_S))'),
+        ("monitored", "collective", "dist.monitored_barrier(timeout=timedelta(seconds=FOR_EVER_S))"),
+    ],
+)
+def test_rank_awaited_in_an_unrecorded_call_is_named(served: Served, what: str, inside: str, call: str) -> None:
+    said = (
+        rf"^Hang in step {STEP} .*: rank 1 .* stalled at {SCRIPT}:{line_of(PREPARES)} \(prepare_data\)\. "
+        rf"Waiting for it: ranks 0, 2 stalled in {inside} at {SCRIPT}:{line_of(call)} \(\w+\)\."
+    )
+    with training(served, what):
+        hang = wait_for_hang(served, what, "missing_rank", (1,), said)
+        run = served.wait_for_run(what, lambda run: bool(run.open_findings))
+        assert named(run) == {("missing_rank", (1,), "critical")}, [one.sentence for one in run.findings]
+    assert (hang.group, hang.evidence["waiting_ranks"]) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("what", "call"), [("queue", "queue.Queue[int]().get()"), ("future", "torch.futures.Future[int]().wait()")]
+)
+def test_rank_that_waits_for_its_own_thread_is_named(served: Served, what: str, call: str) -> None:
+    said = rf"^Hang .*: rank 1 .* stalled at {SCRIPT}:{line_of(call)} \(wait_\w+\)\. 2 ranks waiting for it in "
+    with training(served, what):
+        hang = wait_for_hang(served, what, "missing_rank", (1,), said + re.escape(ALL_REDUCE))
+    assert hang.severity == "critical"
 
 
 # -- stopped processes ------------------------------------------------------------------------------------------------

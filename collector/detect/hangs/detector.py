@@ -3,10 +3,13 @@
 From the graph of who waits for whom (wait_graph.py), the first of these that holds:
 
     dead_rank           a rank failed by itself before the others stalled, or others wait for one that is gone
-    missing_rank        others wait in a collective that this rank, alive and stalled, has not enqueued
+    missing_rank        others wait in a collective that this rank, alive and stalled, has not enqueued; or all ranks
+                        are stalled, the others in calls that wait for ranks without a record (for a key of the store,
+                        in a `monitored_barrier`), and this one in none
     order_mismatch      at the same place in a group ranks have called different collectives, or with different sizes
     silent_rank         others wait for a rank that does not report; it is not known whether its process is alive
-    busy_rank           others wait for a rank that works on something else: its stack moves, or its CPU time grows
+    busy_rank           others wait for a rank that works on something else: its stack moves, its CPU time grows, or its
+                        main thread wakes all the time
     data_wait           others wait for a rank that waits for a batch
     deadlock            ranks wait for each other in a cycle, in different groups
     unmatched_transfer  a rank waits in a send or receive whose other end its peer has not made, which waits elsewhere
@@ -318,7 +321,19 @@ class _HangJudge:
                 "no rank waits in a collective; ranks that still run or do work that may take long: "
                 f"{len(moving)} of {len(self._hang_states)}"
             )
-        return Hang("unattributed", (), None)
+        return self._find_elsewhere() or Hang("unattributed", (), None)
+
+    def _find_elsewhere(self) -> Hang | None:
+        """Find the ranks that are in no wait for others, where all are stalled and the others wait without a record.
+        None where it is not known of one of them what is pending.
+        """
+        states = self._hang_states
+        elsewhere = [rank for rank, one in states.items() if not one.waits_unrecorded]
+        if len(elsewhere) in {0, len(states)} or not all(states[rank].is_pending_known for rank in elsewhere):
+            return None
+        pauses = {rank: find_pause(states[rank]) for rank in elsewhere}
+        cause = next(one for one in (None, DATA_WAIT, BUSY_RANK) if one in pauses.values())
+        return self._name(cause or "missing_rank", (rank for rank, pause in pauses.items() if pause == cause))
 
 
 def _is_entered_lately(group: str, waiting: Iterable[RankHangState], members: Iterable[RankHangState | None]) -> bool:

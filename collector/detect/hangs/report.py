@@ -1,6 +1,6 @@
 """Write what is said about a hang: which ranks keep which others waiting, where, and in which collective."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -41,8 +41,11 @@ class HangFacts:
 
     @cached_property
     def waiting(self) -> tuple[int, ...]:
-        """Return the ranks that wait in anything that is stuck, without the ranks named."""
-        return tuple(sorted(self.graph.waiting.difference(self.ranks)))
+        """Return the ranks that wait in anything that is stuck, without the ranks named; where nothing is, those in
+        calls that wait for others without a record.
+        """
+        waiting = self.graph.waiting or {rank for rank, one in self.hang_states.items() if one.waits_unrecorded}
+        return tuple(sorted(waiting.difference(self.ranks)))
 
     @cached_property
     def since_step(self) -> int | None:
@@ -119,6 +122,7 @@ def describe_stack(state: RankHangState) -> str:
 
 
 CYCLE_SHOWN_MAX: Final = 4
+PLACES_SHOWN_MAX: Final = 3
 
 
 class HangWords(NamedTuple):
@@ -206,13 +210,15 @@ def _describe_missing(facts: HangFacts) -> HangWords:
     if len(facts.ranks) > 1:
         what = f"{name_ranks(facts.ranks)} awaited by the others; rank {first} of these {place}"
     stuck = facts.stuck
+    it = "it" if len(facts.ranks) == 1 else "them"
+    if stuck is None and facts.waiting and not facts.graph.waiting:
+        return HangWords(what, f"waiting for {it}: {_list_places(facts, facts.waiting)}")
     if stuck is None:
         return HangWords(what, f"{_count(facts.stalled)} stalled")
     last = facts.find_last(stuck)
     behind = () if last is None or last >= stuck.sequence else (f"last collective of rank {first} there: {last}",)
     others = set(facts.waiting).difference(stuck.waiting)
     chained = (f"{_count(others, 'more ')} waiting in other collectives",) if others else ()
-    it = "it" if len(facts.ranks) == 1 else "them"
     why = f"{_count(stuck.waiting)} waiting for {it} in {_describe_operation(facts, stuck)}"
     return HangWords(what, why, (*behind, *chained))
 
@@ -235,11 +241,17 @@ def _describe_unmatched(facts: HangFacts, stuck: Stuck) -> HangWords:
 
 
 def _describe_stalled(facts: HangFacts) -> HangWords:
-    stalled, first = facts.stalled, facts.stalled[0]
-    return HangWords(
-        f"{_count(stalled)} stalled, in no known collective",
-        f"rank {first} {describe_place(facts.hang_states[first])}",
-    )
+    return HangWords(f"{_count(facts.stalled)} stalled, in no known collective", _list_places(facts, facts.stalled))
+
+
+def _list_places(facts: HangFacts, ranks: Iterable[int]) -> str:
+    """Return where these ranks are, those at one place together, at most PLACES_SHOWN_MAX places."""
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        places.setdefault(describe_place(facts.hang_states[rank]), []).append(rank)
+    parts = [f"{name_ranks(there)} {place}" for place, there in places.items()]
+    left = len(parts) - PLACES_SHOWN_MAX
+    return ", ".join([*parts[:PLACES_SHOWN_MAX], *([f"{left} more places"] if left > 0 else [])])
 
 
 def _describe_pause(facts: HangFacts, cause: str) -> HangWords:

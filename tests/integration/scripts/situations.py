@@ -7,10 +7,12 @@ also share two groups of their own.
 
 import argparse
 import os
+import queue
 import signal
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +54,45 @@ def evaluate(pair: Pair) -> None:
     while not Path(os.environ[GO_ON]).exists():
         with torch.no_grad():
             model(torch.ones(64, 64)).mean().item()
+
+
+def evaluate_in_pieces(pair: Pair) -> None:
+    """Evaluate on rank 0 alone, most of the time asleep, as who waits for a slow tokenizer of another process does."""
+    while pair.rank == 0 and not Path(os.environ[GO_ON]).exists():
+        time.sleep(0.01)  # a small piece
+
+
+def prepare_data() -> None:
+    """Do what the other ranks wait for."""
+    time.sleep(FOR_EVER_S)  # prepares data
+
+
+def wait_in_store(pair: Pair) -> None:
+    """Wait in torch's store for what rank 1 prepares."""
+    store = dist.distributed_c10d._get_default_store()
+    if pair.rank == 1:
+        prepare_data()
+    else:
+        store.wait(["prepared"], timedelta(seconds=FOR_EVER_S))
+
+
+def wait_in_monitored_barrier(pair: Pair) -> None:
+    """Wait in a barrier that the flight recorder does not know for what rank 1 prepares."""
+    if pair.rank == 1:
+        prepare_data()
+    dist.monitored_barrier(timeout=timedelta(seconds=FOR_EVER_S))
+
+
+def wait_in_queue(pair: Pair) -> None:
+    """Wait on rank 1 for an item that nobody puts."""
+    if pair.rank == 1:
+        queue.Queue[int]().get()
+
+
+def wait_for_future(pair: Pair) -> None:
+    """Wait on rank 1 for a result that nobody sets."""
+    if pair.rank == 1:
+        torch.futures.Future[int]().wait()
 
 
 class Sleeping(Dataset[torch.Tensor]):
@@ -151,6 +192,11 @@ def skip(pair: Pair) -> None:
 WHAT: dict[str, Callable[[Pair], None]] = {
     "loop": lambda pair: loop_for_ever(pair) if pair.rank == 1 else None,
     "evaluate": evaluate,
+    "pieces": evaluate_in_pieces,
+    "store": wait_in_store,
+    "monitored": wait_in_monitored_barrier,
+    "queue": wait_in_queue,
+    "future": wait_for_future,
     "load": load_for_ever,
     "save": save,
     "compile": compile_for_long,

@@ -1,6 +1,6 @@
 """Tests of parsing dumps of the flight recorder."""
 
-from rankscope.agent.captures.flight_dump import PENDING_MAX, find_names, find_pending, to_statuses
+from rankscope.agent.captures.flight_dump import PENDING_MAX, find_completed, find_names, find_pending, to_statuses
 from rankscope.measure.stalls import GroupStatus
 from tests.unit.agent.flight_dumps import CREATED_WALL_NS, dump_of, entry_of, status_of
 
@@ -67,3 +67,20 @@ def test_status_is_how_far_each_group_is_and_missing_is_not_zero() -> None:
 def test_more_advanced_status_of_two_recorders_counts() -> None:
     dumps = [dump_of(g0=status_of(3)), dump_of(g0=status_of(12)), dump_of(g0=status_of(-1))]
     assert [status.enqueued for status in to_statuses(dumps, LABELS)] == [12]
+
+
+def test_collective_that_no_entry_shows_open_has_completed() -> None:
+    done = [entry_of(number, sequence, retired=True) for number, sequence in enumerate((28, 29, 30))]
+    assert find_completed([dump_of(*done)]) == {0: 30}
+    assert find_completed([dump_of(*done, entry_of(3, 31))]) == {0: 30}
+    assert find_completed([dump_of(entry_of(0, 29), entry_of(1, 30, retired=True))]) == {0: 28}
+    # What NCCL has retired may have timed out.
+    assert find_completed([dump_of(entry_of(0, 30, retired=True, profiling_name="nccl:all_reduce"))]) == {}
+
+
+def test_status_that_stays_behind_the_entries_is_raised() -> None:
+    dump = dump_of(g0=status_of(30, completed=29))
+    assert [one.completed for one in to_statuses([dump], LABELS, {0: 30})] == [30]
+    assert [one.completed for one in to_statuses([dump], LABELS, {0: 28})] == [29]
+    # A later group of the same number has made fewer.
+    assert [one.completed for one in to_statuses([dump], LABELS, {0: 900})] == [29]

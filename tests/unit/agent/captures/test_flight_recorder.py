@@ -29,6 +29,14 @@ def test_the_status_of_the_only_group_takes_no_full_dump() -> None:
     assert asked.asked_for_collectives == [False]
 
 
+def test_status_after_a_full_dump_is_not_behind_its_entries() -> None:
+    done = [entry_of(number, number, retired=True) for number in (4, 5)]
+    recorder, _, _ = recorder_of(dump_of(*done, g0=status_of(5, completed=4)), {"0": WORLD})
+    assert [status.completed for status in recorder.read_progress()] == [4]
+    recorder.read_pending(CREATED_WALL_NS, {})
+    assert [status.completed for status in recorder.read_progress()] == [5]
+
+
 def test_group_names_are_learned_from_one_full_dump() -> None:
     entries = [entry_of(0, 1), entry_of(1, 1, pg_id=3, process_group=["7", "mesh_tp"])]
     recorder, asked, _ = recorder_of(dump_of(*entries, g0=status_of(5), g3=status_of(2)), BOTH)

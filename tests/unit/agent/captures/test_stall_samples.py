@@ -1,8 +1,9 @@
 """Samples of a rank without hook events: whether its stack moves and its CPU time grows."""
 
 import time
+from pathlib import Path
 
-from rankscope.agent.captures.stall_samples import DEPTH_MAX, SAMPLES_MAX, StallSampler, read_main_stack
+from rankscope.agent.captures.stall_samples import DEPTH_MAX, SAMPLES_MAX, StallSampler, find_sleeps, read_main_stack
 from rankscope.measure.stalls import StackFrame, StallSamples
 
 S = 1_000_000_000
@@ -18,7 +19,7 @@ def evaluating(line: int, *inner: StackFrame) -> tuple[StackFrame, ...]:
 def sample(*samples: tuple[int, tuple[StackFrame, ...]], window_s: int = 30) -> StallSamples | None:
     """What samples show that are a second apart, each the CPU time so far in s and the stack."""
     left = list(samples)
-    sampler = StallSampler(read_stack=lambda: left[0][1], read_cpu_ns=lambda: left[0][0] * S)
+    sampler = StallSampler(lambda: left[0][1], lambda: left[0][0] * S, lambda: None)
     for second in range(len(samples)):
         sampler.add(second * S, window_s * S)
         left.pop(0)
@@ -40,6 +41,37 @@ def test_cpu_time_counts_from_the_first_sample() -> None:
     shown = sample((5, evaluating(55)), (6, evaluating(55)), (8, evaluating(55)))
     assert shown is not None
     assert (shown.cpu_ns, shown.span_ns, shown.shows_work) == (3 * S, 2 * S, True)
+
+
+def test_wakes_count_from_the_first_sample() -> None:
+    sleeps = iter((700, 750, 800))
+    sampler = StallSampler(lambda: evaluating(55), lambda: 0, lambda: next(sleeps))
+    for second in range(3):
+        sampler.add(second * S, 30 * S)
+    shown = sampler.summarize()
+    assert shown is not None
+    assert (shown.wakes, shown.changes, shown.cpu_ns, shown.shows_work) == (100, 0, 0, True)
+
+
+def test_main_thread_that_sleeps_a_hundred_times_is_counted() -> None:
+    def sleep_often() -> int:
+        for _ in range(100):
+            time.sleep(0.0001)
+        return find_sleeps() or 0
+
+    # The file is about the main thread, which runs the tests.
+    first = sleep_often()
+    assert first >= 100
+    assert 100 <= sleep_often() - first < 200
+    assert find_sleeps("/proc/self/no-such-file") is None
+
+
+def test_kernel_that_does_not_count_sleeps_is_no_zero(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nnonvoluntary_ctxt_switches:\t7\n")
+    assert find_sleeps(str(status)) is None
+    status.write_text("Name:\tpython\nvoluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0\n")
+    assert find_sleeps(str(status)) is None
 
 
 def test_call_in_all_samples_is_named_at_its_last_line() -> None:

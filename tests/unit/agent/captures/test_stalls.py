@@ -28,13 +28,14 @@ class Rank:
     thread is in no receive.
     """
 
-    def __init__(self, *, receives: bool = False, **entry: str) -> None:
+    def __init__(self, *, receives: bool = False, in_store: bool = False, **entry: str) -> None:
         self.dump = Recorder(dump_of(entry_of(0, 7, **entry), g0=status_of(7)))
         recorder = FlightRecorder(dict, GraphCaptures(), {"_dump_fr_trace_json": self.dump})
         self.line = 24
         self.cores = 0
         self.cpu_ns = 0
-        sampler = StallSampler(lambda: (StackFrame("train.py", self.line, "main"),), lambda: self.cpu_ns)
+        frames = lambda: (StackFrame("train.py", self.line, "main"),)  # noqa: E731 - read anew at each sample
+        sampler = StallSampler(frames, lambda: self.cpu_ns, lambda: None)
         self.watch = StallWatch(
             STALL_NS,
             recorder,
@@ -42,6 +43,7 @@ class Rank:
             read_wall_ns=lambda: CREATED_WALL_NS + self.s * S,
             sampler=sampler,
             find_transfer=lambda age_ns: msgspec.structs.replace(RECEIVES, age_ns=age_ns) if receives else None,
+            waits_in_store=lambda: in_store,
         )
         self.s = 0
         self.moments = 0
@@ -105,6 +107,13 @@ def test_steps_without_events_are_no_stall() -> None:
     for step in range(100):
         rank.s += 1
         assert rank.watch.observe(rank.s * S, rank.moments, [step_of(step, S)]) is None
+
+
+def test_call_without_a_frame_of_torch_is_told_as_a_wait_in_the_store() -> None:
+    (stall,) = Rank(in_store=True).train(10).wait(31)
+    assert stall.activity == "store"
+    (stall,) = Rank(in_store=True, receives=True).train(10).wait(31)
+    assert stall.activity == "collective"
 
 
 def test_stall_ends_with_the_next_event() -> None:

@@ -650,6 +650,57 @@ def test_rank_waiting_elsewhere_makes_no_collective_incomplete() -> None:
     assert find(view_on({0: waits(), 1: held, 2: still({DATA: (2, 2)})}, groups)).ranks == (2,)
 
 
+# -- waits without a record -------------------------------------------------------------------------------------------
+
+
+def in_store(line: int = 30) -> RankHangState:
+    """A rank that waits for a key of the store; all its collectives have completed."""
+    return still({WORLD: (7, 7)}, stall=stall_of("store", line=line))
+
+
+@pytest.mark.parametrize("activity", ["store", "collective", "process_group"])
+def test_rank_in_no_wait_is_awaited_by_those_in_unrecorded_ones(activity: str) -> None:
+    waiting = still({WORLD: (7, 7)}, stall=stall_of(activity, line=30))
+    finding = find(view_on({0: waiting, 1: still({WORLD: (7, 7)}), 2: waiting}))
+    assert essence(finding) == ("missing_rank", (1,), None, "critical")
+    assert (finding.what, finding.why) == (
+        "rank 1 (node-a) stalled at train.py:74 (main)",
+        f"waiting for it: ranks 0, 2 stalled in {activity} at train.py:30 (main)",
+    )
+    assert (finding.evidence["stalled_ranks"], finding.evidence["waiting_ranks"]) == (3, 2)
+    assert list(finding.details) == ["stack of rank 1", "stack of rank 0, which waits"]
+
+
+@pytest.mark.parametrize(("awaited", "cause"), [(busy(), "busy_rank"), (still(activity="data"), "data_wait")])
+def test_pause_that_unrecorded_waits_are_for_is_a_warning(awaited: RankHangState, cause: str) -> None:
+    assert essence(find(view_on({0: in_store(), 1: awaited}))) == (cause, (1,), None, "warning")
+    # One that stands is named first.
+    assert essence(find(view_on({0: in_store(), 1: awaited, 2: still()}))) == ("missing_rank", (2,), None, "critical")
+
+
+def test_nobody_is_named_where_all_wait_without_a_record() -> None:
+    finding = find(view_on({0: in_store(), 1: in_store(31), 2: in_store()}))
+    assert essence(finding) == ("unattributed", (), None, "warning")
+    assert finding.what == "3 ranks stalled, in no known collective"
+    assert finding.why == (
+        "ranks 0, 2 stalled in store at train.py:30 (main), rank 1 stalled in store at train.py:31 (main)"
+    )
+
+
+def test_rank_whose_pending_collectives_are_not_known_is_not_awaited() -> None:
+    quiet = still({WORLD: (7, 7)}, stall=stall_of("other", absent={"pending": "this torch has no flight recorder"}))
+    assert essence(find(view_on({0: in_store(), 1: quiet}))) == ("unattributed", (), None, "warning")
+
+
+def test_unrecorded_waits_are_not_judged_until_all_ranks_stall() -> None:
+    assert reason(view_on({0: in_store(), 1: still(), 2: moving()})).endswith("that may take long: 1 of 3")
+
+
+def test_places_of_stalled_ranks_are_told_up_to_three() -> None:
+    states = {rank: still({WORLD: (7, 7)}, stall=stall_of(line=rank)) for rank in range(5)}
+    assert find(view_on(states)).why.endswith("rank 2 stalled at train.py:2 (main), 2 more places")
+
+
 # -- what is not known ------------------------------------------------------------------------------------------------
 
 
