@@ -11,11 +11,10 @@ from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.machine_growth import Machines, NodeCounts, find_machines
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
-from rankscope.collector.detect.statistics.node_split import find_slower_nodes
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.layer_times import RunLayers
 from rankscope.collector.steps.long_steps import NO_LONG_STEPS, LongStepsSeen
-from rankscope.collector.steps.peer_groups import SMALL_GROUP_MAX, PeerComparison, PeerGroups
+from rankscope.collector.steps.peer_groups import PeerComparison, PeerGroups
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
@@ -171,14 +170,9 @@ class RunView:
 
     @cached_property
     def compared(self) -> PeerGroups:
-        """Return the peer groups without the ranks that open findings call steadily slow, where those are many, and
-        without nodes that are the slower half.
-        """
+        """Return the peer groups without the ranks that open findings call steadily slow, where those are many."""
         found = [one for one in self.open_findings if one.kind == STRAGGLER and one.pattern != "intermittent"]
         slow = {rank for one in found for rank in one.ranks}
-        for one in self.peer_groups.comparisons:
-            if one.do_same_work and len(one.members) <= SMALL_GROUP_MAX:
-                slow.update(find_slower_nodes(self.series, self.nodes, one.members, self.steps_min))
         return self.peer_groups.without(slow) if slow else self.peer_groups
 
     @cached_property

@@ -11,6 +11,7 @@ Peers also have the same model of GPU, where that is known: a slower model is no
 (`run_rules/device_models.py`).
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,34 +29,38 @@ PEERS_SAMPLED_MAX = 128
 SIGNATURES_MAX = 256
 """Different signatures among which ranks with the same kind of work are looked for."""
 
-SMALL_GROUP_MAX = 64
 SLOW_SHARE_MIN = 0.25
-"""Share of a rank's peers that are known to be slow, in a group of at most so many ranks, from which on they move the
-median and are left out."""
+"""Share of a rank's peers that are known to be slow from which on they move the median and are left out."""
 
 
 class Peers(NamedTuple):
     """The ranks that one rank is compared with, without itself: `size` of them, PEERS_SAMPLED_MAX at most in `ranks`.
-    `do_same_work` is False when all ranks stand in because none does the same work.
+    `do_same_work` is False when all ranks stand in because none does the same work. `are_apart`: the rank is known to
+    be slow, and neither it nor others that are known to be slow count among them.
     """
 
     ranks: tuple[int, ...]
     size: int
     do_same_work: bool
+    are_apart: bool = False
 
 
 class PeerComparison(NamedTuple):
-    """Each of `members` is compared with the others of `against`. Both are ranks in ascending order."""
+    """Each of `members` is compared with the others of `against`. Both are ranks in ascending order. `are_apart`: no
+    member is among these.
+    """
 
     members: tuple[int, ...]
     against: tuple[int, ...]
     do_same_work: bool
+    are_apart: bool = False
 
     def peers_of(self, rank: int) -> Peers:
         """Return the peers of one of the members."""
         sampled = self.against[:: -(-len(self.against) // PEERS_SAMPLED_MAX) or 1]
-        others = tuple(other for other in sampled if other != rank)
-        return Peers(others, len(self.against) - 1, self.do_same_work)
+        at = bisect_left(sampled, rank)
+        others = sampled[:at] + sampled[at + 1 :] if sampled[at : at + 1] == (rank,) else sampled
+        return Peers(others, len(self.against) - (not self.are_apart), self.do_same_work, self.are_apart)
 
 
 class PeerGroups(NamedTuple):
@@ -96,8 +101,8 @@ class PeerGroups(NamedTuple):
         return PeerGroups(comparisons, place, self.works)
 
     def without(self, slow: Collection[int]) -> "PeerGroups":
-        """Return the comparisons of small groups without the ranks that are known to be slow, each of which is compared
-        with the others: a second slow rank must not move what the first is compared with.
+        """Return the comparisons without the ranks that are known to be slow, where those are many; each of them is
+        compared with the others: a second slow rank must not move what the first is compared with.
         """
         comparisons = [part for one in self.comparisons for part in _leave_out(one, slow)]
         place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
@@ -107,12 +112,12 @@ class PeerGroups(NamedTuple):
 
 
 def _leave_out(one: PeerComparison, slow: Collection[int]) -> list[PeerComparison]:
-    found = [rank for rank in one.members if rank in slow] if len(one.members) <= SMALL_GROUP_MAX else []
+    found = tuple(rank for rank in one.members if rank in slow)
     others = tuple(rank for rank in one.members if rank not in slow)
     if not one.do_same_work or not others or len(found) < SLOW_SHARE_MIN * (len(one.members) - 1):
         return [one]
     rest = PeerComparison(others, others if len(others) > 1 else one.against, do_same_work=True)
-    return [rest, *(PeerComparison((rank,), tuple(sorted((*others, rank))), do_same_work=True) for rank in found)]
+    return [rest, PeerComparison(found, others, do_same_work=True, are_apart=True)]
 
 
 def _itself(signature: Any) -> Any:
@@ -179,7 +184,10 @@ def middle_of_ranks(own_ns: Floats) -> Floats:
     """
     if own_ns.shape[1] == 2:  # noqa: PLR2004
         return np.asarray(np.nanmin(own_ns, axis=1))
-    return np.asarray(np.nanmedian(own_ns, axis=1))
+    middle_ns = np.median(own_ns, axis=1)  # a tenth of the time of nanmedian
+    rows = np.flatnonzero(np.isnan(middle_ns))
+    middle_ns[rows] = np.nanmedian(own_ns[rows], axis=1)
+    return np.asarray(middle_ns)
 
 
 def _find_works(

@@ -227,7 +227,9 @@ STALL = Stall(
     number=1, since_host_ns=1_300, taken_host_ns=1_640, limit_ns=300, activity="collective", last_step=42,
     stacks=(ThreadStack(name="MainThread", frames=(StackFrame("train.py", 24, "main"),), frames_left_out=3),),
     threads_left_out=2, pending=(PENDING,), pending_left_out=4, absent={"pending": "a CUDA graph is being captured"},
-    samples=StallSamples(count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate"), wakes=7),
+    samples=StallSamples(
+        count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate"), wakes=7
+    ),
 )  # fmt: skip
 STALL_WITHOUT_WAKES = msgspec.structs.replace(
     STALL,

@@ -37,7 +37,7 @@ def find_excess(series: StepSeries, peer_groups: PeerGroups) -> Floats:
         for some in in_blocks(rows, len(against)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
             mine = np.maximum(series.own_ns[cells(some, members)], OWN_NS_MIN)
             theirs = mine if are_all else np.maximum(series.own_ns[cells(some, against)], OWN_NS_MIN)
-            excess[cells(some, members)] = _compare(mine, theirs)
+            excess[cells(some, members)] = _compare(mine, theirs, are_apart=comparison.are_apart)
     return excess
 
 
@@ -84,16 +84,21 @@ def _usual_level(values: Floats, steps_min: int) -> float:
     return float(np.median(before[find_last_change(before, steps_min) :]))
 
 
-def _compare(mine: Floats, against: Floats) -> Floats:
+def _compare(mine: Floats, against: Floats, *, are_apart: bool) -> Floats:
     found = np.full(mine.shape, np.nan)
     count = against.shape[1]
     known = count - np.count_nonzero(np.isnan(against), axis=1)
     complete = known == count
-    if count > 1:
-        found[complete] = np.log(mine[complete] / _median_of_others(against[complete], mine[complete]))
-    for row in np.flatnonzero(~complete & (known >= max(2, KNOWN_MIN * count))):
+    least = 1 if are_apart else 2
+
+    def median(values: Floats, beside: Floats) -> Floats:
+        return np.median(values, axis=1, keepdims=True) if are_apart else _median_of_others(values, beside)
+
+    if count >= least:
+        found[complete] = np.log(mine[complete] / median(against[complete], mine[complete]))
+    for row in np.flatnonzero(~complete & (known >= max(least, KNOWN_MIN * count))):
         values = against[row, ~np.isnan(against[row])][np.newaxis]
-        found[row] = np.log(mine[row] / _median_of_others(values, mine[[row]])[0])
+        found[row] = np.log(mine[row] / median(values, mine[[row]])[0])
     return found
 
 

@@ -116,16 +116,49 @@ def _bubbles_hidden_ns(slow: SlowRank, view: RunView) -> Floats:
     return hidden_ns
 
 
-def lost_together(slow_ranks: Sequence[SlowRank], view: RunView, healthy: Healthy, before_step: int) -> Floats:
-    """Return what each step has lost to several stragglers, the slowest first; shape (n,) in ns, NaN where not known.
+def lost_together(sets: Sequence[Sequence[SlowRank]], view: RunView, healthy: Healthy, before_step: int) -> Floats:
+    """Return what each step has lost to several sets of stragglers, the slowest first; shape (n,) in ns, NaN where not
+    known.
 
-    Those that are slow at different places of a step add up, others hide each other. So it is the sum of what is lost
-    to each, at most what the step is longer than the longest own time of a healthy rank, less the same before any was
-    slow, in `before_step`.
+    Ranks of one set with the same work hide each other: the step has lost what it has to one of them, and without
+    their slowness the longest of them may still be longer than any other. Those that are slow at different places of a
+    step add up. So it is the sum over these, at most what the step is longer than the
+    longest own time of a healthy rank, less the same before any was slow, in `before_step`.
     """
-    lost_ns = np.sum([lost_to(one, view, healthy, is_charged_once=False) for one in slow_ranks], axis=0)
-    at_most_ns = healthy.bound_ns(slow_ranks[0], healthy.usual_rest_ns(slow_ranks[0], before_step))
+    lost_ns = np.zeros(len(view.series.steps))
+    for place in (ranks for one in sets for ranks in _by_work(one, view)):
+        each_ns = [lost_to(one, view, healthy, is_charged_once=False) for one in _find_longest(place, view)]
+        lost_ns = lost_ns + np.minimum(np.fmax.reduce(each_ns, axis=0), _saved_at_most(place, view))
+    first = sets[0][0]
+    at_most_ns = healthy.bound_ns(first, healthy.usual_rest_ns(first, before_step))
     return np.asarray(np.clip(lost_ns, 0.0, at_most_ns))
+
+
+def _by_work(slow_ranks: Sequence[SlowRank], view: RunView) -> list[list[SlowRank]]:
+    """Return slow ranks by the work that they do; one that does no other's work is alone."""
+    place = {rank: number for number, work in enumerate(view.peer_groups.works) for rank in work}
+    found: dict[tuple[str, int], list[SlowRank]] = {}
+    for slow in slow_ranks:
+        key = ("work", place[slow.rank]) if slow.rank in place else ("rank", slow.rank)
+        found.setdefault(key, []).append(slow)
+    return list(found.values())
+
+
+def _saved_at_most(slow_ranks: Sequence[SlowRank], view: RunView) -> Floats:
+    """Return by how much the longest of slow ranks would be shorter without the slowness that they have at the present
+    level, shape (n,) in ns; the whole time in steps before it.
+    """
+    own_ns = view.series.own_ns[:, view.series.columns_of([slow.rank for slow in slow_ranks])]
+    ratios = np.array([slow.slowdown_ratio for slow in slow_ranks])
+    is_present = view.series.steps >= max(slow.level_from_step for slow in slow_ranks)
+    healthy_ns = np.where(is_present, np.fmax.reduce(own_ns / ratios, axis=1), 0.0)
+    return np.asarray(np.fmax.reduce(own_ns, axis=1) - healthy_ns)
+
+
+def _find_longest(slow_ranks: Sequence[SlowRank], view: RunView) -> list[SlowRank]:
+    """Return those of slow ranks whose own time is the longest of them in any step: of thousands a few hundred."""
+    own_ns = view.series.own_ns[:, view.series.columns_of([slow.rank for slow in slow_ranks])]
+    return [slow_ranks[place] for place in np.unique(np.argmax(np.nan_to_num(own_ns, nan=-1.0), axis=1)).tolist()]
 
 
 def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int], usual_rest_ns: float = 0.0) -> Floats:

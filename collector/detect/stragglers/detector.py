@@ -60,6 +60,7 @@ from rankscope.collector.detect.stragglers.sentence import (
     write_what,
     write_who,
 )
+from rankscope.collector.detect.stragglers.slow_nodes import find_slow_nodes
 from rankscope.collector.detect.stragglers.slow_sets import SlowSet, join_alike, join_nodes
 from rankscope.collector.detect.stragglers.turns import find_in_turns, is_turn
 from rankscope.collector.detect.stragglers.witness import is_contradicted, read_witness
@@ -71,7 +72,8 @@ from rankscope.measure.units import NS_PER_S
 EXPLAINED_RATIO_MAX: Final = 1.25
 """Ratio of a rank's excess to its transfers' up to which the transfers explain it: both are medians of noisy steps."""
 DESCRIBED_MAX: Final = 64
-"""Slow ranks and nodes described in one detection pass, the slowest first."""
+"""Slow ranks and nodes described in one detection pass, the slowest first. Of more, those that became slow together are
+one before their causes are known."""
 LASTED_S: Final = 3.0
 """How long a steady slowness lasts before its rank is named: less is nothing to act on, and where ranks take turns
 another one's may have begun.
@@ -110,9 +112,11 @@ class Stragglers:
         steadily = [
             rank for rank, finding in known.items() if finding.kind == STRAGGLER and finding.pattern != "intermittent"
         ]
-        verdict = find_stragglers(view, self._thresholds, steadily)
+        of_nodes = find_slow_nodes(view, self._thresholds, steadily)
+        verdict = find_stragglers(view, self._thresholds, steadily, among=of_nodes.not_explained(view.series.ranks))
         if isinstance(verdict, Abstain):
             return verdict
+        verdict = of_nodes.add_to(verdict)
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
         loaded = {rank for finding in explained if finding.kind == MORE_WORK for rank in finding.ranks}
@@ -135,8 +139,10 @@ class Stragglers:
             *join_nodes([slow for slow in slow_ranks if not is_contradicted(slow, view.series)], view.nodes),
             *join_nodes([slow for slow in intermittently if not is_contradicted(slow, view.series)], view.nodes),
         ]
+        if len(joined) > DESCRIBED_MAX:
+            joined = join_alike(joined, [""] * len(joined), known)
         described = [
-            SlowSet(slow_set.nodes, tuple(date_begin(slow, view, explained) for slow in slow_set.ranks))
+            SlowSet(slow_set.nodes, _date_begins(slow_set.ranks, view, explained))
             for slow_set in joined[:DESCRIBED_MAX]
         ]
         with_causes = [
@@ -189,6 +195,24 @@ class Stragglers:
             return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
         steps = steps_to_close(finding)
         return all(has_recovered(view.excess_of(rank), self._thresholds, steps) for rank in ranks)
+
+
+def _date_begins(slow_ranks: Sequence[SlowRank], view: RunView, findings: Sequence[Finding]) -> tuple[SlowRank, ...]:
+    """Return slow ranks with their begins; those that were judged as one node are dated once."""
+    dated: dict[int, SlowRank] = {}
+    for slow in slow_ranks:
+        if id(slow.slow_steps) not in dated:
+            dated[id(slow.slow_steps)] = date_begin(slow, view, findings)
+    return tuple(_begin_as(slow, dated[id(slow.slow_steps)]) for slow in slow_ranks)
+
+
+def _begin_as(slow: SlowRank, other: SlowRank) -> SlowRank:
+    return slow._replace(
+        since_step=other.since_step,
+        before_step=other.before_step,
+        level_from_step=other.level_from_step,
+        since_range=other.since_range,
+    )
 
 
 def _has_lasted(slow: SlowRank, view: RunView) -> bool:
@@ -286,7 +310,7 @@ class _Together:
         charged to one of them.
         """
         if len(slow_ranks) > 1:
-            return lost_together(slow_ranks, self._view, self._healthy, self._before_step)
+            return lost_together([slow_ranks], self._view, self._healthy, self._before_step)
         return lost_to(slow_ranks[0], self._view, self._healthy)
 
     def price(self, number: int, since_step: int) -> Cost:
@@ -294,8 +318,8 @@ class _Together:
         priced = range(len(self.found)) if number == 0 else (number,)
         lost_ns = self.lost_ns[number]
         if len(self.found) > 1:
-            slow_ranks = [slow for place in priced for slow in self.found[place].ranks]
-            lost_ns = lost_together(slow_ranks, self._view, self._healthy, self._before_step)
+            sets = [self.found[place].ranks for place in priced]
+            lost_ns = lost_together(sets, self._view, self._healthy, self._before_step)
         others = sorted(rank for rank in self._slow - self._ranks_of(number) if self._view.series.has(rank))
         if number and others:
             rest_ns = self._healthy.usual_rest_ns(self.found[number].ranks[0], self._before_step)

@@ -82,13 +82,16 @@ NOT_BY_DEVICE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The limits at which a rank is called slow, and no longer. The collector's configuration documents each."""
+    """The limits at which a rank is called slow, and no longer. The collector's configuration documents each, without
+    `sigma_floor`: the least error of a level, as a logarithm.
+    """
 
     steps_min: int = 12
     slowdown_ratio_min: float = 1.05
     slowdown_close_ratio: float = 1.025
     robust_z_min: float = 5.0
     persistence_ratio: float = 0.7
+    sigma_floor: float = SIGMA_FLOOR
 
 
 class SlowRank(NamedTuple):
@@ -315,7 +318,7 @@ def _test(
     """Return z-score and share of slow steps of `known[since:]`, and whether both are large enough."""
     recent, peers = view.excess_of(rank)[known[since:]], view.compared.of(rank).peers_of(rank)
     level = float(np.median(recent))
-    sigma = _sigma(view, noise, known, since, peers)
+    sigma = _sigma(view, noise, known, since, peers, floor=thresholds.sigma_floor)
     if not peers.do_same_work and since:  # what is usual is known no better than what is now
         sigma = math.hypot(sigma, noise.median_error(since))
     robust_z, persistence = measure_excess(level) / sigma, _persistence(recent, level, noise, thresholds)
@@ -365,16 +368,16 @@ def _persistence(recent: Floats, level: float, noise: Noise, thresholds: Thresho
     return float(np.mean(recent > slow_from))
 
 
-def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
-    """Return the uncertainty of the level of `known[since:]`: see the head of this file. With fewer than PEERS_MIN
-    peers other ranks stand in for them.
+def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers, *, floor: float) -> float:
+    """Return the uncertainty of the level of `known[since:]`, `floor` at least: see the head of this file. With fewer
+    than PEERS_MIN peers other ranks stand in for them.
 
     The peers' noise counts because one rank's noise can be small by chance, that of several ranks hardly.
     """
     series = view.excess[np.ix_(known, view.series.columns_of(_noise_ranks(view, peers)))]
     series = series[:, ~np.isnan(series).any(axis=0)]
     count = len(known) - since
-    errors = [noise.median_error(count), SIGMA_FLOOR]
+    errors = [noise.median_error(count), floor]
     if series.shape[1]:
         levels = np.median(series[since:], axis=0)
         errors.append(MAD_TO_SIGMA * float(np.median(np.abs(levels - np.median(levels)))))

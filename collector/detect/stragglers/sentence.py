@@ -68,7 +68,7 @@ def _name_peers(slow_ranks: Sequence[SlowRank], slow: SlowRank, ranks: int) -> s
 def _count_others(slow_ranks: Sequence[SlowRank], slow: SlowRank) -> int:
     """Return how many peers a rank has besides those that are slow with it: all where these are all of them."""
     known, others = set(slow.peers.ranks), [one for one in slow_ranks if one.rank != slow.rank]
-    is_sampled = len(known) < slow.peers.size
+    is_sampled = len(known) < slow.peers.size and not slow.peers.are_apart
     among = sum(one.rank in known or (is_sampled and not known.isdisjoint(one.peers.ranks)) for one in others)
     return (slow.peers.size - among) or slow.peers.size
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.detect.suggestions import UNATTRIBUTED
 
 SHARE_MIN: Final = 0.75
 """Share of a node's ranks that must be slow for the finding to be about the node."""
@@ -60,9 +61,12 @@ def join_alike(sets: Sequence[SlowSet], causes: Sequence[str], known: Mapping[in
     joined: list[tuple[SlowSet, str]] = []
     for one, cause in zip(sets, causes, strict=True):
         for place, (other, other_cause) in enumerate(joined):
-            is_same = cause == other_cause and _began_together(one.ranks[0], other.ranks[0])
+            # What is not known of a node speaks against nothing.
+            of_both = {cause, other_cause} - ({UNATTRIBUTED} if one.nodes else set())
+            is_same = len(of_both) <= 1 and _began_together(one.ranks[0], other.ranks[0])
             if bool(one.nodes) == bool(other.nodes) and (is_same or _were_joined(one, other, known)):
-                joined[place] = SlowSet((*other.nodes, *one.nodes), (*other.ranks, *one.ranks)), other_cause
+                both = SlowSet((*other.nodes, *one.nodes), (*other.ranks, *one.ranks))
+                joined[place] = both, cause if other_cause == UNATTRIBUTED else other_cause
                 break
         else:
             joined.append((one, cause))

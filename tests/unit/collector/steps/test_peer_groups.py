@@ -110,11 +110,16 @@ def test_slow_ranks_of_a_small_group_are_left_out_of_the_others_comparison() -> 
     two = find_peer_groups(range(3), {}).without({0, 2})
     # The only rank that is left is compared with all: there is none like it.
     assert [two.of(rank).peers_of(rank).ranks for rank in range(3)] == [(1,), (0, 2), (1,)]
+    assert [two.of(rank).peers_of(rank).size for rank in range(3)] == [1, 2, 1]
 
 
 def test_slow_ranks_that_do_not_move_a_median_stay_in_it() -> None:
     groups = find_peer_groups(range(8), {})
     assert groups.without({1}) is groups
     assert groups.without(set(range(8))) is groups
-    many = find_peer_groups(range(65), {})
-    assert many.without(set(range(30))) is many
+
+
+def test_many_slow_ranks_are_compared_with_the_others_at_any_size() -> None:
+    many = find_peer_groups(range(16_384), {}).without(set(range(8_000)))
+    assert many.of(0).peers_of(0) == Peers(tuple(range(8_000, 16_384, 66)), 8_384, do_same_work=True, are_apart=True)
+    assert many.of(8_000).peers_of(8_000).size == 8_383

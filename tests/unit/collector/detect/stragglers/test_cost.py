@@ -190,7 +190,7 @@ def test_step_before_is_known_of_pipelines_and_kept_by_findings() -> None:
     assert before_of_pipeline(False, told) is None
 
 
-def together(first_ms: float, second_ms: float, step_ms: float) -> float:
+def together(first_ms: float, second_ms: float, step_ms: float, *, is_one_set: bool = False) -> float:
     """What a step loses to ranks 2 and 3 since step 12, before which steps of 110 ms had own times of 100 ms."""
     own_ms = [[100.0] * 4] * 12 + [[100.0, 100.0, first_ms, second_ms]] * 4
     view = view_of(series_of(own_ms, step_ms=[[110.0] * 4] * 12 + [[step_ms] * 4] * 4))
@@ -198,7 +198,8 @@ def together(first_ms: float, second_ms: float, step_ms: float) -> float:
         slow_of(rank, (0, 1, 5 - rank), own_ms=ms, peers_ms=100.0, since_step=12)
         for rank, ms in ((2, first_ms), (3, second_ms))
     ]
-    return float(lost_together(slow, view, Healthy(view, {2, 3}), 12)[-1] / MS)
+    sets = [slow] if is_one_set else [[one] for one in slow]
+    return float(lost_together(sets, view, Healthy(view, {2, 3}), 12)[-1] / MS)
 
 
 def test_ranks_that_are_slow_at_different_places_of_a_step_add_up() -> None:
@@ -208,6 +209,10 @@ def test_ranks_that_are_slow_at_different_places_of_a_step_add_up() -> None:
 def test_ranks_that_are_slow_at_once_hide_each_other() -> None:
     # The step is 50 ms longer than it was: 160 - 100 less the 10 ms by which it was longer than an own time before.
     assert together(150.0, 130.0, step_ms=160.0) == pytest.approx(50)
+
+
+def test_ranks_of_one_set_hide_each_other_whatever_else_is_in_the_step() -> None:
+    assert together(150.0, 130.0, step_ms=190.0, is_one_set=True) == pytest.approx(50)
 
 
 def spared(lost_ms: float, own_ms: list[float], others: list[int]) -> float:
