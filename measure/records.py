@@ -625,7 +625,7 @@ class PipelineSchedule(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The repeated blocks of a rank's model, numbered from `first`, called `calls` times in a step: medians a call, of
-    `samples` timed steps. `columns`: forward, backward, both together (lower and upper quartile), in ns, and the bytes
+    `samples` timed steps. `columns`: forward, backward, both together (lowest and highest decile), in ns, and the bytes
     that it keeps for its backward. None: not known; `absent` says why all are.
     """
 

@@ -33,7 +33,6 @@ import msgspec
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.sample.torch_device import find_cuda
 from rankscope.agent.steps.autograd_callbacks import may_be_compiled
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.event_pool import EventPool
@@ -569,8 +568,8 @@ def make_layer_timers(
     """Return the timers of the repeated blocks in these containers, and have them told of each optimizer step; None
     where there are no such blocks, or they are on a device whose work is not timed.
     """
-    found, cuda = choose_blocks(containers), find_cuda()
-    cuda = cuda if cuda is not None and cuda.is_initialized() else None
+    found, cuda = choose_blocks(containers), sys.modules["torch"].cuda
+    cuda = cuda if cuda.is_initialized() else None
     if found is None or (cuda is None and found.device != "cpu") or (cuda is not None and not config.device_times):
         return None
     plan = TimingPlan(warmup_steps=config.warmup_steps, overhead_ratio_max=BUDGET_SHARE * config.overhead_ratio_max)
@@ -632,8 +631,8 @@ def summarize(kind: str, first: int, count: int, samples: Sequence[_Sample]) -> 
         columns=(
             tuple(_middle([one.forward_ns for one in found]) for found in by_place),
             tuple(_middle([one.backward_ns for one in found if one.backward_ns is not None]) for found in by_place),
-            tuple(_middle([one.both_ns for one in found], 0.25) for found in by_place),
-            tuple(_middle([one.both_ns for one in found], 0.75) for found in by_place),
+            tuple(_middle([one.both_ns for one in found], 0.1) for found in by_place),
+            tuple(_middle([one.both_ns for one in found], 0.9) for found in by_place),
             tuple(_middle([one.held_bytes for one in found if one.held_bytes is not None]) for found in by_place),
         ),
     )

@@ -6,7 +6,9 @@ A block is never compared with another block of its rank: those of a model may d
     time >= RATIO_MIN * median of its peers' times                        forward and backward, medians of steps
     that ratio >= RATIO_MIN * the median ratio of the rank's blocks       a rank that is slow in all of them is slow,
                                                                           and no block of it is
-    its lower quartile > the median of its peers' upper quartiles         not by noise of single steps
+    ln of both ratios apart by NOISE_MIN * the deviation of the blocks    not by noise: nothing is said where all blocks
+                                                                          of a rank scatter, as on a busy machine
+    its lowest decile > the median of its peers' highest deciles          nor by single steps
     (time - peers' time) * calls in a step >= STEP_SHARE_MIN * step
 
 and both have SAMPLES_MIN timed steps. What is waited for inside of a block is part of its time: with tensor parallelism
@@ -26,6 +28,9 @@ from rankscope.measure.records import LayerTimes
 from rankscope.measure.units import format_bytes, format_duration
 
 RATIO_MIN: Final = 1.2
+NOISE_MIN: Final = 5.0
+"""Deviations of the logarithms of a rank's ratios, by their median absolute deviation, that one must stand out by."""
+MAD_TO_DEVIATION: Final = 1.4826
 SAMPLES_MIN: Final = 8
 STEP_SHARE_MIN: Final = 0.02
 BLOCKS_MIN: Final = 4
@@ -221,10 +226,12 @@ def _find_slow(
     low_ns, high_ns, forward_ns = (values[rows, row][:, places] for row in (LOW, HIGH, FORWARD))
     peers_ns = _median_of_peers(own_ns)
     ratios = own_ns / peers_ns
+    apart = np.log(ratios) - np.median(np.log(ratios), axis=1, keepdims=True)
+    noise = MAD_TO_DEVIATION * np.median(np.abs(apart), axis=1, keepdims=True)
     calls = np.array([[alike[row].calls] for row in sampled])
     stands_out = (
         (ratios >= RATIO_MIN)
-        & (ratios >= RATIO_MIN * np.median(ratios, axis=1, keepdims=True))
+        & (apart >= np.maximum(np.log(RATIO_MIN), NOISE_MIN * noise))
         & (low_ns > _median_of_peers(high_ns))
         & ((own_ns - peers_ns) * calls >= STEP_SHARE_MIN * step_ns)
     )

@@ -23,7 +23,7 @@ FORWARD, BACKWARD = 2, 4
 
 
 def times(*slow: tuple[int, float], spread: float = 0.0, **changed: object) -> LayerTimes:
-    """What a rank reports of BLOCKS blocks of 2 + 4 ms, some of which take so many times as long; quartiles are
+    """What a rank reports of BLOCKS blocks of 2 + 4 ms, some of which take so many times as long; deciles are
     `spread` of that below and above.
     """
     factors = [dict(slow).get(number, 1.0) for number in range(BLOCKS)]
@@ -90,7 +90,7 @@ def test_blocks_that_differ_by_design_on_all_ranks_do_not_stand_out() -> None:
     [
         (times((4, 1.3)), [(1, 4)]),  # 7.8 against 6 ms: 1.8 % of a step of 90 ms is not enough, of 80 it is
         (times((4, 1.15)), []),
-        (times((4, 1.5), spread=0.4), []),  # its lower quartile 5.4 ms, below its peers' upper one of 6
+        (times((4, 1.5), spread=0.4), []),  # its lowest decile 5.4 ms, below its peers' highest one of 6
         (times((4, 2.0), samples=SAMPLES_MIN - 1), []),
     ],
 )
@@ -98,6 +98,17 @@ def test_what_is_small_noisy_or_seldom_measured_is_not_named(one: LayerTimes, na
     assert slow_of(found_in(times(), one, times(), step_ns=80.0 * MS)) == named
     assert slow_of(found_in(times(), one, times(), step_ns=1_000.0 * MS)) == [], "below 2 % of the step"
     assert slow_of(found_in(times(), one, times(), step_ns=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "named"), [((1.0, 1.05, 0.95, 1.1, 0.9), [(1, 5)]), ((1.0, 1.3, 0.7, 1.4, 0.8), [])]
+)
+def test_block_does_not_stand_out_where_all_scatter(others: tuple[float, ...], named: list[tuple[int, int]]) -> None:
+    """It takes 1.8 times as long, in ln 0.56 and 0.46 above the median of all. These are 0.07 and 0.28 from it in the
+    median, so that five deviations are 0.54 and 2.1.
+    """
+    noisy = times(*enumerate(others), (5, 1.8))
+    assert slow_of(found_in(times(), noisy, times())) == named
 
 
 def test_ranks_of_different_work_are_not_compared() -> None:
@@ -124,7 +135,7 @@ def test_backward_that_one_rank_does_not_know_is_compared_by_nobody() -> None:
     columns = (half.columns[0], (None,) * BLOCKS, half.columns[0], half.columns[0], half.columns[4])
     found = found_in(times(), times((4, 2.0), columns=columns, calls=2), times(), step_ns=80.0 * MS)
     assert found.groups[0].layers[4].slowest_ns == 4 * MS, "its forward alone"
-    # Its quartiles are of the forward alone: below the peers' quartiles of both, nothing is claimed.
+    # Its deciles are of the forward alone: below the peers' deciles of both, nothing is claimed.
     assert found.slow == ()
 
 
