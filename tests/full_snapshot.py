@@ -3,7 +3,7 @@
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
-from rankscope.collector.runs.held_gpus import HeldGpus, IdleOwner
+from rankscope.collector.runs.held_gpus import HeldGpus, IdleOwner, ListedGpu
 from rankscope.collector.runs.nccl_bandwidths import NcclBandwidth, NcclBandwidths
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import (
@@ -328,6 +328,13 @@ def full_snapshot() -> Snapshot:
             nodes=3, idle_after_s=600.0,
             states={"free": 2, "watched": 8, "watched_idle": 0, "in_use": 3, "idle": 3, "unknown": 0},
             owners=(IdleOwner(user="ana", job="812", gpus=3, longest_s=4_500.0),), unread={"driver_not_loaded": 1},
+            listed=(
+                ListedGpu(
+                    node="node-7", index=2, uuid="GPU-7-2", model="H", state="idle", held_s=5_400.0, idle_s=4_500.0,
+                    memory_used_bytes=2**35, memory_total_bytes=2**36, user="ana", job="812", program="python",
+                    pid=4_711, processes=1, run="", rank=None, step_age_s=None,
+                ),
+            ),
         ),
     )  # fmt: skip
     return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)

@@ -24,7 +24,7 @@ from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_dump import RunDump, dump_run
-from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import NOTHING_COUNTED, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries, medians_of_last
 from rankscope.measure.identity import BootId, RankIdentity, RunId
@@ -44,6 +44,7 @@ class LiveWorld:
     """What a server is given, for the test to change. Every change is a new picture."""
 
     def __init__(self) -> None:
+        self.counts = NOTHING_COUNTED
         self.snapshot = Snapshot(wall_s=BEGIN_WALL_S, version="0.1.0")
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
         self.dumps: dict[str, RunDump] = {}
@@ -56,8 +57,9 @@ class LiveWorld:
     def show(self, *runs: RunSnapshot, steps: dict[str, HeatMapSteps] | None = None) -> None:
         """These runs, a second later."""
         self.snapshot = Snapshot(
-            wall_s=self.snapshot.wall_s + 1.0, version="0.1.0", runs=runs, steps={} if steps is None else steps
-        )
+            wall_s=self.snapshot.wall_s + 1.0, version="0.1.0", runs=runs, steps={} if steps is None else steps,
+            counts=self.counts,
+        )  # fmt: skip
         self.time_slices.record(self.snapshot)
 
     def tell(self, story: Story, name: str = "story") -> None:

@@ -15,6 +15,7 @@ from rankscope.collector.publish.api.event_stream import EVENTS_PATH
 from rankscope.collector.publish.api.routes_api import read_openapi
 from rankscope.collector.publish.http_auth import HttpAuth
 from rankscope.collector.publish.http_server import HttpServer
+from tests.full_snapshot import full_snapshot
 from tests.integration.live_worlds import LiveWorld, slow_story
 from tests.unit.collector.runs.kept_runs import keep_run
 
@@ -43,6 +44,7 @@ BOUNDED = hypothesis.settings(max_examples=EXAMPLES, derandomize=True, database=
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A collector with one run of four ranks, whose past is in its store."""
     world = LiveWorld()
+    world.counts = full_snapshot().counts
     world.tell(slow_story(), NAMED)
     folder = tmp_path_factory.mktemp("api")
     (folder / CAPTURE.id).mkdir()
