@@ -152,7 +152,7 @@ class Watchdog:
         if place is None or not place.socket_path:
             return False
         with LATE_IMPORTS:
-            from rankscope.agent.captures.store_wait import waits_in_store  # noqa: PLC0415 - few ranks stall
+            from rankscope.agent.sidecar.store_wait import waits_in_store  # noqa: PLC0415 - few ranks stall
 
         return waits_in_store(place.socket_path)
 

@@ -41,7 +41,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         SlowLinks(read_link_thresholds(config)),
         MoreWork(thresholds),
         Stragglers(thresholds),
-        UnmatchedCollectives(thresholds.steps_min),
+        UnmatchedCollectives(thresholds),
         DeviceModels(thresholds),
         StageSlowdowns(thresholds),
         StageImbalance(read_imbalance_thresholds(config)),

@@ -95,8 +95,8 @@ def _find_late_begins(steps: Ints, step_ns: Floats) -> Floats:
     late_ns = np.zeros_like(step_ns)
     if len(steps) <= USUAL_STEPS or len(late_ns[0]) > RANKS_MAX:
         return late_ns
-    is_reported = ~np.isnan(step_ns).any(axis=1)
-    stretch = np.cumsum(np.append(True, (np.diff(steps) != 1) | ~is_reported[:-1]))
+    is_reported: Flags = np.asarray(~np.isnan(step_ns).any(axis=1))
+    stretch: Ints = np.cumsum(np.append(True, (np.diff(steps) != 1) | ~is_reported[:-1]))
     lasted_ns = np.where(is_reported[:, None], step_ns, 0.0)
     begin_ns = np.cumsum(lasted_ns, axis=0) - lasted_ns
     begin_ns -= begin_ns[:, :1].copy()

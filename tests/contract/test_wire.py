@@ -223,18 +223,16 @@ PENDING = PendingCollective(
     group="default_pg", op="all_reduce", sequence=12, age_ns=31_000, bytes=3_108, sizes=((777,),), dtypes=("Float",),
     state="scheduled", timeout_ns=600_000,
 )  # fmt: skip
+STALL_SAMPLES = StallSamples(
+    count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate"), wakes=7
+)
 STALL = Stall(
     number=1, since_host_ns=1_300, taken_host_ns=1_640, limit_ns=300, activity="collective", last_step=42,
     stacks=(ThreadStack(name="MainThread", frames=(StackFrame("train.py", 24, "main"),), frames_left_out=3),),
     threads_left_out=2, pending=(PENDING,), pending_left_out=4, absent={"pending": "a CUDA graph is being captured"},
-    samples=StallSamples(
-        count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate"), wakes=7
-    ),
+    samples=STALL_SAMPLES,
 )  # fmt: skip
-STALL_WITHOUT_WAKES = msgspec.structs.replace(
-    STALL,
-    samples=StallSamples(count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate")),
-)
+STALL_WITHOUT_WAKES = msgspec.structs.replace(STALL, samples=msgspec.structs.replace(STALL_SAMPLES, wakes=None))
 THREAD = KernelThread(
     thread=4711, name="python", state="S", wait_channel="futex_do_wait", system_call=202, cpu_ns=10_000_000
 )

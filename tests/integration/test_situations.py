@@ -34,7 +34,13 @@ def served() -> Iterator[Served]:
 
 @contextlib.contextmanager
 def training(
-    served: Served, *what: str, run: str = "", at: int = AT, pause_s: float = 0.01, go_on: Path | None = None
+    served: Served,
+    *what: str,
+    run: str = "",
+    at: int = AT,
+    pause_s: float = 0.01,
+    go_on: Path | None = None,
+    options: tuple[str, ...] = (),
 ) -> Iterator[Job]:
     """A job of three ranks, in whose step `at` this happens; its run has the name of what happens first. An evaluation
     ends once the file `go_on` exists.
@@ -46,7 +52,7 @@ def training(
         "RANKSCOPE_STALL_S": STALL_S,
         "SITUATION_GOES_ON": str(go_on),
     }
-    options = ("--what", *what, "--at", str(at), "--pause-s", str(pause_s))
+    options = ("--what", *what, "--at", str(at), "--pause-s", str(pause_s), *options)
     with started(forked_ranks(3, "-m", "rankscope.agent", SCRIPT, *options), environment) as job:
         yield job
 
@@ -247,6 +253,27 @@ def test_rank_that_skips_a_collective_is_told_by_what_it_calls(served: Served) -
     with training(served, "skip"):
         hang = wait_for_hang(served, "skip", "order_mismatch", (), said)
     assert (hang.severity, hang.group) == ("critical", "default_pg")
+
+
+def test_skipped_collective_explains_the_slower_run(served: Served) -> None:
+    # From then on ranks 0 and 2 wait in their last all_reduce for the first one that rank 1 calls in its next step.
+    options = ("--equal", "2", "--steps-after", "3000")
+    with training(served, "shift", at=60, pause_s=0.02, options=options):
+        served.wait_for_run("shift", lambda run: any(one.run_slowdown_ratio for one in find_shifts(run)))
+        run = served.wait_for_steps("shift", 400)
+    (shift,) = find_shifts(run)
+    assert (shift.ranks, shift.group, shift.severity) == ((1,), "default_pg", "warning")
+    first, last = shift.since_range or (0, 0)
+    assert first <= 61 <= last + 1
+    assert shift.run_slowdown_ratio is not None
+    assert shift.run_slowdown_ratio > 1.2, shift.sentence
+    others = {one.kind for one in run.open_findings if one.kind in {"run_slowdown", "slow_link", "straggler"}}
+    assert not others, [one.sentence for one in run.open_findings]
+
+
+def find_shifts(run: RunSnapshot) -> list[Finding]:
+    """The open findings about ranks that are collectives behind."""
+    return [one for one in run.open_findings if one.kind == "unmatched_collectives"]
 
 
 def test_other_size_on_one_rank_ends_the_run_by_that_rank(served: Served) -> None:

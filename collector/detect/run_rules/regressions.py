@@ -257,6 +257,20 @@ class RunSlowdown:
         return whole is True and remaining is False and latest is not True
 
 
+def find_lasting_rise(
+    view: RunView, others: Sequence[Finding], known: Finding | None, thresholds: Thresholds
+) -> tuple[LevelChange, Floats] | None:
+    """Return how the steps have become longer beyond what `others` explain, with those steps, shape (n,) in ns; None
+    where they have not. With `known`, whose evidence has the level before, that level is kept.
+    """
+    steps_ns = _find_remaining_ns(view, others)
+    if known is not None:
+        change = _hold(view, steps_ns, known, thresholds)
+    else:
+        change = _find_rise(view, steps_ns, steps_ns, thresholds, past_steps_min=PAST_STEPS_MIN)
+    return None if change is None else (change, steps_ns)
+
+
 def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
     """Return the longest time of each step without what these findings explain, shape (n,) in ns. What is long past
     does not count: over it slow growth would look like a change. Nor do steps of which it is not known whether a rank

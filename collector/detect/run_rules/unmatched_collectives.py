@@ -4,19 +4,28 @@ Backends pair the n-th collective of one member with the n-th of the others, so 
 of another place from then on. Nothing that the group waits for can be matched in a step then. It looks the same where a
 rank calls a collective in another step than the others. Where a group with all ranks is such a one, no rank can be
 compared at all, and detection of stragglers abstains (`stragglers/detector.py`).
+
+Ranks that meet others of another place wait where they had worked at the same time, so the steps may become longer
+with the shift. Where they do, that is what it costs, and no slowdown of the run beside it.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import UNMATCHED, Finding
+from rankscope.collector.detect.run_rules.regressions import BEFORE, NO_CHANGE, find_lasting_rise
+from rankscope.collector.detect.stragglers.cost import price
+from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Lag
 
 FINDINGS_MAX: Final = 3
+AFTER: Final = "after_ns"
+"""Evidence key: the level of the steps since, when it was found, in ns."""
 
 
 class UnmatchedCollectives:
@@ -24,22 +33,60 @@ class UnmatchedCollectives:
 
     kinds = frozenset({UNMATCHED})
 
-    def __init__(self, steps_min: int) -> None:
-        self._steps_min = steps_min
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
 
-    def find(self, view: RunView, _explained: Sequence[Finding]) -> Sequence[Candidate]:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate]:
         """Return a finding for each group in which that has been so for `steps_min` steps, at most FINDINGS_MAX."""
         steps = view.series.steps
         lags: dict[str, list[Lag]] = {}
         for lag in view.series.lags:
-            if np.count_nonzero(steps >= lag.since_step) >= self._steps_min:
+            if np.count_nonzero(steps >= lag.since_step) >= self._thresholds.steps_min:
                 lags.setdefault(lag.group, []).append(lag)
         first = sorted(lags.values(), key=lambda found: (min(one.since_step for one in found), found[0].group))
-        return [_describe(found) for found in first[:FINDINGS_MAX]]
+        candidates = [_describe(found) for found in first[:FINDINGS_MAX]]
+        priced = next((place for place, found in enumerate(first[:FINDINGS_MAX]) if _shifts_all(view, found)), None)
+        if priced is not None:
+            candidates[priced] = self._price(view, candidates[priced].finding, explained)
+        return candidates
+
+    def _price(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> Candidate:
+        """Return the finding with what it costs: by how much the steps have become longer in its begin's range, at most
+        as much as when that was found.
+        """
+        known = next((one for one in explained if one.kind == UNMATCHED and one.group == finding.group), None)
+        known = known if known is not None and BEFORE in known.evidence else None
+        others = [one for one in explained if one.kind not in NO_CHANGE and one.kind != UNMATCHED]
+        found = find_lasting_rise(view, others, known, self._thresholds)
+        first, last = finding.since_range or (finding.since_step or 0, finding.since_step or 0)
+        if found is None:
+            return Candidate(finding)
+        change, steps_ns = found
+        begin = change.since_range or (change.since_step, change.since_step)
+        if known is None and (begin[1] < first or begin[0] > last):
+            return Candidate(finding)
+        level = known.evidence if known is not None else {BEFORE: change.before_ns, AFTER: change.after_ns}
+        since = view.series.steps >= (finding.since_step or 0)
+        lost_ns = np.where(since, np.clip(steps_ns - level[BEFORE], 0.0, level[AFTER] - level[BEFORE]), 0.0)
+        cost = price(lost_ns, view, max(finding.since_step or 0, change.level_from_step), is_over_level=True)
+        kept = {BEFORE: level[BEFORE], AFTER: level[AFTER], "robust_z": change.robust_z}
+        priced = msgspec.structs.replace(
+            finding,
+            run_slowdown_ratio=cost.run_slowdown_ratio,
+            severity="warning",
+            evidence={**finding.evidence, **kept},
+        )
+        return Candidate(priced, lost_ns)
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether the collectives of its group are matched again."""
         return all(lag.group != finding.group for lag in view.series.lags)
+
+
+def _shifts_all(view: RunView, lags: Sequence[Lag]) -> bool:
+    """Return whether calls of a group with all ranks meet those of another place."""
+    members = view.groups.get(lags[0].group, ())
+    return len(members) == len(view.series.ranks) and not all(one.is_matched for one in lags)
 
 
 def _describe(lags: Sequence[Lag]) -> Candidate:

@@ -185,6 +185,10 @@ def miss_send(pair: Pair) -> None:
         dist.recv(torch.ones(3), src=0)
 
 
+def shift(_: Pair) -> None:
+    """Leave out one of several equal collectives on rank 1, so that the job goes on: see main."""
+
+
 def skip(pair: Pair) -> None:
     """Leave out one collective on rank 1: see main."""
 
@@ -207,6 +211,7 @@ WHAT: dict[str, Callable[[Pair], None]] = {
     "size": mismatch_size,
     "send": miss_send,
     "skip": skip,
+    "shift": shift,
 }
 
 
@@ -216,6 +221,8 @@ def main() -> None:
     parser.add_argument("--what", choices=tuple(WHAT), nargs="+", default=())
     parser.add_argument("--at", type=int, default=10)
     parser.add_argument("--pause-s", type=float, default=0.01)
+    parser.add_argument("--equal", type=int, default=0, help="all_reduces more in each step, equal to the first")
+    parser.add_argument("--steps-after", type=int, default=STEPS_AFTER)
     options = parser.parse_args()
     happens = {options.at + APART * number: what for number, what in enumerate(options.what)}
     dist.init_process_group("gloo")
@@ -223,16 +230,18 @@ def main() -> None:
     pair = Pair(rank, dist.new_group([0, 1]), dist.new_group([0, 1]))
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(options.at + STEPS_AFTER):
+    for step in range(options.at + options.steps_after):
         model(torch.ones(4, 8)).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(options.pause_s)
         if step in happens:
             WHAT[happens[step]](pair)
-        if (happens.get(step), rank) != ("skip", 1):
+        left_out = int(rank == 1 and happens.get(step) in {"skip", "shift"})
+        for _ in range(1 + options.equal - left_out):
             dist.all_reduce(torch.ones(777))
-        dist.broadcast(torch.ones(5), src=0)
+        if not options.equal:
+            dist.broadcast(torch.ones(5), src=0)
     sys.stdout.write(f"rank {rank} has trained\n")
     dist.destroy_process_group()
 

@@ -3,15 +3,18 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.detectors import read_thresholds
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.run_rules.unmatched_collectives import FINDINGS_MAX, UnmatchedCollectives
-from rankscope.collector.detect.view import RunView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Lag
 from tests.unit.collector.steps.step_series import series_of, view_of
 
 STEPS_MIN = 8
-DETECTOR = UnmatchedCollectives(STEPS_MIN)
+DETECTOR = UnmatchedCollectives(dataclasses.replace(read_thresholds(CollectorConfig()), steps_min=STEPS_MIN))
 
 
 def view(*lags: Lag) -> RunView:
@@ -77,3 +80,43 @@ def test_it_has_passed_once_the_group_is_matched_again() -> None:
     (finding,) = find(Lag("dp/0-3", 3, 1, 20, 20))
     assert DETECTOR.has_passed(view(), finding, ())
     assert not DETECTOR.has_passed(view(Lag("dp/0-3", 2, 1, 38, 38)), finding, ())
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def slower(since: int, lag_since: int, *, matched: bool = False, members: tuple[int, ...] = (0, 1, 2, 3)) -> Candidate:
+    """80 steps of 100 ms, and of 150 ms from `since` on, in which rank 3 is behind from `lag_since` on."""
+    lag = Lag("dp/0-3", 3, 1, lag_since, lag_since - 3, is_matched=matched)
+    times = [[100.0] * 4] * since + [[150.0] * 4] * (80 - since)
+    (found,) = DETECTOR.find(
+        view_of(dataclasses.replace(series_of(times), lags=(lag,)), groups={"dp/0-3": members}), ()
+    )
+    return found
+
+
+def test_shift_costs_by_what_the_steps_are_longer_since_then() -> None:
+    found = slower(40, 41)
+    assert found.finding.run_slowdown_ratio == pytest.approx(1.5)
+    assert found.finding.severity == "warning"
+    # 39 steps of 50 ms.
+    assert isinstance(found.lost_ns, np.ndarray)
+    assert found.lost_ns.sum() == pytest.approx(39 * 50e6)
+
+
+@pytest.mark.parametrize(
+    "found", [slower(40, 60), slower(40, 41, matched=True), slower(40, 41, members=(2, 3)), slower(80, 41)]
+)
+def test_slowdown_of_another_begin_or_of_other_ranks_is_none_of_it(found: Candidate) -> None:
+    assert (found.finding.run_slowdown_ratio, found.finding.severity, found.lost_ns) == (None, "info", None)
+
+
+def test_cost_is_kept_at_the_level_of_its_begin() -> None:
+    known = slower(40, 41).finding
+    # The steps before are kept no more, and something else has made the last 40 steps longer.
+    times = [[150.0] * 4] * 40 + [[300.0] * 4] * 40
+    lag = Lag("dp/0-3", 3, 1, 0, 0)
+    later = view_of(dataclasses.replace(series_of(times), lags=(lag,)), groups={"dp/0-3": (0, 1, 2, 3)})
+    (found,) = DETECTOR.find(later, [known])
+    assert isinstance(found.lost_ns, np.ndarray)
+    assert found.lost_ns.max() == pytest.approx(50e6)

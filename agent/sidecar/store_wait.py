@@ -10,7 +10,7 @@ from typing import Final
 
 from rankscope.agent.captures.called_name import HAS_POSITIONS, find_called_name
 from rankscope.agent.captures.stacks import find_main_frame, read_frames
-from rankscope.agent.sidecar.worker_server import ask_waits
+from rankscope.agent.sidecar.worker_questions import ask_waits
 
 ASK_S: Final = 1.0
 METHODS: Final = frozenset({"wait", "get", "multi_get", "barrier", "TCPStore"})

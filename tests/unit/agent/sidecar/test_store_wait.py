@@ -13,7 +13,7 @@ import pytest
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from rankscope.agent.captures.called_name import HAS_POSITIONS
-from rankscope.agent.captures.store_wait import waits_in_store
+from rankscope.agent.sidecar.store_wait import waits_in_store
 from rankscope.agent.sidecar.worker_server import open_server
 
 WAIT = timedelta(seconds=10)
