@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 PLAIN: Final = (sys.executable,)
@@ -66,6 +67,24 @@ def of_titan(name: str, what: str, *arguments: str) -> Row:
     )  # fmt: skip
 
 
+def of_mpi(name: str, framework: str, package: str, program: str, variables: str, *options: str) -> Row:
+    """Return a row of DDP whose ranks are numbered by that program of an MPI, in those two of its variables."""
+    return Row(
+        name=name, framework=framework, package=package, what=f"DDP, ranks started by `{program}`", script="by_number",
+        arguments=tuple(variables.split()), slow_ms=40,
+        launcher=(str(Path(sys.executable).with_name(program)), *options, *PLAIN),
+    )  # fmt: skip
+
+
+def of_olmo(name: str, what: str, bookkeeping: str) -> Row:
+    """Return a row of OLMo-core's trainer."""
+    return Row(
+        name=name, framework="OLMo-core", package="ai2-olmo-core", script="olmo_train", arguments=(bookkeeping,),
+        what=f"its `Trainer` and `TransformerTrainModule`, FSDP2, accumulation of two, checkpoints, {what}",
+        slow_ms=60, slow_after=60 * 2,
+    )  # fmt: skip
+
+
 def of_lightning(strategy: str, what: str) -> Row:
     """Return a row of Lightning's Trainer with that strategy, started by its own launcher."""
     return Row(
@@ -106,6 +125,21 @@ CPU_FOR_DEVICE: Final = (
 NO_REPLICA_LEAVES: Final = (
     "both replicas are ranks of one launcher, so one run; none of them leaves and comes back here"
 )
+NOT_COMPILED: Final = (
+    "it compiles its model, which is switched off here (`TORCH_COMPILE_DISABLE`): that takes minutes on a CPU; its "
+    "`setup` shards by FSDP1, which Lightning refuses on CPUs"
+)
+NO_IMAGES: Final = (
+    "it wants torchvision, which loads with a torch for CUDA only: in this job empty names stand in for it, so what it "
+    "does to images is not run"
+)
+NO_MEMORY_OF_CPU: Final = (
+    "it says that it does not train on CPUs; in this job its reports of a device's memory are left out"
+)
+EACH_NODE: Final = 'PET_NODE_RANK=1 "$@" & PET_NODE_RANK=0 "$@" && wait $!'
+TRAINJOB: Final = {
+    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "29571",
+}  # fmt: skip
 DEEPSPEED: Final = {"DS_ACCELERATOR": "cpu"}
 ROWS: Final[tuple[Row, ...]] = (
     of_torch("ddp-fp16-hook", "DDP, `fp16_compress_hook`", "ddp", "fp16_hook"),
@@ -174,6 +208,28 @@ ROWS: Final[tuple[Row, ...]] = (
         script="accelerate_train",
         slow_after=60 * 2,
     ),
+    Row(
+        name="accelerate-launch",
+        framework="Accelerate",
+        package="accelerate",
+        what="`Accelerator`, accumulation of two, by `accelerate launch --multi_gpu`",
+        script="accelerate_train",
+        slow_after=60 * 2,
+        launcher=(
+            *PLAIN,
+            "-m",
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_processes",
+            "2",
+            "--num_machines",
+            "1",
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+        ),
+    ),
     of_lightning("ddp", "DDP"),
     of_lightning("fsdp", "FSDP"),
     of_lightning("tensor_parallel", "tensor parallel 2 by `ModelParallelStrategy`"),
@@ -194,6 +250,52 @@ ROWS: Final[tuple[Row, ...]] = (
         variables={"RUST_LOG": "error"},
         unseen=NO_REPLICA_LEAVES,
     ),
+    Row(
+        name="litgpt",
+        framework="LitGPT",
+        package="litgpt",
+        what="its `pretrain.main` with DDP, accumulation of two, validations, checkpoints",
+        script="litgpt_pretrain",
+        arguments=("tiny",),
+        launcher=PLAIN,
+        slow_ms=25,
+        slow_after=60 * 2,
+        variables={"TORCH_COMPILE_DISABLE": "1"},
+        unseen=NOT_COMPILED,
+    ),
+    Row(
+        name="torchtune",
+        framework="torchtune",
+        package="torchtune",
+        what="its recipe `full_finetune_distributed`, FSDP2, accumulation of two, checkpoints",
+        script="torchtune_recipe",
+        slow_ms=60,
+        slow_after=60 * 2,
+        unseen=NO_MEMORY_OF_CPU,
+    ),
+    of_olmo("olmo-core", "metrics reduced by the training's thread", "sync"),
+    of_olmo("olmo-core-async", "metrics reduced on a thread of its own", "async"),
+    Row(
+        name="composer",
+        framework="Composer",
+        package="mosaicml",
+        what="its `Trainer`, DDP, accumulation of two, evaluations, checkpoints",
+        script="composer_train",
+        slow_ms=25,
+        slow_after=60 * 2,
+        variables={"NODE_RANK": "0"},
+        unseen=NO_IMAGES,
+    ),
+    Row(
+        name="ms-swift",
+        framework="ms-swift",
+        package="ms-swift",
+        what="`SwiftSft`, accumulation of two, evaluations, checkpoints",
+        script="swift_sft",
+        slow_ms=25,
+        slow_after=60 * 2,
+        variables={"LOG_LEVEL": "ERROR"},
+    ),
     Row(name="trl-sft", framework="TRL", package="trl", what="`SFTTrainer`", script="trl_sft"),
     Row(
         name="trl-grpo",
@@ -211,4 +313,34 @@ ROWS: Final[tuple[Row, ...]] = (
         launcher=PLAIN,
         variables=RAY,
     ),
+    Row(
+        name="srun",
+        framework="PyTorch",
+        package="torch",
+        what="DDP, two tasks of `srun` in a Slurm of one node",
+        script="by_number",
+        arguments=("SLURM_PROCID", "SLURM_NTASKS"),
+        launcher=(*PLAIN, "-m", "tests.frameworks.in_slurm", *PLAIN),
+        slow_ms=40,
+    ),
+    Row(
+        name="trainjob",
+        framework="PyTorch",
+        package="torch",
+        what="DDP, two nodes of a rank each, by the variables that a TrainJob gives to torchrun",
+        script="ddp",
+        arguments=("static_graph",),
+        launcher=("sh", "-c", EACH_NODE, "nodes", *PLAIN, "-m", "torch.distributed.run"),
+        variables=TRAINJOB,
+        unseen="both nodes are this machine",
+    ),
+    of_mpi(
+        "open-mpi",
+        "Open MPI",
+        "openmpi",
+        "prterun",
+        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
+        *("--personality", "ompi", "--allow-run-as-root", "--host", "localhost:2", "-n", "2"),
+    ),
+    of_mpi("mpich", "MPICH", "mpich", "mpiexec.hydra", "PMI_RANK PMI_SIZE", "-n", "2"),
 )

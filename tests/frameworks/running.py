@@ -90,7 +90,7 @@ def _run(row: Row, adds: Mapping[str, str]) -> Ended:
     CACHE.mkdir(parents=True, exist_ok=True)
     script = (str(JOBS / f"{row.script}.py"), *row.arguments)
     command: list[str] | Forked
-    if row.package == "torch":
+    if row.package == "torch" and not row.launcher:
         # These share one import of torch, after which RANKSCOPE=1 comes too late.
         command = forked_ranks(row.ranks, *(AGENT if adds else ()), *script)
         adds = {**adds, "RANKSCOPE": ""}
