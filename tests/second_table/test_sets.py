@@ -20,5 +20,6 @@ def test_slow_nodes_are_one_finding_with_their_cost(since: int) -> None:
     (finding,) = collected.findings
     assert (finding.ranks, len(finding.nodes)) == (tuple(sorted(who)), 4)
     found = judge(collected)
+    assert found.lost is not None
     assert found.lost[0] == pytest.approx(found.lost[1], rel=0.2)
     assert (found.false_findings, found.wrongs) == ((), ())

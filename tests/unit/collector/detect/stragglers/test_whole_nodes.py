@@ -89,7 +89,7 @@ def test_rank_much_slower_than_its_slow_node_is_told_with_its_own_numbers() -> N
     self_ms = work(*[100.0] * 6, 106.0, 106.0, steps=80)
     self_ms[:, 30] *= 1.5
     found = find_slow_nodes(view(self_ms), Thresholds(), ())
-    assert (sorted(found.ranks), found.beyond) == (ranks_of(6, 7), {30})
+    assert (sorted(found.ranks), found.beyond) == (ranks_of(6, 7), frozenset({30}))
     assert sorted(found.not_explained(range(32))) == [*range(24), 30]
 
 
