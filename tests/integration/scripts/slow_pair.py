@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
-STEPS = 8
-PAUSE_S = 0.08
-OPERATORS = 40
+STEPS = 12
+PAUSE_S = 0.2
+OPERATORS = 5
 
 
 @torch.library.custom_op("slow_pair::rest", mutates_args=())
