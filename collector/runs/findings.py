@@ -38,6 +38,7 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding, FindingOpened, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
+from rankscope.collector.runs.step_clock import StepClock
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
@@ -58,15 +59,16 @@ held for as long: an alert that waits a minute (`for: 1m`) would never fire on o
 
 @dataclass(slots=True)
 class _Open:
-    """A finding that holds. `charged_through` is the last step whose cost has been added. It began at
-    `began_collector_ns`, and was seen last at `seen_collector_ns`, after `seen_step`. `recurs`: it had passed and was
-    found again soon; since `passed_collector_ns` it does not hold, None while it does. `lines` is what samples have
-    shown about it.
+    """A finding that holds. `charged_through` is the last step whose cost has been added, `charged_ns` what it was
+    charged since the begin that it states. It began at `began_collector_ns`, and was seen last at `seen_collector_ns`,
+    after `seen_step`. `recurs`: it had passed and was found again soon; since `passed_collector_ns` it does not hold,
+    None while it does. `lines` is what samples have shown about it.
     """
 
     finding: Finding
     charged_through: int
     lost_rank_seconds: float = 0.0
+    charged_ns: float = 0.0
     began_collector_ns: int = 0
     seen_collector_ns: int = 0
     seen_step: int | None = None
@@ -133,8 +135,10 @@ class RunFindings:
         self._open: list[_Open] = []
         self._closed: list[Finding] = []
         self._lost: dict[tuple[int | None, str], float] = {}
-        self._passed: list[tuple[Finding, int]] = []
-        """Stragglers that have passed, and when by the collector's clock; at most `findings_max`."""
+        self._passed: list[tuple[Finding, int, float]] = []
+        """Stragglers that have passed, when by the collector's clock, and what they were charged in ns; at most
+        `findings_max`."""
+        self._step_clock = StepClock()
         self._charged_through: dict[tuple[int, ...], int] = {}
         """The last step of this attempt that was charged to a finding about these ranks."""
         self.charged: list[tuple[Ints, Floats]] = []
@@ -209,6 +213,7 @@ class RunFindings:
         self.charged.clear()
         self._has_had_pass = True
         now_ns = found.view.now_collector_ns
+        self._step_clock.see(found.view)
         for result in found.results:
             for kind in sorted(result.kinds):
                 self.abstained.pop(kind, None)
@@ -262,6 +267,7 @@ class RunFindings:
         self._attempt_from = self._opened + 1
         self._has_had_pass = False
         self._passed.clear()
+        self._step_clock = StepClock()
         self._charged_through.clear()
         return self.close_all("restarted")
 
@@ -303,6 +309,7 @@ class RunFindings:
             effects.append(FindingOpened(self._run, kept.finding))
         effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
+        kept.charged_ns += sum(one.charged_ns for one in merged)
         kept.began_collector_ns = min(one.began_collector_ns for one in (kept, *merged))
         kept.see(view)
         before = kept.finding
@@ -312,12 +319,24 @@ class RunFindings:
         kept.finding = msgspec.structs.replace(
             present,
             number=before.number,
+            run_slowdown_ratio=self._find_cost(kept, present, candidate.lost_ns),
             lost_rank_seconds=lost_s,
             lines=kept.lines,
             since_wall_s=self._find_wall_s(kept),
         )
         if _notified_fields(kept.finding) != _notified_fields(before):
             effects.append(UpdateFinding(self._run, kept.finding))
+
+    def _find_cost(self, one: _Open, finding: Finding, lost_ns: Floats | SingleLosses | None) -> float | None:
+        """Return the steps since the begin of a finding over the same without what it was charged, where that is of
+        some steps only, or comes and goes: the steps that are kept are no more than a part of these. What single steps
+        have lost is of the whole attempt as it is found.
+        """
+        comes_and_goes = finding.pattern == "intermittent" or one.recurs
+        if finding.run_slowdown_ratio is None or not comes_and_goes or not isinstance(lost_ns, np.ndarray):
+            return finding.run_slowdown_ratio
+        took_ns = self._step_clock.took_ns(finding.since_step or 0)
+        return took_ns / max(took_ns - one.charged_ns, 1.0) if took_ns >= 1.0 else None
 
     def _find_wall_s(self, one: _Open) -> float | None:
         """Return when a finding began, in seconds since 1970: as it was first said, unless one that began earlier has
@@ -337,13 +356,24 @@ class RunFindings:
         since_wall_s = None if clocks is None else clocks.to_wall_s(began_collector_ns)
         numbered = msgspec.structs.replace(finding, number=self._opened, since_wall_s=since_wall_s)
         earlier = [
-            before
-            for before, passed_ns in self._passed
+            (before, charged_ns)
+            for before, passed_ns, charged_ns in self._passed
             if view.now_collector_ns - passed_ns < RECURS_NS and finding.is_about_the_same(before)
         ]
+        charged_before_ns = 0.0
         if earlier:
-            numbered = _continue(numbered, earlier[-1])
-        self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns, recurs=bool(earlier)))
+            before, charged_ns = earlier[-1]
+            numbered = _continue(numbered, before)
+            charged_before_ns = charged_ns if before.until_step is not None and before.until_step < since else 0.0
+        self._open.append(
+            _Open(
+                numbered,
+                since - 1,
+                charged_ns=charged_before_ns,
+                began_collector_ns=began_collector_ns,
+                recurs=bool(earlier),
+            )
+        )
         return self._open[-1]
 
     def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | SingleLosses | None, view: RunView) -> None:
@@ -361,6 +391,7 @@ class RunFindings:
                 known_ns, view, one.charged_through, is_of_some=finding.pattern == "intermittent"
             )
         self.charged.append((steps, charged_ns))
+        one.charged_ns += float(charged_ns.sum())
         lost_s = ns_to_s(float(charged_ns.sum())) * len(series.ranks)
         if len(steps):
             one.charged_through = int(steps[-1])
@@ -399,7 +430,7 @@ class RunFindings:
         self._open.remove(one)
         closed = one.close(self._open)
         if reason == PASSED and passed_collector_ns is not None and closed.kind == STRAGGLER:
-            self._passed = [*self._passed, (closed, passed_collector_ns)][-self._findings_max :]
+            self._passed = [*self._passed, (closed, passed_collector_ns, one.charged_ns)][-self._findings_max :]
         self._closed = [*self._closed, closed][-self._findings_max :]
         return CloseFinding(self._run, closed, reason)
 

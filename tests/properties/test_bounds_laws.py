@@ -3,6 +3,7 @@ measured.
 """
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors, detect
 from rankscope.collector.detect.statistics.excess import find_excess_ns, find_peers_ns
 from rankscope.collector.detect.stragglers.host_times import share_of_time
+from rankscope.collector.detect.stragglers.recurring_stalls import STALLS
 from rankscope.collector.detect.view import RunView, Samples, TimeCount
 from rankscope.collector.runs.findings import RunFindings
 from rankscope.collector.steps.step_series import StepSeries
@@ -61,6 +63,19 @@ def test_findings_have_cost_no_more_than_the_steps_of_all_ranks(view: RunView) -
     findings.apply(detect(view, DETECTORS))
     whole_s = ns_to_s(float(np.nansum(view.longest_ns))) * len(view.series.ranks)
     assert all(0 <= one.lost_rank_seconds <= whole_s * (1 + 1e-9) for one in findings.lost)
+
+
+@settings(deadline=None)
+@given(jobs())
+def test_slowness_of_some_steps_states_what_it_was_charged(view: RunView) -> None:
+    findings = RunFindings("run", 10)
+    findings.apply(detect(view, DETECTORS))
+    for one in findings.open_findings:
+        if one.pattern != "intermittent" or one.run_slowdown_ratio is None or STALLS in one.evidence:
+            continue
+        took_ns = view.longest_ns[view.series.steps >= (one.since_step or 0)].sum()
+        lost_s = (1 - 1 / one.run_slowdown_ratio) * ns_to_s(float(took_ns)) * len(view.series.ranks)
+        assert 0 <= lost_s == pytest.approx(one.lost_rank_seconds, rel=1e-6, abs=1e-6)
 
 
 @given(st.floats(-1e9, 1e12), st.floats(1.0, 1e12))

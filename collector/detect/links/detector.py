@@ -140,7 +140,7 @@ def _describe(
     if step_before_ns is not None:
         lost_ns = np.minimum(lost_ns, np.maximum(view.longest_ns - step_before_ns, 0.0))
     cost = price(lost_ns, view, since_step)
-    costs = cost.run_slowdown_ratio >= COST_RATIO_STATED_MIN or (before is not None and before.severity == "warning")
+    costs = cost >= COST_RATIO_STATED_MIN or (before is not None and before.severity == "warning")
     indications, details = _find_indications(view, location)
     has_ports = _crosses_machines(view, links, location)
     signs = links.counters.find_signs(location.nodes, leader.slow.level_from_step) if has_ports else {}
@@ -164,7 +164,7 @@ def _describe(
         suggestion=suggest(SLOW_LINK, SLOW_LINK),
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         evidence={
             **_numbers(view, leader),
             **excesses,

@@ -264,7 +264,7 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None, cost_ratio_min: 
         why=_describe_cause(cause, core_wait_ns),
         severity="warning" if cause == "data_imbalance" else "info",
         suggestion=suggest(UNEVEN_WORK, cause),
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         evidence=evidence if correlation is None else {**evidence, "correlation": correlation},
     )
     return Candidate(finding, lost_ns)

@@ -131,7 +131,7 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
         suggestion=suggest(SLOW_MODEL, SLOW_MODEL),
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         evidence={"own_ns": slow.own_ns, "fastest_own_ns": slow.peers_own_ns, **slow.tests},
         details={
             MODEL: models.names[slow.rank],

@@ -605,7 +605,7 @@ def _describe(
         why=cause.because,
         also=(subject.blame.words,),
         suggestion=suggest(subject.kind, cause.name),
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         evidence={
             **cause.evidence,
             BEFORE: before_ns,

@@ -113,7 +113,7 @@ def _describe(
         suggestion=suggest(IMBALANCE, "more_work"),
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         evidence={
             "own_ns": slow.own_ns,
             "mean_own_ns": slow.peers_own_ns,

@@ -45,7 +45,7 @@ def describe_turns(
         ),
         severity="info" if cause == UNATTRIBUTED else "warning",
         suggestion=suggest(kind, cause),
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         evidence={TURNS: float(count), "gap_ns": mean_ns, "gap_step_ratio": share},
     )
     return Candidate(finding, turns.lost_ns)

@@ -8,7 +8,7 @@ does while it would wait for another costs nothing.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -17,23 +17,11 @@ from rankscope.collector.detect.statistics.excess import find_peers_ns
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
-from rankscope.measure.units import ns_to_s
 
 STEP_BEFORE: Final = "step_before_ns"
 """Evidence key: the step before a stage, a link or the run became slower, in ns. Without that no step is shorter."""
 REST_RATIO_MAX: Final = 4.0
 """A step without what it lost counts as at most so many usual ones."""
-
-
-class Cost(NamedTuple):
-    """The cost of a slowness. `run_slowdown_ratio`: the steps over the ideal steps.
-    `lost_rank_seconds`: over the priced steps, all ranks together (with one rank per GPU: GPU-seconds).
-    `lost_rank_hours_per_hour`: at the present rate.
-    """
-
-    run_slowdown_ratio: float
-    lost_rank_seconds: float
-    lost_rank_hours_per_hour: float
 
 
 class Healthy:
@@ -208,24 +196,20 @@ def find_pipeline_before(view: RunView, since_step: int, known: Collection[Findi
     return find_step_before(view, since_step, None) if np.count_nonzero(earlier) >= view.steps_min else None
 
 
-def price(lost_ns: Floats, view: RunView, from_step: int, *, is_over_level: bool = False) -> Cost:
-    """Return the cost of the steps from `from_step` on. `lost_ns` is as `lost_to` returns it; unknown steps do not
-    count.
+def price(lost_ns: Floats, view: RunView, from_step: int, *, is_over_level: bool = False) -> float:
+    """Return the steps from `from_step` on over the same without what they lost. `lost_ns` is as `lost_to` returns it;
+    unknown steps do not count.
 
     The steps are compared by their sums. Of a step what is not lost counts up to REST_RATIO_MAX times the usual one:
     one stall of a minute hides no cost. Where what is lost is what a step is longer than a level of the past
     (`is_over_level`) they are compared by their medians: some steps of the past were longer than that level, too.
     """
-    series = view.series
-    rows = np.flatnonzero((series.steps >= from_step) & ~np.isnan(lost_ns) & ~np.isnan(view.longest_ns))
+    rows = np.flatnonzero((view.series.steps >= from_step) & ~np.isnan(lost_ns) & ~np.isnan(view.longest_ns))
     if len(rows) == 0:
-        return Cost(1.0, 0.0, 0.0)
+        return 1.0
     step_ns = np.maximum(view.longest_ns[rows], 1.0)
     lost_ns = np.minimum(lost_ns[rows], step_ns - 1.0)
     rest_ns = step_ns - lost_ns
     if is_over_level:
-        ratio = float(np.median(step_ns) / np.median(rest_ns))
-    else:
-        ratio = 1.0 + float(lost_ns.sum() / np.minimum(rest_ns, REST_RATIO_MAX * np.median(rest_ns)).sum())
-    share = float(lost_ns.sum() / step_ns.sum())
-    return Cost(ratio, ns_to_s(float(lost_ns.sum())) * len(series.ranks), share * len(series.ranks))
+        return float(np.median(step_ns) / np.median(rest_ns))
+    return 1.0 + float(lost_ns.sum() / np.minimum(rest_ns, REST_RATIO_MAX * np.median(rest_ns)).sum())

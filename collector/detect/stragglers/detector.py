@@ -21,7 +21,6 @@ from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range, was_slow
 from rankscope.collector.detect.stragglers.cost import (
     STEP_BEFORE,
-    Cost,
     Healthy,
     find_pipeline_before,
     lost_to,
@@ -313,7 +312,7 @@ class _Together:
             return lost_together([slow_ranks], self._view, self._healthy, self._before_step)
         return lost_to(slow_ranks[0], self._view, self._healthy)
 
-    def price(self, number: int, since_step: int) -> Cost:
+    def price(self, number: int, since_step: int) -> float:
         """Return the cost of one of them, of the first that of all, since a step."""
         priced = range(len(self.found)) if number == 0 else (number,)
         lost_ns = self.lost_ns[number]
@@ -398,7 +397,7 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         ),
         cost_of=name_others(others),
         suggestion=suggest(STRAGGLER, cause.name),
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         evidence=evidence,
         details=describe_own(view.series),
     )

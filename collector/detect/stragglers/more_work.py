@@ -176,7 +176,7 @@ def _describe(
         suggestion=suggest(MORE_WORK, MORE_WORK),
         severity="warning",
         slowdown_ratio=ratio,
-        run_slowdown_ratio=price(lost_ns, view, since_step).run_slowdown_ratio,
+        run_slowdown_ratio=price(lost_ns, view, since_step),
         evidence={"more_work_ratio": more.ratio, "own_ns": slow.own_ns, "mean_own_ns": usual_ns, **slow.tests},
         details=describe_own(view.series),
     )

@@ -19,7 +19,6 @@ import numpy as np
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, Finding
 from rankscope.collector.detect.finding_words import OF_IT
-from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, SHOWN_BEFORE, UNSEEN_WAIT, Cause
 from rankscope.collector.detect.stragglers.storage import describe_saving
@@ -140,7 +139,7 @@ def _find_most_common(steps: Ints, remaining: Ints, kept: Ints) -> tuple[int, in
 
 
 def describe_own_work(
-    finding: Finding, slow: SlowRank, work: OwnWork, cost: Cost, *, known: Finding | None = None
+    finding: Finding, slow: SlowRank, work: OwnWork, cost: float, *, known: Finding | None = None
 ) -> Finding:
     """Return the finding about an intermittent straggler as one about work of its own. It has begun with the `known`
     one.
@@ -153,11 +152,11 @@ def describe_own_work(
         finding,
         kind=PERIODIC_WORK,
         cause=PERIODIC_WORK,
-        severity="info" if 1 - 1 / max(1.0, cost.run_slowdown_ratio) < WORK_SHARE_MAX else "warning",
+        severity="info" if 1 - 1 / max(1.0, cost) < WORK_SHARE_MAX else "warning",
         suggestion=suggest(PERIODIC_WORK, PERIODIC_WORK),
         what=f"work of its own {_name_periods(work)}",
         why=_write_why(slow, work),
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=cost,
         cost_of="",
         evidence={**finding.evidence, "period_steps": float(work.periods[0]), "longer_ns": work.longer_ns},
     )

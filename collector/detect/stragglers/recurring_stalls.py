@@ -23,7 +23,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange
-from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import (
     CLASS_RATIO,
     COST_RATIO_MIN,
@@ -39,7 +38,7 @@ from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView, Samples, SingleLosses, TimeCount
 from rankscope.collector.steps.long_steps import EVERYBODY, LongStepsSeen, RareLongStep
 from rankscope.measure.records import CHECKPOINT
-from rankscope.measure.units import format_duration, ns_to_s
+from rankscope.measure.units import format_duration
 
 CLASS_MAX: Final = 64
 OWNED_MIN: Final = 0.8
@@ -225,9 +224,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
     peers = [rank for rank in view.series.ranks if rank != found.rank]
     cause = find_stall_cause(found, view.samples, peers)
     is_work = cause.name == PERIODIC_WORK
-    ranks = len(view.series.ranks)
     ratio = found.since_ns / max(found.since_ns - found.lost_ns, 1.0)
-    cost = Cost(ratio, ns_to_s(found.lost_ns) * ranks, found.share * ranks)
     begin = _date(found, view.long_steps.first_step, known)
     usual_ns = statistics.median(one.usual_ns for one in found.stalls)
     finding = Finding(
@@ -245,7 +242,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         why=cause.because,
         also=(_count_stalls(found),),
         suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
-        run_slowdown_ratio=cost.run_slowdown_ratio,
+        run_slowdown_ratio=ratio,
         evidence={
             STALLS: float(len(found.stalls)),
             "stall_ns": found.usual_stall_ns,

@@ -216,6 +216,52 @@ def test_finding_with_a_number_that_cannot_be_says_nothing(evidence: dict[str, f
     assert [(one.kind, one.times) for one in verdicts.impossible.pop()] == [(name, 1) for name in evidence]
 
 
+# -- what a finding says that it costs --------------------------------------------------------------------------------
+
+
+def steps_of(first: int, last: int) -> RunView:
+    """The steps from the first to the last are kept, each of 1 s."""
+    own_ns = np.full((last + 1 - first, 4), float(NS_PER_S))
+    steps = np.arange(first, last + 1)
+    return view_of(StepSeries(steps, (0, 1, 2, 3), own_ns, own_ns, own_ns, {}, own_is_measured=True))
+
+
+def stated(verdicts: RunFindings) -> float | None:
+    (finding,) = verdicts.open_findings
+    return finding.run_slowdown_ratio
+
+
+def test_slowness_of_some_steps_costs_what_it_was_charged_of_all_since_it_began() -> None:
+    told, verdicts = Told(), RunFindings(RUN, 10)
+    found = slow(2, since_step=2, pattern="intermittent", run_slowdown_ratio=1.9)
+    told.answer = [Candidate(found, seconds(0, 0, 0.5, 0, 0, 0, 0.5, 0, 0, 0))]
+    look(verdicts, told, steps_of(0, 9))
+    assert stated(verdicts) == pytest.approx(8 / (8 - 1))
+    told.answer = [Candidate(found, np.zeros(10))]  # the slow steps have left the table
+    look(verdicts, told, steps_of(10, 19))
+    assert stated(verdicts) == pytest.approx(18 / (18 - 1))
+
+
+def test_steady_slowness_costs_what_its_present_size_does() -> None:
+    told, verdicts = Told(), RunFindings(RUN, 10)
+    told.answer = [Candidate(slow(2, since_step=2, run_slowdown_ratio=1.9), np.zeros(10))]
+    look(verdicts, told, steps_of(0, 9))
+    assert stated(verdicts) == 1.9
+
+
+def test_slowness_that_comes_and_goes_costs_what_all_its_times_do() -> None:
+    told, verdicts = Told(), RunFindings(RUN, 10)
+    told.answer = [Candidate(slow(2, since_step=5), seconds(*[0] * 5, *[0.4] * 5))]
+    look(verdicts, told, steps_of(0, 9))
+    told.answer, told.passed = [], True
+    look(verdicts, told, steps_of(10, 19))
+    told.answer = [Candidate(slow(2, since_step=25), seconds(*[0] * 5, *[0.4] * 5))]
+    look(verdicts, told, steps_of(20, 29))
+    (finding,) = verdicts.open_findings
+    assert (finding.recurs, finding.since_step) == (True, 5)
+    assert finding.run_slowdown_ratio == pytest.approx(25 / (25 - 10 * 0.4))
+
+
 # -- findings that come and go ----------------------------------------------------------------------------------------
 
 
