@@ -72,7 +72,7 @@ class UnmatchedCollectives:
         kept = {BEFORE: level[BEFORE], AFTER: level[AFTER], "robust_z": change.robust_z}
         priced = msgspec.structs.replace(
             finding,
-            run_slowdown_ratio=cost.run_slowdown_ratio,
+            run_slowdown_ratio=cost,
             severity="warning",
             evidence={**finding.evidence, **kept},
         )
