@@ -25,6 +25,8 @@ class StepClock:
         """Add the steps that are new. A step takes the mean of its times, else the longest that is known; one of which
         no rank has reported as long as the next one of which some have.
         """
+        if not view.series.ranks:
+            return
         took_ns = np.where(np.isnan(view.mean_ns), view.longest_ns, view.mean_ns)
         rows = np.flatnonzero((view.series.steps > self._steps[-1]) & ~np.isnan(took_ns))
         if not len(rows):
