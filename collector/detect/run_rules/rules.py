@@ -244,7 +244,7 @@ def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdic
 def judge_host_copies(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether GPUs copy from their hosts, and compute nothing meanwhile, for much of the time."""
     if signals.copying is None:
-        return Abstain(signals.absent or NO_COPIES)
+        return _abstain(signals, NO_COPIES)
     if signals.copying < ease * HOST_COPY_RATIO_MIN:
         return None
     evidence = {"host_copy_ratio": signals.copying, "host_copy_ratio_min": HOST_COPY_RATIO_MIN}
