@@ -264,8 +264,8 @@ class CollectorConfig(Settings):
     slowdown_ratio_min: float = setting(
         1.05,
         Setting(
-            "Smallest effect called slow: the rank's own time over the median of its peer ranks; of a node that is "
-            "slow as a whole four fifths of it.",
+            "Smallest effect called slow: the rank's own time over the median of its peer ranks. For a node that is "
+            "slow as a whole, four fifths of this effect: 1.04 at 1.05.",
             unit="ratio",
             smallest=1.01,
             largest=10,

@@ -74,10 +74,10 @@ COMPILED: Final = "compiled"
 OTHER_STREAM: Final = "stream_changed"
 POOL_EMPTY: Final = "pool_empty"
 NOT_READY: Final = "not_ready"
-UNSEEN: Final = "no call of a block was seen: compiled with what is around it, or replayed as a CUDA graph"
+UNSEEN: Final = "no call of a block was seen (compiled with what is around it, or replayed as a CUDA graph)"
 GONE: Final = "the model is gone"
 TOO_MANY: Final = f"more than {LAYERS_MAX} blocks"
-HOOKS_GUARDED: Final = "torch.compile of this torch would compile again for hooks"
+HOOKS_GUARDED: Final = "torch.compile would compile again when hooks come and go"
 
 
 class _Call(msgspec.Struct):

@@ -73,15 +73,15 @@ class RelayConfig(Settings):
         True,
         Setting(
             "Read who holds the GPUs of this machine (NVIDIA), and tell the collector: user, batch job, name of the "
-            "program, and whether they work."
+            "program, and whether a kernel ran."
         ),
     )
     gpu_jobs: str = setting(
         "/run/gpustat",
         Setting(
-            "Folder in which a prolog of the scheduler writes a file for each GPU that a job has got, named by the "
-            "GPU's index or UUID, with the job's id and the number of its user. Missing or empty: only jobs with a "
-            "process on a GPU are known."
+            "Folder with a file for each GPU that the scheduler has given to a job, written by its prolog. The name is "
+            "the GPU's index or UUID; it contains the job's id and its user's number. Missing or empty: only jobs "
+            "with a process on a GPU are known."
         ),
     )
     # A reading takes the driver some ms for each GPU.

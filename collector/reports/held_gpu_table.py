@@ -17,7 +17,7 @@ def render_held(held: HeldGpus) -> str:
         widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if held.listed_left_out:
-        lines.append(f"{held.listed_left_out} more")
+        lines.append(f"{held.listed_left_out} more GPU{'s' * (held.listed_left_out != 1)}")
     return "\n".join([*lines, *describe_counts(held)])
 
 
@@ -34,8 +34,8 @@ def describe_counts(held: HeldGpus) -> list[str]:
         )
         words = {
             WATCHED: "watched",
-            WATCHED_IDLE: f"watched without a step and a kernel for {after}",
-            IN_USE: "held by others",
+            WATCHED_IDLE: f"watched without a step or a kernel for {after}",
+            IN_USE: "in use by others",
             UNKNOWN: "held by others, utilization not known",
             FREE: "free",
         }

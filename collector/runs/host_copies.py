@@ -34,7 +34,7 @@ def describe_copies_of_run(totals: Iterable[Totals]) -> str:
     """Return the copies in all windows of these rank processes as text; empty where there are none.
 
     >>> describe_copies_of_run([Totals(window_ns=50, host_copies=HostCopies(count=1, exposed_ns=2, untold=1))])
-    'exposed 4.0 % of the time; whether from pinned memory is not told'
+    'exposed 4.0 % of the time; pinned or pageable not known'
     """
     known = [(one.host_copies, one.window_ns) for one in totals if one.host_copies is not None]
     copies, window_ns = add_host_copies(one for one, _ in known), sum(ns for _, ns in known)
@@ -52,10 +52,12 @@ def _describe_rate(copies: HostCopies) -> str:
 
 def _describe_memory(copies: HostCopies) -> str:
     if copies.untold:
-        return "whether from pinned memory is not told"
-    part, whole = copies.pageable_bytes, copies.bytes
+        return "pinned or pageable not known"
+    part, whole, unit = copies.pageable_bytes, copies.bytes, "bytes"
     if copies.unsized or not whole:
-        part, whole = copies.pageable_ns, copies.duration_ns
+        part, whole, unit = copies.pageable_ns, copies.duration_ns, "copying time"
     if not part:
         return "none from pageable memory"
-    return "all from pageable memory" if part >= whole else f"{format_share(part / whole)} of them from pageable memory"
+    if part >= whole:
+        return "all from pageable memory"
+    return f"{format_share(part / whole)} of the {unit} from pageable memory"

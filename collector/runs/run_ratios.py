@@ -14,7 +14,7 @@ from rankscope.measure.units import format_length
 
 HOST_COPY: Final = "exposed_host_copy"
 COPYING_SHOWN_MIN: Final = 0.01
-"""Most runs copy less, and nobody has to know."""
+"""Share of the time from which on it is shown: most runs copy less."""
 
 
 class RunRatios(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ def describe_run_ratios(found: RunRatios) -> str:
     names = ("compute", "exposed_communication", "idle")
     shares = [f"{name.replace('_', ' ')} {100 * found.ratios[name]:.0f} %" for name in names if name in found.ratios]
     copying = found.ratios.get(HOST_COPY, 0.0)
-    shares += [f"{HOST_COPY.replace('_', ' ')} {100 * copying:.0f} %"] if copying >= COPYING_SHOWN_MIN else []
+    shares += [f"exposed copies from the host {100 * copying:.0f} %"] if copying >= COPYING_SHOWN_MIN else []
     if not shares:
         return "" if found.absent is None else f"no ratios: {found.absent}"
     known = ", ".join([*shares, describe_basis(found)])

@@ -155,7 +155,7 @@ def find_expert_loads(
         return None
     known = np.flatnonzero(~np.isnan(series.exchange_calls).any(axis=1))[-STEPS_MAX:]
     if len(known) < STEPS_MIN:
-        return ExpertLoads(absent=f"all-to-alls are known of {len(known)} of the {STEPS_MIN} steps needed")
+        return ExpertLoads(absent=f"all-to-alls are known in {len(known)} of the {STEPS_MIN} steps needed")
     even, uneven = series.exchange_calls[known].sum(axis=0)
     found = []
     for label in sorted(exchanging):
@@ -210,8 +210,8 @@ def describe_experts(found: ExpertLoads | None) -> list[str]:
     >>> group = ExpertGroup(group="mesh_ep/0,1", ranks=2, step_bytes=2048.0, ratio=1.5, step_ratio=1.5,
     ...     loads=(RankLoad(rank=1, share=0.75), RankLoad(rank=0, share=0.25)), own_excess_ns=4e6)
     >>> print("\n".join(describe_experts(ExpertLoads(steps=64, last_step=99, groups=(group,)))))
-    mesh_ep/0,1: rank 1 has 1.50x the mean load (75.0 % of 2 ranks)
-    mesh_ep/0,1: the hottest rank of a step works 4.0 ms longer than the mean
+    mesh_ep/0,1: rank 1 has 75.0 % of the load of 2 ranks, 1.50x the mean (64 steps to step 99)
+    mesh_ep/0,1: the hottest rank of each step works 4.0 ms longer than the mean
     """
     if found is None:
         return []
@@ -223,29 +223,27 @@ def describe_experts(found: ExpertLoads | None) -> list[str]:
         many = len(found.groups) + found.groups_left_out
         moved = f"{format_bytes(found.groups[0].step_bytes)} per step in {found.groups[0].group}"
         first = f", the first of {many} groups" if many > 1 else ""
-        return [
-            f"each rank puts as much into every all-to-all ({moved}{first}): spread evenly, or padded to a capacity"
-        ]
-    lines = [line for one in found.groups[:GROUPS_SAID] for line in _describe_group(one)]
+        return [f"every all-to-all is even ({moved}{first}): tokens are spread evenly, or padded to a capacity"]
+    basis = f"{found.steps} steps to step {found.last_step}"
+    lines = [line for one in found.groups[:GROUPS_SAID] for line in _describe_group(one, basis)]
     left = len(found.groups) + found.groups_left_out - GROUPS_SAID
     if left > 0:
-        lines.append(f"{left} more groups, less uneven")
+        lines.append(f"{left} more group{'' if left == 1 else 's'}, less uneven")
     if found.all_uneven:
-        lines.append("the batches of the ranks differ too: the loads are of tokens that are sent and that come")
+        lines.append("the batches of the ranks differ too: the loads are of tokens sent and tokens received")
     return lines
 
 
-def _describe_group(one: ExpertGroup) -> list[str]:
+def _describe_group(one: ExpertGroup, basis: str) -> list[str]:
     if one.ratio is None or one.step_ratio is None:
         return []
     first = one.loads[0]
-    lines = [
-        f"rank {first.rank} has {one.ratio:.2f}x the mean load ({format_share(first.share)} of {one.ranks:,} ranks)"
-    ]
+    share = f"{format_share(first.share)} of the load of {one.ranks:,} ranks"
+    lines = [f"rank {first.rank} has {share}, {one.ratio:.2f}x the mean ({basis})"]
     if one.step_ratio > CHANGING_MIN * one.ratio:
-        lines.append(f"another rank is hot from step to step: {one.step_ratio:.2f}x the mean in each")
+        lines.append(f"the hottest rank changes from step to step: {one.step_ratio:.2f}x the mean of its step")
     if one.own_excess_ns is not None and one.own_excess_ns > 0:
-        lines.append(f"the hottest rank of a step works {format_duration(one.own_excess_ns)} longer than the mean")
+        lines.append(f"the hottest rank of each step works {format_duration(one.own_excess_ns)} longer than the mean")
     if one.dead_count:
         named = ", ".join(map(str, one.dead[:RANKS_SAID]))
         more = f" and {one.dead_count - RANKS_SAID} more" if one.dead_count > RANKS_SAID else ""

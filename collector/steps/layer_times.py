@@ -271,8 +271,8 @@ def describe_layers(found: RunLayers | None) -> list[str]:
     >>> slow = SlowLayer(rank=1, kind="Block", number=5, first=0, count=8, peers=1, ns=1.8e7, peers_ns=6e6,
     ...     forward_ns=1.4e7, peers_forward_ns=2e6)
     >>> print("\n".join(describe_layers(RunLayers(groups=(group,), slow=(slow,)))))
-    8 of Block: forward 2.0 ms, backward 4.0 ms a call (2 ranks, 16 timed steps to step 99)
-    rank 1: layer 5 of 8 (Block): 3.0x as long as its peer's, 18.0 ms per step against 6.0 ms, forward mostly
+    8 of Block: forward 2.0 ms, backward 4.0 ms per call (2 ranks, 16 timed steps to step 99)
+    rank 1: layer 5 of 8 (Block): 3.0x slower than its peer's, 18.0 ms per step, peer 6.0 ms, mostly forward
     """
     return list(list_layer_facts(found).values())
 
@@ -302,10 +302,10 @@ def _describe_blocks(group: LayerGroup, *, is_one_of: bool) -> str:
     forward = _spread([one.forward_ns for one in group.layers])
     backward = _spread([one.backward_ns for one in group.layers])
     held = [one.held_bytes for one in group.layers if one.held_bytes is not None]
-    keeps = f", keeps {format_bytes(max(held))} at most" if held else ""
-    calls = f", {group.calls} calls a step" if group.calls > 1 else ""
+    keeps = f", keeps up to {format_bytes(max(held))}" if held else ""
+    calls = f", {group.calls} calls per step" if group.calls > 1 else ""
     ranks = f"{len(group.ranks):,} rank{'' if len(group.ranks) == 1 else 's'}"
-    times = f"forward {forward}, backward {backward} a call{calls}{keeps}"
+    times = f"forward {forward}, backward {backward} per call{calls}{keeps}"
     return f"{which}: {times} ({ranks}, {group.samples} timed steps to step {group.last_step})"
 
 
@@ -319,13 +319,13 @@ def _spread(values: Sequence[float | None]) -> str:
 
 def describe_slow(one: SlowLayer) -> str:
     """Return a block that stands out, without its rank and without a verb."""
-    peers = "peer's" if one.peers == 1 else "peers'"
+    peers, whose = ("peer", "peer's") if one.peers == 1 else ("peers", "peers'")
     name = f"layer {one.number} of {one.count}" if not one.first else f"layer {one.number}"
-    times = f"{format_duration(one.ns)} per step against {format_duration(one.peers_ns)}"
-    return f"{name} ({one.kind}): {one.ratio:.1f}x as long as its {peers}, {times}"
+    times = f"{format_duration(one.ns)} per step, {peers} {format_duration(one.peers_ns)}"
+    return f"{name} ({one.kind}): {one.ratio:.1f}x slower than its {whose}, {times}"
 
 
 def _describe_part(one: SlowLayer) -> str:
     """Return which of forward and backward most of it is in."""
     more_ns = one.forward_ns - one.peers_forward_ns
-    return f", {'forward' if 2 * more_ns >= one.excess_ns else 'backward'} mostly"
+    return f", mostly {'forward' if 2 * more_ns >= one.excess_ns else 'backward'}"

@@ -68,8 +68,9 @@ def test_hot_and_dead_ranks_are_those_of_the_plan(served: Served) -> None:
     assert by_script_ns > 16e6
     assert group.own_excess_ns == pytest.approx(by_script_ns, rel=0.3)
     lines = describe_experts(found)
-    assert lines[0] == "default_pg: rank 2 has 2.80x the mean load (70.0 % of 4 ranks)"
-    assert lines[1].startswith("default_pg: the hottest rank of a step works ")
+    basis = f"({found.steps} steps to step {found.last_step})"
+    assert lines[0] == f"default_pg: rank 2 has 70.0 % of the load of 4 ranks, 2.80x the mean {basis}"
+    assert lines[1].startswith("default_pg: the hottest rank of each step works ")
     assert lines[2] == "default_pg: no token came to rank 3 (dead experts)"
     # A combine, and the backward of the dispatch: 16 numbers of 4 bytes a token in each.
     assert group.step_bytes == pytest.approx(400 * 16 * 4 * 2)
@@ -82,7 +83,7 @@ def test_rank_that_is_hot_in_turn_is_seen_in_the_step_ratio(served: Served) -> N
     assert group.step_ratio == pytest.approx(2.8, rel=1e-3)
     assert group.ratio is not None
     assert group.ratio < 1.5
-    changing = "default_pg: another rank is hot from step to step: 2.80x the mean in each"
+    changing = "default_pg: the hottest rank changes from step to step: 2.80x the mean of its step"
     assert describe_experts(found)[1] == changing
 
 

@@ -219,7 +219,7 @@ class RunSlowdown:
         """Return why a run that has only just begun cannot be compared with its past."""
         known, needed = int(np.count_nonzero(~np.isnan(steps_ns))), PAST_STEPS_MIN + self._thresholds.steps_min
         return (
-            Abstain(f"{known} of the {needed} steps that a comparison with the run's own past takes")
+            Abstain(f"{known} of the {needed} steps needed to compare the run with its own past")
             if known < needed
             else None
         )

@@ -244,17 +244,17 @@ def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdic
 def judge_host_copies(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether GPUs copy from their hosts, and compute nothing meanwhile, for much of the time."""
     if signals.copying is None:
-        return Abstain(signals.absent or NO_COPIES)
+        return _abstain(signals, NO_COPIES)
     if signals.copying < ease * HOST_COPY_RATIO_MIN:
         return None
     evidence = {"host_copy_ratio": signals.copying, "host_copy_ratio_min": HOST_COPY_RATIO_MIN}
     size = "" if signals.copied_bytes is None else f"{format_bytes(signals.copied_bytes)} per step, "
-    memory, is_pinned = "whether from pinned memory not told", False
+    memory, is_pinned = "pinned or pageable not known", False
     if signals.pageable is not None:
         of_it = min(1.0, signals.pageable / signals.copying)
         evidence["pageable_copy_ratio"] = signals.pageable
         is_pinned = of_it < EXPLAINS
-        memory = f"{percent(of_it)} of that time from memory that is not pinned" if of_it else "all from pinned memory"
+        memory = f"{percent(of_it)} of that time from pageable memory" if of_it else "all from pinned memory"
     return Judged(
         signals.copying,
         f"GPUs copying from their hosts {percent(signals.copying)} of the time, computing nothing meanwhile,",

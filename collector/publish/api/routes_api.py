@@ -62,7 +62,7 @@ POINTS_MAX: Final = 5_000
 INTERVALS_SHOWN_MAX: Final = 480
 """Eight hours at an interval of a minute; of 16,384 ranks 8 MB of cells."""
 NUMBER_MAX: Final = 2**31 - 1
-NO_GPUS: Final = "no relay tells of the GPUs of its node; rankscope relay does (docs/idle-gpus.md)"
+NO_GPUS: Final = "no relay reports the GPUs of its node: start `rankscope relay` on each node (docs/idle-gpus.md)"
 NO_STORE: Final = "this collector keeps no history; set `store` to a file to keep it"
 
 

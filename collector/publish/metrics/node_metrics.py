@@ -333,22 +333,22 @@ STORED_NODES: Final[tuple[Measure, ...]] = (
 HELD_GPUS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_gpus", "gauge", "", ("state",),
-        "GPUs of the nodes with a relay, by state: free, watched (of a rank whose reports pass the relay), "
-        "watched_idle (the same, without a step and a kernel for gpu_idle_after_s), in_use (held by somebody else), "
-        "idle (the same, without a kernel for gpu_idle_after_s), unknown (the same, its utilization cannot be read).",
+        "GPUs of the nodes with a relay, by state: free; watched: used by a rank that reports through the relay; "
+        "watched_idle: watched, but no step or kernel for gpu_idle_after_s; in_use: held by somebody else; idle: held "
+        "by somebody else, no kernel for gpu_idle_after_s; unknown: held by somebody else, utilization not readable.",
         "count by state (docs/idle-gpus.md)", _RELAYS, NOT_NEGATIVE,
         _of_held(lambda held: (((state,), count) for state, count in held.states.items())),
     ),
     Measure(
         "rankscope_idle_gpus", "gauge", "", OWNER,
-        "GPUs in the state idle, by who holds them: the user and the batch job or pod, empty where not known. At most "
-        "64 pairs, those with most GPUs; `(others)` has the rest.",
+        "GPUs in the state idle, by user and batch job or pod (empty where not known). The 64 pairs with most GPUs; "
+        "`(others)` has the rest.",
         "count by user and job", _RELAYS, NOT_NEGATIVE,
         _of_idle_owners(lambda one: one.gpus),
     ),
     Measure(
         "rankscope_idle_gpu_longest_seconds", "gauge", "seconds", OWNER,
-        "For how long the longest of these GPUs has been held without a kernel at any reading.",
+        "Longest time that one of the GPUs in rankscope_idle_gpus has been held without a kernel at any reading.",
         "largest, by user and job", _RELAYS, NOT_NEGATIVE,
         _of_idle_owners(lambda one: one.longest_s),
     ),

@@ -283,8 +283,8 @@ RANKS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_host_copy_seconds_total", "counter", "seconds", (*RANK, "memory"),
-        "Time in profiler windows of a GPU in which it copied from the host's memory, which is pageable or pinned; "
-        "unknown where it is not told, as by AMD. Divide by rankscope_device_window_seconds_total for a ratio.",
+        "Time in profiler windows in which a GPU copied from the host's memory: pageable, pinned, or unknown (AMD). "
+        "Divide by rankscope_device_window_seconds_total for a ratio.",
         "|H|", _WINDOWS, NOT_NEGATIVE,
         _copy_seconds("duration_ns", "pageable_ns"),
     ),

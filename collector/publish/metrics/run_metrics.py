@@ -512,44 +512,44 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_layer_seconds", "gauge", "seconds", ("run", "layer", "phase"),
-        "Forward and backward of a repeated block of the model, a call: the median of the ranks that do the same work.",
+        "Time of a repeated block of the model per call, by phase: the median of the ranks that do the same work.",
         "median over ranks of medians of timed steps (docs/layers.md)", _LAYERS, NOT_NEGATIVE,
         _layers(_read_layer_times),
     ),
     Measure(
         "rankscope_layer_slowest_seconds", "gauge", "seconds", ("run", "layer"),
-        "Forward and backward of the block on the rank that takes longest, a call.",
+        "Forward and backward of a repeated block of the model together, per call, on the rank that takes longest.",
         "largest of the ranks", _LAYERS, NOT_NEGATIVE,
         _layers(lambda one: iter([((), to_seconds(one.slowest_ns))])),
     ),
     Measure(
         "rankscope_layer_activation_bytes", "gauge", "bytes", ("run", "layer"),
-        "GPU memory that a forward of the block keeps for the backward, its output included, on the rank with most.",
+        "GPU memory that a forward of a repeated block keeps for its backward, output included; the rank with most.",
         "allocated after the forward - before", _LAYERS, NOT_NEGATIVE,
         _layers(lambda one: iter([((), one.held_bytes)])),
     ),
     Measure(
         "rankscope_slow_layer_ratio", "gauge", "ratio", ("run", "rank", "layer"),
-        "Time of a block that stands out on this rank over that of its peers; absent for all others, 8 at most a run.",
+        "Time of a block that is slow on this rank over that of its peers; absent for all others, at most 8 per run.",
         "forward + backward / the same of its peers", _LAYERS, NOT_NEGATIVE,
         OfSnapshot(_find_slow_layers),
     ),
     Measure(
         "rankscope_expert_load_ratio", "gauge", "ratio", ("run", "group"),
-        "Load of the rank with most in a group of all-to-alls over the mean: by what it puts into those in which the "
-        "ranks put in different amounts, of the last 64 known steps. The 10 most uneven groups of a run.",
+        "Largest load of a rank over the mean in a group of all-to-alls, summed over the last 64 known steps. Load: "
+        "bytes put into all-to-alls into which the ranks put different amounts. The 10 least even groups of a run.",
         "largest sum over the steps / mean sum (docs/experts.md)", _EXPERTS, NOT_NEGATIVE,
         _expert_groups(lambda one: one.ratio),
     ),
     Measure(
         "rankscope_expert_load_step_ratio", "gauge", "ratio", ("run", "group"),
-        "The same of each step by itself: also where another rank has most in each. Of the same groups.",
+        "rankscope_expert_load_ratio with the largest load of each step: also high where the hottest rank changes.",
         "sum of the largest load of each step / sum of the means (docs/experts.md)", _EXPERTS, NOT_NEGATIVE,
         _expert_groups(lambda one: one.step_ratio),
     ),
     Measure(
         "rankscope_expert_dead_ranks", "gauge", "", RUN,
-        "Ranks of groups of all-to-alls to which no token came in the last 64 known steps.",
+        "Ranks without any load (no token came to them) in their group of all-to-alls in the last 64 known steps.",
         "count", _EXPERTS, NOT_NEGATIVE,
         OfSnapshot(_count_dead),
     ),

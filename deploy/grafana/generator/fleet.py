@@ -246,8 +246,8 @@ def _held_gpus() -> list[Placed]:
     return [
         areas(
             "GPUs by state",
-            "GPUs of nodes with a relay. Idle: somebody holds them, and no kernel ran at any reading for ten minutes; "
-            "watched: of a rank that reports through the relay (docs/idle-gpus.md).",
+            "GPUs of nodes with a relay. watched: used by a rank that reports through the relay; idle: held by "
+            "somebody else, no kernel at any reading for gpu_idle_after_s (10 min by default; docs/idle-gpus.md).",
             GPUS,
             Query("sum by (state) (rankscope_gpus)", "{{state}}"),
             width=HALF,
@@ -274,7 +274,7 @@ def _held_gpus() -> list[Placed]:
         ),
         number(
             "Nodes not read",
-            "Nodes with a relay whose GPUs cannot be read: no driver, no pynvml.",
+            "Nodes with a relay whose GPUs cannot be read, for example without driver or pynvml.",
             NUMBER,
             "sum(rankscope_nodes_gpus_unread) or vector(0)",
             decimals=0,

@@ -260,7 +260,7 @@ def _device() -> list[Placed]:
         lines(
             "Copies from the host",
             "Share of its profiler windows in which it copied from its host's memory and computed nothing, by the kind "
-            "of memory: what is not pinned takes longer, and its host waits (docs/copies.md).",
+            "of memory. Copies from pageable memory take longer, and the host waits for them (docs/copies.md).",
             RATIO,
             Query(
                 f"{rate('exposed_host_copy_seconds_total', OF_RANK, WINDOWS)} / on () group_left () {windows}",
@@ -271,7 +271,7 @@ def _device() -> list[Placed]:
         ),
         lines(
             "Speed of copies from the host",
-            "Bytes a second while it copied, by the kind of memory.",
+            "Bytes per second while it copied, by the kind of memory.",
             BYTES_PER_S,
             Query(
                 f"{rate('host_copy_bytes_total', OF_RANK, WINDOWS)}"

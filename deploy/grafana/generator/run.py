@@ -350,8 +350,8 @@ def _communication() -> list[Placed]:
         ),
         lines(
             "Slowest layers",
-            "Forward and backward of the repeated blocks of the model, a call: the eight that take longest on a rank, "
-            "and the median rank. No data: no blocks are known (docs/layers.md).",
+            "Forward and backward of the repeated blocks of the model, per call: the eight that take longest, on the "
+            "slowest rank and on the median rank. No data: no blocks are known (docs/layers.md).",
             SECONDS,
             Query(f"topk(8, {series('layer_slowest_seconds', OF_RUN)})", "layer {{layer}}, slowest rank"),
             Query(f"topk(8, sum by (layer) ({series('layer_seconds', OF_RUN)}))", "layer {{layer}}, median"),
@@ -364,14 +364,14 @@ def _communication() -> list[Placed]:
         ),
         lines(
             "Memory that layers keep",
-            "GPU memory that a forward of a block keeps for the backward, a call: the eight with most.",
+            "GPU memory that a forward of a block keeps for the backward, per call: the eight with most.",
             BYTES,
             Query(f"topk(8, {series('layer_activation_bytes', OF_RUN)})", "layer {{layer}}"),
         ),
         lines(
             "Load of the experts",
-            "Load of the rank with most over the mean of its group, over the last 64 known steps and in each step by "
-            "itself; ranks to which no token came. No data: no all-to-all differs between ranks (docs/experts.md).",
+            "Largest load of a rank over the mean of its group: summed over the last 64 known steps, and of each step. "
+            "Dead ranks: no token came to them. No data: no all-to-all differs between ranks (docs/experts.md).",
             TIMES,
             Query(series("expert_load_ratio", OF_RUN), "{{group}}"),
             Query(series("expert_load_step_ratio", OF_RUN), "{{group}}, of each step"),

@@ -139,11 +139,11 @@ def test_pipeline_is_told_and_who_waits_least_not_twice() -> None:
 def test_layers_are_told() -> None:
     (full,) = full_snapshot().runs
     said = render_run(run_of(layers=full.layers)).splitlines()
-    blocks = "2 of TransformerBlock: forward 2.0 ms to 2.5 ms, backward 4.0 ms to 5.0 ms a call, 4 calls a step"
-    slow = "rank 1: layer 1 of 2 (TransformerBlock): 2.0x as long as its peers', 60.0 ms per step against 30.0 ms"
+    blocks = "2 of TransformerBlock: forward 2.0 ms to 2.5 ms, backward 4.0 ms to 5.0 ms per call, 4 calls per step"
+    slow = "rank 1: layer 1 of 2 (TransformerBlock): 2.0x slower than its peers', 60.0 ms per step, peers 30.0 ms"
     assert [line.removeprefix("  layers: ") for line in said if line.startswith("  layers: ")] == [
-        f"{blocks}, keeps 4.0 MiB at most (4 ranks, 16 timed steps to step 158)",
-        f"{slow}, forward mostly",
+        f"{blocks}, keeps up to 4.0 MiB (4 ranks, 16 timed steps to step 158)",
+        f"{slow}, mostly forward",
     ]
 
 
@@ -151,8 +151,8 @@ def test_loads_of_experts_are_told() -> None:
     (full,) = full_snapshot().runs
     told = [line for line in render_run(run_of(experts=full.experts)).splitlines() if "experts: " in line]
     assert told == [
-        "  experts: mesh_ep/0,1: rank 1 has 1.50x the mean load (75.0 % of 2 ranks)",
-        "  experts: mesh_ep/0,1: the hottest rank of a step works 4.0 ms longer than the mean",
+        "  experts: mesh_ep/0,1: rank 1 has 75.0 % of the load of 2 ranks, 1.50x the mean (64 steps to step 159)",
+        "  experts: mesh_ep/0,1: the hottest rank of each step works 4.0 ms longer than the mean",
     ]
 
 

@@ -86,7 +86,7 @@ def test_pipeline_layers_and_experts_of_the_run_are_facts(path: Path) -> None:
     said = " ".join(render_text(report, 20).split())
     assert "stage 1 sets the pace: own time 86.0 ms per step" in said
     assert "rank 1: layer 1 of 2 (TransformerBlock)" in said
-    assert "mesh_ep/0,1: rank 1 has 1.50x the mean load (75.0 % of 2 ranks)" in said
+    assert "mesh_ep/0,1: rank 1 has 75.0 % of the load of 2 ranks, 1.50x the mean" in said
 
 
 def test_copies_from_the_host_are_a_fact(path: Path) -> None:

@@ -119,4 +119,4 @@ def test_table_names_the_rank_that_is_watched_without_a_step() -> None:
     lines = render_held(summarize([NodeGpus("node-7", (watched(660, 720),))], AFTER_S)).splitlines()
     assert lines[1].endswith("python   r rank 3, no step for 12.0 min")
     assert lines[2].startswith("0 of 1 GPU held and idle")
-    assert lines[3] == "1 watched without a step and a kernel for 10.0 min"
+    assert lines[3] == "1 watched without a step or a kernel for 10.0 min"

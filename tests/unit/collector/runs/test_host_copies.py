@@ -30,14 +30,14 @@ def window_of(copies: HostCopies | None, *, first_step: int = 10) -> WindowBreak
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({}, ("38.1 MiB per step in 4.0 ms (10.0 GB/s), 3.0 ms of it exposed (6.0 % of the time); 25.0 % of them from "
-             "pageable memory")),
+        ({}, ("38.1 MiB per step in 4.0 ms (10.0 GB/s), 3.0 ms of it exposed (6.0 % of the time); 25.0 % of the "
+             "bytes from pageable memory")),
         ({"pageable_bytes": 80_000_000}, ("38.1 MiB per step in 4.0 ms (10.0 GB/s), 3.0 ms of it exposed (6.0 % of the "
                                          "time); all from pageable memory")),
-        ({"unsized": 1}, ("4.0 ms per step, 3.0 ms of it exposed (6.0 % of the time); 50.0 % of them from pageable "
-                         "memory")),
-        ({"untold": 1, "unsized": 4}, ("4.0 ms per step, 3.0 ms of it exposed (6.0 % of the time); whether from pinned "
-                                      "memory is not told")),
+        ({"unsized": 1}, ("4.0 ms per step, 3.0 ms of it exposed (6.0 % of the time); 50.0 % of the copying time "
+                         "from pageable memory")),
+        ({"untold": 1, "unsized": 4}, ("4.0 ms per step, 3.0 ms of it exposed (6.0 % of the time); pinned or pageable "
+                                      "not known")),
         ({"count": 0}, "none"),
     ],
 )  # fmt: skip
@@ -53,7 +53,7 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
 def test_copies_of_a_run_are_those_of_the_processes_that_tell_them() -> None:
     # 6 of 100 ms, and 6 of 300 of the other: 12 of 400.
     told = [Totals(window_ns=100 * MS, host_copies=COPIES), Totals(window_ns=300 * MS, host_copies=COPIES)]
-    said = "exposed 3.0 % of the time (10.0 GB/s); 25.0 % of them from pageable memory"
+    said = "exposed 3.0 % of the time (10.0 GB/s); 25.0 % of the bytes from pageable memory"
     assert describe_copies_of_run([*told, Totals(window_ns=900 * MS)]) == said
 
 
@@ -99,9 +99,9 @@ def test_status_page_and_ratios_of_a_run_tell_its_copies() -> None:
     # Windows of 100 ms with 3 exposed; 6 ms and 60 MB in 4 steps.
     (run,) = full_snapshot().runs
     rank = run.ranks[0]
-    said = "14.3 MiB per step in 1.5 ms (10.0 GB/s), 750.0 us of it exposed (3.0 % of the time); 33.3 % of them from"
-    assert f"\n  copies from the host: {said} pageable memory\n" in render_one_rank(run, rank, None)
+    said = "14.3 MiB per step in 1.5 ms (10.0 GB/s), 750.0 us of it exposed (3.0 % of the time); 33.3 % of the bytes"
+    assert f"\n  copies from the host: {said} from pageable memory\n" in render_one_rank(run, rank, None)
     answer = show_rank(run, rank.identity.rank, None)
     assert answer is not None
-    assert (answer.host_copies_said, answer.ratios["exposed_host_copy"]) == (f"{said} pageable memory", 0.03)
-    assert ", exposed host copy 3 %, " in describe_run_ratios(find_run_ratios(run.ranks))
+    assert (answer.host_copies_said, answer.ratios["exposed_host_copy"]) == (f"{said} from pageable memory", 0.03)
+    assert ", exposed copies from the host 3 %, " in describe_run_ratios(find_run_ratios(run.ranks))

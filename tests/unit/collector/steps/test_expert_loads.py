@@ -122,7 +122,7 @@ def test_excess_is_of_the_hottest_rank_of_each_step() -> None:
 def test_too_few_steps_are_said() -> None:
     found = find([[1.0, 2.0, 3.0, 4.0]] * (STEPS_MIN - 1))
     assert found.groups == ()
-    assert describe_experts(found) == ["not known: all-to-alls are known of 3 of the 4 steps needed"]
+    assert describe_experts(found) == ["not known: all-to-alls are known in 3 of the 4 steps needed"]
 
 
 def test_without_all_to_alls_there_is_nothing() -> None:
@@ -136,8 +136,8 @@ def test_even_all_to_alls_have_no_ratio() -> None:
     (group,) = found.groups
     assert (found.all_even, group.ratio, group.loads, group.dead_count) == (True, None, (), 0)
     (line,) = describe_experts(found)
-    assert line.startswith(f"each rank puts as much into every all-to-all (100 bytes per step in {GROUP})")
-    assert line.endswith(": spread evenly, or padded to a capacity")
+    assert line.startswith(f"every all-to-all is even (100 bytes per step in {GROUP})")
+    assert line.endswith(": tokens are spread evenly, or padded to a capacity")
 
 
 def test_even_all_to_alls_without_experts_are_not_told() -> None:
@@ -166,6 +166,6 @@ def test_dead_ranks_are_named_up_to_eight() -> None:
     found = find_expert_loads(series_of(loads), {"ep": tuple(range(12))}, frozenset({"ep"}))
     assert found is not None
     assert describe_experts(found) == [
-        "ep: rank 0 has 12.00x the mean load (100.0 % of 12 ranks)",
+        "ep: rank 0 has 100.0 % of the load of 12 ranks, 12.00x the mean (4 steps to step 13)",
         "ep: no token came to ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more (dead experts)",
     ]

@@ -67,7 +67,7 @@ def test_block_of_one_rank_stands_out_with_what_it_costs_a_step() -> None:
     assert (slow.ns, slow.peers_ns, slow.excess_ns, slow.ratio) == (45 * MS, 18 * MS, 27 * MS, 2.5)
     assert (slow.forward_ns, slow.peers_forward_ns) == (15 * MS, 6 * MS)
     assert found.groups[0].layers[4].slowest_rank == 1
-    assert describe_slow(slow) == "layer 4 of 6 (Block): 2.5x as long as its peers', 45.0 ms per step against 18.0 ms"
+    assert describe_slow(slow) == "layer 4 of 6 (Block): 2.5x slower than its peers', 45.0 ms per step, peers 18.0 ms"
 
 
 def test_two_ranks_are_enough_and_the_faster_one_is_not_named() -> None:
@@ -166,14 +166,14 @@ def test_memory_is_that_of_the_rank_with_most() -> None:
     held = tuple(range(1_000, 1_000 + BLOCKS))
     found = found_in(times(), times(columns=(*times().columns[:4], held)))
     assert [one.held_bytes for one in found.groups[0].layers] == list(held)
-    assert ", keeps 1005 bytes at most (2 ranks" in describe_layers(found)[0]
+    assert ", keeps up to 1005 bytes (2 ranks" in describe_layers(found)[0]
 
 
 def test_stages_are_told_apart_and_further_ones_counted() -> None:
     kinds = [times(kind=f"Block{rank}", calls=2) for rank in range(6)]
     told = describe_layers(found_in(*kinds))
     assert told[0] == (
-        "0-5 of Block0 (rank 0): forward 2.0 ms, backward 4.0 ms a call, 2 calls a step (1 rank, 16 timed steps to "
+        "0-5 of Block0 (rank 0): forward 2.0 ms, backward 4.0 ms per call, 2 calls per step (1 rank, 16 timed steps to "
         "step 90)"
     )
     assert told[-1] == "and 2 more groups of ranks"

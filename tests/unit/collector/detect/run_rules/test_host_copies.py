@@ -43,7 +43,7 @@ def test_copies_from_pageable_memory_are_told_with_bytes_and_share() -> None:
     assert finding.headline == (
         "GPUs copying from their hosts 12 % of the time, computing nothing meanwhile, since step 40"
     )
-    assert finding.why == "30.0 MiB per step, 75 % of that time from memory that is not pinned"
+    assert finding.why == "30.0 MiB per step, 75 % of that time from pageable memory"
     assert "pin_memory=True" in finding.suggestion
     assert "non_blocking=True" in finding.suggestion
     assert finding.evidence == pytest.approx(
@@ -73,7 +73,7 @@ def test_copies_of_which_neither_bytes_nor_memory_are_told() -> None:
         lambda one: HostCopies(count=2, duration_ns=one.duration_ns, exposed_ns=one.exposed_ns, unsized=2, untold=2),
     )
     (finding,) = findings_in(untold)
-    assert finding.why == "whether from pinned memory not told"
+    assert finding.why == "pinned or pageable not known"
     assert "pageable_copy_ratio" not in finding.evidence
 
 

@@ -561,7 +561,7 @@ def test_run_has_passed_when_its_steps_are_short_again() -> None:
 
 
 def test_few_or_unknown_steps_tell_nothing() -> None:
-    few = "20 of the 36 steps that a comparison with the run's own past takes"
+    few = "20 of the 36 steps needed to compare the run with its own past"
     assert RUN.find(everybody(times(steps=20)), ()) == Abstain(few)
     assert find(RUN, everybody(np.full((60, 2), UNKNOWN))) == []
     assert find(STAGE, view(np.full((60, 12), UNKNOWN))) == []

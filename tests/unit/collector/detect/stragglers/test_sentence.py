@@ -60,7 +60,7 @@ def test_block_is_told_that_has_half_of_the_slowness(excess_ms: float, rank: int
         rank=rank, kind="Block", number=17, first=0, count=32, peers=3, ns=(10.0 + excess_ms) * 1e6, peers_ns=1e7,
         forward_ns=1e7, peers_forward_ns=1e7,
     )  # fmt: skip
-    told = ("layer 17 of 32 (Block): 3.5x as long as its peers', 35.0 ms per step against 10.0 ms",)
+    told = ("layer 17 of 32 (Block): 3.5x slower than its peers', 35.0 ms per step, peers 10.0 ms",)
     assert describe_slow_layer(RunLayers(slow=(one,)), SLOW) == (told if is_told else ())
     assert describe_slow_layer(None, SLOW) == ()
 
