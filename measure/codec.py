@@ -6,15 +6,17 @@ all big-endian. Sizes are checked before anything is decoded, and any malformed 
 """
 
 import struct
+import sys
 from collections.abc import Sequence
 
 import msgspec
 
 from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
-from rankscope.measure.messages import Message, Report
+from rankscope.measure.messages import AGENT_MESSAGES, Message, Report
 from rankscope.measure.table import Table
 
+NODE_MESSAGES = "rankscope.measure.node_messages"
 MAGIC = b"RSCP"
 PROTOCOL = 1
 PROTOCOL_MIN = 1
@@ -59,7 +61,8 @@ def _make_decoder(header: bytes) -> "msgspec.msgpack.Decoder[Message]":
         raise DecodeError(DecodeReason.TOO_SHORT, f"{len(header)} bytes, a header has {_HEADER.size}")
     magic, protocol, kind = _HEADER.unpack(header)
     _check_header(magic, protocol)
-    types = {message.KIND: message for message in Message.__subclasses__()}
+    others = sys.modules.get(NODE_MESSAGES)
+    types = {message.KIND: message for message in getattr(others, "MESSAGE_TYPES", AGENT_MESSAGES)}
     message_type = types.get(kind)
     if message_type is None:
         raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; known here are {sorted(types)}")

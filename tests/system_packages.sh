@@ -19,6 +19,7 @@ shellcheck               shellcheck               checks the shell scripts
 kubectl                  kubernetes-client        renders the manifests
 slurmctld                slurmctld,slurm-client   a Slurm of one node, started by a test
 slurmd                   slurmd                   the node of that Slurm
+srun                     slurm-client             starts jobs in that Slurm
 munged                   munge                    knows the users of that Slurm
 pg_ctlcluster            postgresql               a store that several collectors share
 jq                       jq                       the commands of docs/nodes.md are run

@@ -141,7 +141,7 @@ def find_peer_groups(
     at all, every rank is a peer of every other of its model.
 
     >>> find_peer_groups((0, 1, 2, 3, 4), {0: "first", 1: "first", 2: "last", 3: "first", 4: "first"}).comparisons[0]
-    PeerComparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), do_same_work=True)
+    PeerComparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), do_same_work=True, are_apart=False)
     """
     all_ranks = tuple(sorted(ranks))
     models = models if models is not None and len({model for model in models.values() if model is not None}) > 1 else {}

@@ -56,7 +56,8 @@ def find_bounds(view: RankView, stretch: MemoryStretch) -> tuple[int, int] | Non
     end_ns = max(int(times.max(initial=first_ns)) for times in (view.events.end_ns, view.trace.memory.time_ns)) + 1
     first, end = stretch.first, stretch.end
     if not stretch.is_steps:
-        begin_ns = first_ns + (first or 0)
+        # Memory may be recorded before the first event.
+        begin_ns = int(view.trace.memory.time_ns.min(initial=first_ns)) if first is None else first_ns + first
         end_ns = end_ns if end is None else min(first_ns + end, end_ns)
         return (begin_ns, end_ns) if begin_ns < end_ns else None
     steps = view.find_steps(first, end)

@@ -53,7 +53,7 @@ OF_A_RANK_WITH_A_GPU = (
     "rankscope_device_step", "rankscope_device_phase", "rankscope_device_timings", "rankscope_device_tail",
     "rankscope_torch_memory", "rankscope_gpu_memory_headroom",
     "rankscope_run_gpu", "rankscope_run_energy", "rankscope_node_gpu", "rankscope_agent_step_effect",
-    "rankscope_host_sync", "rankscope_nccl_bus_bandwidth",
+    "rankscope_host_sync", "rankscope_nccl_bus_bandwidth", "rankscope_host_copy", "rankscope_exposed_host_copy",
 )  # fmt: skip
 OF_SOME_MACHINES = {
     "rankscope_node_cpu_pressure_seconds_total", "rankscope_node_group_cpu_pressure_seconds_total",
@@ -75,7 +75,10 @@ OF_A_JOB_THAT_SAVES = {
     "rankscope_checkpoints_total", "rankscope_checkpoint_seconds_total", "rankscope_last_checkpoint_timestamp_seconds",
     "rankscope_saves_total", "rankscope_save_seconds_total", "rankscope_saved_bytes_total",
 }  # fmt: skip
-OF_OTHER_JOBS = "rankscope_compil", "rankscope_recompil", "rankscope_pipeline_"
+OF_OTHER_JOBS = (
+    "rankscope_compil", "rankscope_recompil", "rankscope_pipeline_", "rankscope_layer_", "rankscope_slow_layer_",
+    "rankscope_expert_", "rankscope_gpus", "rankscope_idle_gpu", "rankscope_nodes_gpus_",
+)  # fmt: skip
 AFTER_THE_END = {
     "rankscope_run_info", "rankscope_ranks", "rankscope_rank_info", "rankscope_rank_up", "rankscope_report_gaps_total",
     "rankscope_step_records_created_total", "rankscope_step_records_published_total",

@@ -195,7 +195,7 @@ def recorded(draw: st.DrawFn) -> list[Event]:
 def to_report(events: Sequence[Event]) -> RankReport:
     asked = Asked(
         operator_groups=GroupsAsked(nests=True), launches=True, arguments=True, allocations=True, events=True,
-        memory_between=MemoryStretch(0, None, is_steps=False),
+        memory_between=MemoryStretch(None, None, is_steps=False),
     )  # fmt: skip
     return reduce_trace(read_events(*events), "trace.json", asked=asked).report
 
