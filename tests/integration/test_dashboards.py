@@ -160,8 +160,11 @@ ANNOTATIONS = [asked for dashboard in find_dashboards() for asked in find_annota
 VARIABLES = [(dashboard, *found) for dashboard in find_dashboards() for found in find_variables(dashboard)]
 
 
-OF_NO_STORY = ("rankscope_finding_left_seconds", "rankscope_pipeline_")
-"""No machine of the history runs out of memory, and no run has stages."""
+OF_NO_STORY = (
+    "rankscope_finding_left_seconds", "rankscope_pipeline_", "rankscope_layer_", "rankscope_slow_layer_",
+    "rankscope_expert_", "rankscope_gpus", "rankscope_idle_gpu", "host_copy",
+)  # fmt: skip
+"""No machine of the history runs out of memory or has a relay, and no run has stages, blocks, experts or copies."""
 
 
 def choice_for(asked: Asked) -> Mapping[str, str]:
