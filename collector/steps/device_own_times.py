@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.steps.measured_steps import WindowDistance
-from rankscope.collector.steps.predicted_steps import MEASURED_MIN, find_least_difference
+from rankscope.collector.steps.predicted_steps import MEASURED_MIN, find_least_difference, find_usual
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.stacked_tables import TableBlock
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
@@ -138,8 +138,7 @@ def _does_a_rank_wait_within(more_ns: Floats, device_ns: Floats) -> bool:
     """Return whether windows had clearly less than the device of any rank, in the median of these steps; `more_ns`,
     what they had on top, and `device_ns` have the shape (m, ranks).
     """
-    medians_ns = np.median(more_ns, axis=0)
-    noise_ns = float(np.median(np.abs(more_ns - medians_ns)))
+    medians_ns, noise_ns = find_usual(more_ns)
     return bool(medians_ns.min() < -find_least_difference(noise_ns, device_ns, WAITS_WITHIN_MAX))
 
 

@@ -56,10 +56,15 @@ def find_least_difference(noise_ns: float, step_ns: Floats, ratio: float) -> flo
     return max(UNLIKE_ERRORS * error_ns, ratio * float(np.median(step_ns)))
 
 
+def find_usual(off_ns: Floats) -> tuple[Floats, float]:
+    """Return the median of each rank, shape (ranks,), and the median deviation from these; `off_ns`: (m, ranks)."""
+    medians_ns = np.median(off_ns, axis=0)
+    return medians_ns, float(np.median(np.abs(off_ns - medians_ns)))
+
+
 def are_unlike(off_ns: Floats, step_ns: Floats, ratio: float) -> bool:
     """Return whether windows differ clearly, and by more than the share `ratio` of a step, from own times of any rank
     that are found otherwise: by `off_ns`, shape (m, ranks), in each of these steps, which took `step_ns`.
     """
-    medians_ns = np.median(off_ns, axis=0)
-    noise_ns = float(np.median(np.abs(off_ns - medians_ns)))
+    medians_ns, noise_ns = find_usual(off_ns)
     return bool(np.abs(medians_ns).max() > find_least_difference(noise_ns, step_ns, ratio))

@@ -34,6 +34,7 @@ from rankscope.collector.steps.predicted_steps import (
     are_unlike,
     fill_as_predicted,
     find_least_difference,
+    find_usual,
 )
 from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints
 from rankscope.measure.records import CHECKPOINT_WAIT
@@ -79,8 +80,7 @@ def fill_from_phases(
         return apart_ns if at_most_ns is None else np.fmin(apart_ns, at_most_ns[rows])
 
     on_top_ns = own_ns[measured] - find_apart_ns(measured)
-    of_ranks_ns = np.median(on_top_ns, axis=0)
-    noise_ns = float(np.median(np.abs(on_top_ns - of_ranks_ns)))
+    of_ranks_ns, noise_ns = find_usual(on_top_ns)
     more_ns = _same_unless_unlike(of_ranks_ns, noise_ns, step_ns[measured])
     if are_unlike(on_top_ns[-MEASURED_MIN:] - more_ns, step_ns[measured[-MEASURED_MIN:]], UNLIKE_LAST_RATIO):
         return own_ns
