@@ -20,8 +20,7 @@ def render_held(held: HeldGpus) -> str:
 def describe_counts(held: HeldGpus) -> list[str]:
     """Return how many GPUs are in which state, in words, and how many nodes could not be read."""
     after = format_length(held.idle_after_s)
-    count = sum(held.states.values())
-    states = held.states
+    count, states = held.gpus, held.states
     lines = []
     if count:
         lines.append(
