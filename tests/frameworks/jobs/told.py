@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,3 +59,8 @@ def tell(steps: int, losses: Sequence[float]) -> None:
     told = " ".join(float(loss).hex() for loss in losses)
     sys.stdout.write(f"told rank={dist.get_rank()} steps={steps} losses={told}\n")
     sys.stdout.flush()
+
+
+def tell_history(state: Any) -> None:
+    """Say what the `state` of a trainer of transformers counts and has logged."""
+    tell(state.global_step, [one["loss"] for one in state.log_history if "loss" in one])
