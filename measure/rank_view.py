@@ -92,6 +92,13 @@ class HostRanges:
         # OUTSIDE, -1, is the last place.
         return np.append(self.operator_rows, NONE)[self.operators.find_innermost(threads, times_ns)]
 
+    def find_callers(self, calls: Ints) -> Ints:
+        """Return the row of the innermost operator around each of these rows; NONE where none is, and for NONE."""
+        found = np.full(len(calls), NONE, dtype=np.int64)
+        known = calls != NONE
+        found[known] = self.find_operators(self._events.thread[calls[known]], self._events.start_ns[calls[known]])
+        return found
+
     @cached_property
     def frame_rows(self) -> Ints:
         """Return the rows of Python's frames; none unless the trace was recorded with stacks."""

@@ -15,7 +15,7 @@ from rankscope.collector.incidents.kept_nodes import read_nodes
 from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, NodeRecord
 from rankscope.collector.reports.held_gpu_table import render_held
 from rankscope.collector.reports.incident_table import format_utc
-from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.reports.trace_cells import align, printable
 from rankscope.collector.runs.held_gpus import HeldGpus
 from rankscope.collector.store_address import read_store_option
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -122,16 +122,14 @@ def render_nodes(found: NodeList) -> str:
     other nodes there are.
     """
     shown = [record for record in found.nodes if record.incidents or _is_named(record)]
-    rows = [HEADS, *map(_build_cells, shown)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = align([HEADS, *map(_build_cells, shown)]) if shown else []
     others = len(found.nodes) - len(shown)
     notes = [f"{others} other node{'s' * (others != 1)} held up none of {found.runs} run{'s' * (found.runs != 1)}"]
     if found.incidents_unplaced:
         notes.append(f"{found.incidents_unplaced} incidents about ranks of attempts that are no longer kept")
     if found.runs_left_out:
         notes.append(f"{found.runs_left_out} earlier runs were not read: too many ranks")
-    return "\n".join([*(lines if shown else []), *(line for record in shown for line in _list_reasons(record)), *notes])
+    return "\n".join([*lines, *(line for record in shown for line in _list_reasons(record)), *notes])
 
 
 def _is_named(record: NodeRecord) -> bool:

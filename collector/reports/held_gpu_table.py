@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.reports.trace_cells import align, printable
 from rankscope.collector.runs.held_gpus import FREE, IDLE, IN_USE, UNKNOWN, WATCHED, WATCHED_IDLE, HeldGpus, ListedGpu
 from rankscope.measure.units import format_bytes, format_length
 
@@ -11,11 +11,7 @@ HEADS: Final = ("node", "gpu", "idle for", "held for", "memory", "user", "job", 
 
 def render_held(held: HeldGpus) -> str:
     """Return a table of the GPUs that are held and do nothing, and the counts of all."""
-    lines = []
-    if held.listed:
-        rows = [HEADS, *map(_build_cells, held.listed)]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = align([HEADS, *map(_build_cells, held.listed)]) if held.listed else []
     if held.listed_left_out:
         lines.append(f"{held.listed_left_out} more GPU{'s' * (held.listed_left_out != 1)}")
     return "\n".join([*lines, *describe_counts(held)])
@@ -24,8 +20,7 @@ def render_held(held: HeldGpus) -> str:
 def describe_counts(held: HeldGpus) -> list[str]:
     """Return how many GPUs are in which state, in words, and how many nodes could not be read."""
     after = format_length(held.idle_after_s)
-    count = sum(held.states.values())
-    states = held.states
+    count, states = held.gpus, held.states
     lines = []
     if count:
         lines.append(

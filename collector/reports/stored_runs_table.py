@@ -3,7 +3,7 @@
 from typing import Final
 
 from rankscope.collector.reports.incident_table import UNKNOWN, format_utc
-from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.reports.trace_cells import align, printable
 from rankscope.collector.storage.stored_runs import StoredRun, StoredRuns
 
 HEADS: Final = ("run", "collector", "ranks", "attempts", "ended", "last heard (UTC)", "goodput", "findings")
@@ -13,10 +13,7 @@ def render_runs(found: StoredRuns) -> str:
     """Return the table, and what it leaves out."""
     if not found.runs:
         return "no run is in this store" if not found.rows_unreadable else _count(found)
-    rows = [HEADS, *map(_build_cells, found.runs)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, _count(found)])
+    return "\n".join([*align([HEADS, *map(_build_cells, found.runs)]), _count(found)])
 
 
 def _build_cells(run: StoredRun) -> tuple[str, ...]:

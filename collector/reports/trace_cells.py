@@ -70,6 +70,16 @@ def columns_of(heads: str) -> tuple[TableColumn, ...]:
     return tuple(columns)
 
 
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a plain table, heads first, each as a line: all columns aligned left.
+
+    >>> align([("node", "gpu"), ("a", "0")])
+    ['node  gpu', 'a     0']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 

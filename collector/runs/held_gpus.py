@@ -150,7 +150,6 @@ def summarize(nodes: Iterable[NodeGpus], idle_after_s: float) -> HeldGpus:
     idle_after_ns = round(idle_after_s * NS_PER_S)
     states = dict.fromkeys(STATES, 0)
     unread: dict[str, int] = {}
-    owners: dict[tuple[str, str], list[int]] = {}
     listed: list[ListedGpu] = []
     names: set[str] = set()
     uuids: set[str] = set()
@@ -165,9 +164,6 @@ def summarize(nodes: Iterable[NodeGpus], idle_after_s: float) -> HeldGpus:
             uuids.add(gpu.uuid)
             state = find_state(gpu, idle_after_ns)
             states[state] += 1
-            if state == IDLE:
-                owner = find_owner(gpu)
-                owners.setdefault((owner.user, owner.job), []).append(gpu.idle_ns or 0)
             if state in {IDLE, WATCHED_IDLE}:
                 listed.append(_list(node.node, state, gpu))
     listed.sort(key=lambda one: (one.state != IDLE, -one.idle_s, one.node, one.index))
@@ -175,7 +171,7 @@ def summarize(nodes: Iterable[NodeGpus], idle_after_s: float) -> HeldGpus:
         nodes=len(names),
         idle_after_s=idle_after_s,
         states=states,
-        owners=_list_owners(owners),
+        owners=_list_owners(one for one in listed if one.state == IDLE),
         listed=tuple(listed[:LISTED_MAX]),
         listed_left_out=max(0, len(listed) - LISTED_MAX),
         unread=unread,
@@ -194,14 +190,17 @@ def _list(node: str, state: str, gpu: HeldGpu) -> ListedGpu:
     )  # fmt: skip
 
 
-def _list_owners(idle_ns: Mapping[tuple[str, str], list[int]]) -> tuple[IdleOwner, ...]:
+def _list_owners(idle: Iterable[ListedGpu]) -> tuple[IdleOwner, ...]:
     """Return the owners of idle GPUs, at most OWNERS_MAX and one for all others."""
-    ordered = sorted(idle_ns.items(), key=lambda one: (-len(one[1]), -max(one[1]), one[0]))
-    others = [age_ns for _, ages_ns in ordered[OWNERS_MAX:] for age_ns in ages_ns]
+    idle_s: dict[tuple[str, str], list[float]] = {}
+    for gpu in idle:
+        idle_s.setdefault((gpu.user, gpu.job), []).append(gpu.idle_s)
+    ordered = sorted(idle_s.items(), key=lambda one: (-len(one[1]), -max(one[1]), one[0]))
+    others_s = [age_s for _, ages_s in ordered[OWNERS_MAX:] for age_s in ages_s]
     named = [
-        IdleOwner(user=user, job=job, gpus=len(ages_ns), longest_s=ns_to_s(max(ages_ns)))
-        for (user, job), ages_ns in ordered[:OWNERS_MAX]
+        IdleOwner(user=user, job=job, gpus=len(ages_s), longest_s=max(ages_s))
+        for (user, job), ages_s in ordered[:OWNERS_MAX]
     ]
-    if others:
-        named.append(IdleOwner(user=OTHERS, job=OTHERS, gpus=len(others), longest_s=ns_to_s(max(others))))
+    if others_s:
+        named.append(IdleOwner(user=OTHERS, job=OTHERS, gpus=len(others_s), longest_s=max(others_s)))
     return tuple(named)

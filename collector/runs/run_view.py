@@ -22,9 +22,8 @@ from rankscope.collector.steps.pipeline_stages import find_pipeline
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_levels import StepLevels
-from rankscope.collector.steps.step_series import Floats, StepSeries
+from rankscope.collector.steps.step_series import Floats
 
-LAST_STEPS: Final = 16
 SKIP_STEPS: Final = 3
 """The first steps compile, allocate and fill caches; detection skips them."""
 
@@ -70,15 +69,8 @@ def build_view(
         thresholds_said=settings.thresholds_said,
         is_stricter=settings.is_stricter,
         now_wall_s=now_wall_s,
-        layers=find_layers(attempt.layers_by_rank, peer_groups, _find_step_ns(series)),
+        layers=find_layers(attempt.layers_by_rank, peer_groups, series.step_ns),
     )
-
-
-def _find_step_ns(series: StepSeries) -> float | None:
-    """Return the median of the last steps, in ns; None where none is known."""
-    last_ns = series.step_ns[-LAST_STEPS:]
-    known = last_ns[~np.isnan(last_ns)]
-    return float(np.median(known)) if len(known) else None
 
 
 def keep_pass(attempt: Attempt, view: RunView, steps_max: int) -> None:

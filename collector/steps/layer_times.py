@@ -33,6 +33,8 @@ NOISE_MIN: Final = 5.0
 MAD_TO_DEVIATION: Final = 1.4826
 SAMPLES_MIN: Final = 8
 STEP_SHARE_MIN: Final = 0.02
+STEPS_READ: Final = 16
+"""Steps whose median a block is held against."""
 BLOCKS_MIN: Final = 4
 """Blocks of a rank whose times are known, for their median ratio to say anything."""
 EXACT_RANKS_MAX: Final = 64
@@ -133,12 +135,13 @@ def unpack_layers(reported: LayerTimes) -> RankLayers:
     )
 
 
-def find_layers(reported: Mapping[int, RankLayers], peers: PeerGroups, step_ns: float | None) -> RunLayers | None:
-    """Return the blocks of the ranks; None where no rank has reported any. `step_ns` is the median step, None where it
-    is not known: then none stands out.
+def find_layers(reported: Mapping[int, RankLayers], peers: PeerGroups, steps_ns: Floats) -> RunLayers | None:
+    """Return the blocks of the ranks; None where no rank has reported any. `steps_ns` are the durations of the steps,
+    shape (steps, ranks), NaN where not known; where none of the last STEPS_READ is, no block stands out.
     """
     if not reported:
         return None
+    step_ns = _median(steps_ns[-STEPS_READ:])
     members: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank in sorted(reported):
         one = reported[rank]

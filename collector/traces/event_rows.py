@@ -92,9 +92,9 @@ def _find_parents(view: RankView) -> Ints:
 def _find_operators(view: RankView, caller: Ints) -> Ints:
     """Return the row of the innermost operator around each caller, of an operator the one around it; NONE for none."""
     rows = view.host.operator_rows
-    around = view.host.find_operators(view.events.thread[caller], view.events.start_ns[caller])
+    around = view.host.find_callers(caller)
     around[rows] = np.append(rows, NONE)[view.host.operators.parent]
-    return np.where(caller == NONE, NONE, around)
+    return around
 
 
 def _read_launches(view: RankView) -> dict[str, Texts]:

@@ -63,5 +63,5 @@ def _find_operators(view: RankView, rows: Ints) -> tuple[list[str | None], list[
         return [None] * len(rows), [
             f"{len(rows):,} ranges of hardware counters, but {where}: which operator launched which kernel is not known"
         ]
-    operators = view.host.find_operators(view.events.thread[calls], view.events.start_ns[calls])
+    operators = view.host.find_callers(calls)
     return [view.trace.name(row) if row != NONE else None for row in operators.tolist()], []

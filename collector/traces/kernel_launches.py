@@ -18,12 +18,8 @@ def sum_launches(view: RankView) -> list[KernelLaunchRow]:
     """Return the kernels, the longest in total first. The trace was read with its launches."""
     work, found, names = view.work, view.trace.device_work, view.trace.names
     kernels = np.flatnonzero(work.is_kernel)
-    operators = np.full(len(kernels), NONE, dtype=np.int64)
-    launched = np.flatnonzero(view.launch[kernels] != NONE)
-    call = view.launch[kernels[launched]]
-    around = view.host.find_operators(view.events.thread[call], view.events.start_ns[call])
-    known = around != NONE
-    operators[launched[known]] = view.events.name[around[known]]
+    callers = view.host.find_callers(view.launch[kernels])
+    operators = np.where(callers == NONE, NONE, view.events.name[callers])
     shapes = [view.trace.launch_shapes.get(row, _NOT_RECORDED) for row in work.row[kernels].tolist()]
     keys: dict[tuple[int, int, LaunchShape], int] = {}
     codes = np.array(

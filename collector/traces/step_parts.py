@@ -319,12 +319,7 @@ def _name_collective(one: Collective) -> Name:
 
 def _name_operators(view: RankView, pieces: _Pieces) -> list[Name]:
     """Return the operator that launched each piece, on a CPU itself, with its shapes where the reader keeps them."""
-    rows = pieces.row
-    if view.has_device:
-        rows = np.full(len(pieces.row), NONE, dtype=np.int64)
-        launched = np.flatnonzero(pieces.call != NONE)
-        call = pieces.call[launched]
-        rows[launched] = view.host.find_operators(view.events.thread[call], view.events.start_ns[call])
+    rows = view.host.find_callers(pieces.call) if view.has_device else pieces.row
     known, nothing = rows != NONE, Name("launched by no operator")
     names = iter(_names_of(view, rows[known]))
     return [_add_shapes(view, row, next(names)) if row != NONE else nothing for row in rows.tolist()]

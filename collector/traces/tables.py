@@ -90,10 +90,7 @@ def _sum_sources_of_kernels(view: RankView, kernels: Ints, length_ns: Ints) -> d
     """Return by name of a kernel the places that launched it. Old traces have stacks of operators only."""
     launch = view.launch[kernels] if view.has_device else np.empty(0, dtype=np.int64)
     if not len(view.host.frame_rows) and view.trace.stacks:
-        launch = launch.copy()
-        known = np.flatnonzero(launch != NONE)
-        call = launch[known]
-        launch[known] = view.host.find_operators(view.events.thread[call], view.events.start_ns[call])
+        launch = view.host.find_callers(launch)
     return sum_sources(view, view.work.name[kernels], launch, length_ns)
 
 

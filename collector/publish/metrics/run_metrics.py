@@ -246,7 +246,7 @@ def _pipelines(read: Callable[[PipelineTimes], float | None]) -> OfSnapshot:
     return OfSnapshot(read_all)
 
 
-def _layers(read: Callable[[Layer], Iterator[tuple[tuple[str, ...], float | None]]]) -> OfSnapshot:
+def _layers(read: Callable[[Layer], Iterable[Value]]) -> OfSnapshot:
     """Return the reader of a metric by block of the model: its number, behind the first of its ranks where blocks of
     ranks that do other work have the same number.
     """
@@ -263,9 +263,8 @@ def _layers(read: Callable[[Layer], Iterator[tuple[tuple[str, ...], float | None
     return OfSnapshot(read_all)
 
 
-def _read_layer_times(layer: Layer) -> Iterator[tuple[tuple[str, ...], float | None]]:
-    yield ("forward",), to_seconds(layer.forward_ns)
-    yield ("backward",), to_seconds(layer.backward_ns)
+def _read_layer_times(layer: Layer) -> list[Value]:
+    return [(("forward",), to_seconds(layer.forward_ns)), (("backward",), to_seconds(layer.backward_ns))]
 
 
 def _find_slow_layers(snapshot: Snapshot) -> Iterator[Value]:
@@ -520,13 +519,13 @@ RUNS: Final[tuple[Measure, ...]] = (
         "rankscope_layer_slowest_seconds", "gauge", "seconds", ("run", "layer"),
         "Forward and backward of a repeated block of the model together, per call, on the rank that takes longest.",
         "largest of the ranks", _LAYERS, NOT_NEGATIVE,
-        _layers(lambda one: iter([((), to_seconds(one.slowest_ns))])),
+        _layers(lambda one: [((), to_seconds(one.slowest_ns))]),
     ),
     Measure(
         "rankscope_layer_activation_bytes", "gauge", "bytes", ("run", "layer"),
         "GPU memory that a forward of a repeated block keeps for its backward, output included; the rank with most.",
         "allocated after the forward - before", _LAYERS, NOT_NEGATIVE,
-        _layers(lambda one: iter([((), one.held_bytes)])),
+        _layers(lambda one: [((), one.held_bytes)]),
     ),
     Measure(
         "rankscope_slow_layer_ratio", "gauge", "ratio", ("run", "rank", "layer"),

@@ -8,19 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.frameworks.jobs.told import STEPS, build_model, draw_batch, tell
+from tests.frameworks.jobs.told import STEPS, build_model, tell, train_plainly
 
 rank, count = (int(os.environ[name]) for name in sys.argv[1:])
 dist.init_process_group("gloo", f"file://{Path.cwd() / 'met'}", rank=rank, world_size=count)
 model = DistributedDataParallel(build_model())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-losses = []
-for step in range(STEPS):
-    loss = model(draw_batch(step)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    losses.append(loss.item())
-tell(STEPS, losses)
+tell(STEPS, train_plainly(model, optimizer))
 dist.barrier()
 dist.destroy_process_group()

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.frameworks.jobs.told import STEPS, build_model, draw_batch, tell
+from tests.frameworks.jobs.told import STEPS, build_model, tell, train_plainly
 
 how = sys.argv[1]
 dist.init_process_group("gloo")
@@ -29,13 +29,7 @@ else:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 # Under Join the ranks have unequally many batches; those of the others shadow the ones that are over.
 steps = STEPS - 10 * dist.get_rank() if how == "join" else STEPS
-losses = []
 with Join([model]) if how == "join" else contextlib.nullcontext():
-    for step in range(steps):
-        loss = model(draw_batch(step)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = train_plainly(model, optimizer, steps)
 tell(steps, losses)
 dist.destroy_process_group()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from tests.frameworks.jobs.told import STEPS, Work, tell
+from tests.frameworks.jobs.told import STEPS, Work, tell_history
 
 torch.manual_seed(7)
 config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
@@ -32,5 +32,5 @@ with tempfile.TemporaryDirectory() as folder:
     model.register_forward_pre_hook(Work().pause)
     trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8])
     trainer.train()
-    tell(trainer.state.global_step, [one["loss"] for one in trainer.state.log_history if "loss" in one])
+    tell_history(trainer.state)
     dist.barrier()

@@ -20,8 +20,8 @@ from olmo_core.optim import AdamWConfig
 from olmo_core.train import Duration, TrainerConfig, prepare_training_environment, teardown_training_environment
 from olmo_core.train.callbacks import Callback, CheckpointerCallback
 from olmo_core.train.train_module import TransformerDataParallelConfig, TransformerTrainModuleConfig
-from torch.distributed.fsdp import FSDPModule
 
+from tests.frameworks.jobs.over_gloo import reduce_by_sums
 from tests.frameworks.jobs.told import STEPS, Work, tell
 
 LENGTH, ROWS, WORDS, MICRO_BATCHES = 16, 2, 64, 2
@@ -80,9 +80,7 @@ module = TransformerTrainModuleConfig(
     ),
     max_grad_norm=1.0,
 ).build(model)
-for part in module.model.modules():
-    if isinstance(part, FSDPModule):
-        part.set_force_sum_reduction_for_comms(enable=True)  # gloo knows no other
+reduce_by_sums(module.model)
 module.model.register_forward_pre_hook(Work().pause)
 kept = Kept()
 ranks = dist.get_world_size()

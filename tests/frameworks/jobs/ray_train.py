@@ -8,7 +8,7 @@ import torch
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
-from tests.frameworks.jobs.told import STEPS, build_model, draw_batch, tell
+from tests.frameworks.jobs.told import STEPS, build_model, tell, train_plainly
 
 OBJECT_STORE_BYTES = 100_000_000
 
@@ -17,14 +17,7 @@ def train(_: dict[str, Any]) -> None:
     """Train as one worker."""
     model = prepare_model(build_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for step in range(STEPS):
-        loss = model(draw_batch(step)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    tell(STEPS, losses)
+    tell(STEPS, train_plainly(model, optimizer))
 
 
 # Its sockets are in its folder, and their paths may not be long.

@@ -14,7 +14,7 @@ from swift.pipelines.train.sft import SwiftSft
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.frameworks.jobs.tiny_words import END, ENDING, PAD, WORDS, make_texts, make_tokenizer
-from tests.frameworks.jobs.told import STEPS, Work, tell
+from tests.frameworks.jobs.told import STEPS, Work, tell_history
 
 
 class Slowed(SwiftSft):  # type: ignore[misc]  # mypy does not look into swift
@@ -24,7 +24,7 @@ class Slowed(SwiftSft):  # type: ignore[misc]  # mypy does not look into swift
         """Train as it does."""
         trainer.model.register_forward_pre_hook(Work().pause)
         result = super().train(trainer)
-        tell(trainer.state.global_step, [one["loss"] for one in trainer.state.log_history if "loss" in one])
+        tell_history(trainer.state)
         return result
 
 

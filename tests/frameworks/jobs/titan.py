@@ -18,8 +18,8 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.distributed import distributed_c10d
-from torch.distributed.fsdp import FSDPModule
 
+from tests.frameworks.jobs.over_gloo import reduce_by_sums
 from tests.frameworks.jobs.told import STEPS, Work, tell
 
 # It takes a machine without an accelerator for one with CUDA, and asks its device for its memory.
@@ -95,9 +95,7 @@ with tempfile.TemporaryDirectory() as folder:
     model_ranks = config.parallelism.tensor_parallel_degree * config.parallelism.pipeline_parallel_degree
     config.training.global_batch_size = accumulated * ROWS * int(os.environ["WORLD_SIZE"]) // model_ranks
     trainer = config.build()
-    for module in trainer.model_parts[0].modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(enable=True)  # gloo knows no other
+    reduce_by_sums(trainer.model_parts[0])
     trainer.model_parts[0].register_forward_pre_hook(Work().pause)
     losses: list[float] = []
     log = trainer.metrics_processor.log

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,8 +54,25 @@ def draw_batch(step: int, width: int = 32, rows: int = 8) -> torch.Tensor:
     return torch.randn(rows, width, generator=seeded)
 
 
+def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> list[float]:
+    """Train on this rank's batches in the loop that is written most, and return the losses."""
+    losses = []
+    for step in range(steps):
+        loss = model(draw_batch(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 def tell(steps: int, losses: Sequence[float]) -> None:
     """Say how many steps the framework counts, and each loss to its last digit: one line, in one write."""
     told = " ".join(float(loss).hex() for loss in losses)
     sys.stdout.write(f"told rank={dist.get_rank()} steps={steps} losses={told}\n")
     sys.stdout.flush()
+
+
+def tell_history(state: Any) -> None:
+    """Say what the `state` of a trainer of transformers counts and has logged."""
+    tell(state.global_step, [one["loss"] for one in state.log_history if "loss" in one])

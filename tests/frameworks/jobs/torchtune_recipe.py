@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torchtune
 from omegaconf import OmegaConf
-from torch.distributed.fsdp import FSDPModule
 from torchtune import training
 from torchtune.models.llama2 import llama2
 from torchtune.modules import TransformerDecoder
 from tqdm import tqdm
 
+from tests.frameworks.jobs.over_gloo import reduce_by_sums
 from tests.frameworks.jobs.told import STEPS, Work, tell
 
 LENGTH, WORDS, ROWS, MICRO_BATCHES, RANKS, EPOCHS = 16, 64, 4, 2, 2, 2
@@ -107,9 +107,7 @@ with tempfile.TemporaryDirectory() as folder:
     source = Path(torchtune.__file__).parent.parent / "recipes" / "full_finetune_distributed.py"
     recipe = runpy.run_path(str(source))["FullFinetuneRecipeDistributed"](config)
     recipe.setup(config)
-    for module in recipe._model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(enable=True)  # gloo knows no other
+    reduce_by_sums(recipe._model)
     recipe.train.__globals__["tqdm"] = lambda **_: tqdm(disable=True)  # what a bar says depends on the speed
     recipe.train()
     tell(recipe.global_step, losses)

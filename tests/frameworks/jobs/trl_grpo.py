@@ -10,7 +10,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.frameworks.jobs.tiny_words import make_model, make_texts, make_tokenizer
-from tests.frameworks.jobs.told import STEPS, Work, tell
+from tests.frameworks.jobs.told import STEPS, Work, tell_history
 
 torch.manual_seed(7)
 
@@ -37,5 +37,5 @@ with tempfile.TemporaryDirectory() as folder:
         processing_class=make_tokenizer(padding_side="left"),
     )
     trainer.train()
-    tell(trainer.state.global_step, [one["loss"] for one in trainer.state.log_history if "loss" in one])
+    tell_history(trainer.state)
     dist.barrier()

@@ -41,7 +41,8 @@ def times(*slow: tuple[int, float], spread: float = 0.0, **changed: object) -> L
 
 def found_in(*ranks: LayerTimes, peers: PeerGroups | None = None, step_ns: float | None = STEP_NS) -> RunLayers:
     groups = peers or find_peer_groups(tuple(range(len(ranks))), {})
-    found = find_layers({rank: unpack_layers(one) for rank, one in enumerate(ranks)}, groups, step_ns)
+    steps_ns = np.full((20, len(ranks)), np.nan if step_ns is None else step_ns)
+    found = find_layers({rank: unpack_layers(one) for rank, one in enumerate(ranks)}, groups, steps_ns)
     assert found is not None
     return found
 
@@ -150,7 +151,7 @@ def test_many_ranks_are_bounded_and_the_costliest_are_kept() -> None:
 def test_reason_is_told_where_no_rank_has_times() -> None:
     found = found_in(LayerTimes(kind="Block", absent="compiled"))
     assert describe_layers(found) == ["not known: compiled"]
-    assert find_layers({}, find_peer_groups((0,), {}), STEP_NS) is None
+    assert find_layers({}, find_peer_groups((0,), {}), np.full((20, 1), STEP_NS)) is None
     assert describe_layers(None) == []
 
 
