@@ -81,16 +81,12 @@ HOOKS_GUARDED: Final = "torch.compile would compile again when hooks come and go
 
 
 class _Call(msgspec.Struct):
-    """One call of a block: marks of its forward and its backward, host ns or CUDA events. `late` and `later` are the
-    events for its backward, taken beforehand: a thread of autograd's takes none.
-    """
+    """One call of a block: marks of its forward and its backward, host ns or CUDA events."""
 
     begin: Any = None
     end: Any = None
     backward_begin: Any = None
     backward_end: Any = None
-    late: Any = None
-    later: Any = None
     held_bytes: int | None = None
 
 
@@ -376,11 +372,7 @@ class LayerTimers:
         """Have a node of the graph mark the begin of the call's backward, or its end."""
         if node is None or may_be_compiled():
             return
-        event = self._take_event(step)
-        if is_end:
-            call.later = event
-        else:
-            call.late = event
+        event = self._take_event(step)  # beforehand: a thread of autograd's takes none
 
         def on_gradient(_gradients: object) -> None:
             begin_ns = self._read_clock_ns()
@@ -390,9 +382,9 @@ class LayerTimers:
                 if (obstacle := self._find_obstacle(step)) is not None:
                     step.skip = obstacle
                 elif is_end:
-                    call.backward_end = self._mark(step, call.later)
+                    call.backward_end = self._mark(step, event)
                 elif call.backward_begin is None:
-                    call.backward_begin = self._mark(step, call.late)
+                    call.backward_begin = self._mark(step, event)
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach autograd
                 self._give_up(step, error)
             step.cost_ns += self._read_clock_ns() - begin_ns
