@@ -442,7 +442,6 @@ class LayerTimers:
         self.spent_ns += cost_ns
         if step.skip is not None:
             self._count(step.skip)
-            self._pool.release(step.stream, step.events)
         elif not step.calls:
             self._unseen += 1
             if self._unseen >= TRIES_MAX and not self._timed:
@@ -451,10 +450,11 @@ class LayerTimers:
             self._keep(step)
         else:
             self._waiting.append(step)
-            if len(self._waiting) > WAITING_MAX:
-                self._count(NOT_READY)
-                left = self._waiting.popleft()
-                self._pool.release(left.stream, left.events)
+            if len(self._waiting) <= WAITING_MAX:
+                return
+            self._count(NOT_READY)
+            step = self._waiting.popleft()
+        self._pool.release(step.stream, step.events)
 
     def _resolve(self) -> None:
         """Keep the timed steps that the device has passed."""
@@ -468,7 +468,7 @@ class LayerTimers:
 
     def _keep(self, step: _Step) -> None:
         if self._first is None:
-            step = self._choose_blocks(step)
+            self._choose_blocks(step)
             if self._is_off:
                 return
         times = {place: _reduce(calls, self._elapsed_ns) for place, calls in step.calls.items()}
@@ -476,9 +476,9 @@ class LayerTimers:
         self._samples.append(sample)
         self._timed += 1
 
-    def _choose_blocks(self, step: _Step) -> _Step:
+    def _choose_blocks(self, step: _Step) -> None:
         """Keep the containers whose blocks were called, in the order of their calls: another one is a copy of the model
-        that does not train. Return the step with the new places of the blocks.
+        that does not train. This step and those that wait for the device get the new places of the blocks.
         """
         called = list(step.calls)
         begin, order = 0, []
@@ -492,12 +492,12 @@ class LayerTimers:
         kept = [place for _, _, of_one in order for place in of_one]
         if len(kept) > LAYERS_MAX:
             self._is_off, self.absent = True, TOO_MANY
-            return step
+            return
         self._blocks = [block for _, one, _ in order for block in one.blocks]
         self._first = order[0][1].first if len(order) == 1 else 0
         anew = {old: new for new, old in enumerate(kept)}
-        step.calls = {anew[place]: calls for place, calls in step.calls.items()}
-        return step
+        for timed in (step, *self._waiting):
+            timed.calls = {anew[place]: calls for place, calls in timed.calls.items() if place in anew}
 
     def _elapsed_ns(self, begin: Any, end: Any) -> int:
         elapsed_ns = end - begin if self._cuda is None else round(begin.elapsed_time(end) * NS_PER_MS)
