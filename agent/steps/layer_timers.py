@@ -241,12 +241,12 @@ class LayerTimers:
 
     def on_pause(self) -> None:
         """Drop the step that is timed, since an evaluation begins."""
-        self._drop(None)
+        self._drop()
 
     def close(self) -> None:
         """Time no more."""
         self._is_off = True
-        self._drop(None)
+        self._drop()
         self._waiting.clear()
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
@@ -506,7 +506,7 @@ class LayerTimers:
     def _count(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
-    def _drop(self, reason: str | None) -> None:
+    def _drop(self) -> None:
         """Drop the step that is timed, also on another thread than its own."""
         step, self._open = self._open, None
         try:
@@ -518,14 +518,11 @@ class LayerTimers:
                 self.spent_ns += round(COST_FACTOR * step.cost_ns)
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.record(PART, error)
-        if reason is not None:
-            self._count(reason)
 
     def _fail(self, error: Exception) -> None:
         self._guard.record(PART, error)
-        self._is_off = True
-        self._drop(PART)
-        self._waiting.clear()
+        self._count(PART)
+        self.close()
 
 
 class _CompiledCall:
