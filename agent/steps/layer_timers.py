@@ -221,6 +221,8 @@ class LayerTimers:
             self._is_off |= self._guard.is_off(PART)
             if not self._is_off and self.plan.is_due(step):
                 self._begin_step(step)
+                if self._is_off:  # closed by the agent thread meanwhile
+                    self._drop()
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._fail(error)
         spent_ns = self._read_clock_ns() - begin_ns
