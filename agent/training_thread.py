@@ -127,8 +127,9 @@ class TrainingThread:
         """The cost of the hooks to the training thread so far. Only one other thread may ask."""
         clock_ns = 0 if self._backward_clock is None else self._backward_clock.spent_ns
         ends_ns = 0 if self.backward_ends is None else self.backward_ends.spent_ns
-        clock_ns += 0 if self._layers is None else self._layers.spent_ns
-        return self.hooks.buffer.spent_ns + ends_ns + clock_ns + self.transfers.spent_ns + self.saves.spent_ns
+        layers_ns = 0 if self._layers is None else self._layers.spent_ns
+        parts_ns = ends_ns + clock_ns + layers_ns + self.transfers.spent_ns + self.saves.spent_ns
+        return self.hooks.buffer.spent_ns + parts_ns
 
     def start(self) -> None:
         """Begin to measure."""
@@ -213,6 +214,9 @@ class TrainingThread:
             with LATE_IMPORTS:
                 from rankscope.agent.steps.layer_timers import make_layer_timers  # noqa: PLC0415 - such models only
             if found := make_layer_timers(containers, self._config, self._guard, self.hooks.buffer, self.captures):
+                if self._layers is not None:
+                    self._layers.close()  # blocks that are still there may have hooks
+                    found.spent_ns += self._layers.spent_ns
                 for parts in (self._timers, self.sessions.inline_parts):
                     parts[:] = [*(one for one in parts if one is not self._layers), found]
                 self._layers = found

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.machine import RESULTS, describe_run, run_apart
+from bench.machine import RESULTS, describe_run, render_result, run_apart
 
 ROUNDS = 5
 COUNTS = (0, 500_000, 1_500_000)
@@ -82,9 +82,8 @@ def main() -> None:
         looks.append(f"| {objects:,} | {look:.0f} | {collect:.0f} |")
     stacks = ["| frames | us a stack |", "|---|---|"]
     stacks += [f"| {depth} | {run_apart(measure_stack, depth):.2f} |" for depth in DEPTHS]
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    title = "# What it costs to look at what a growing process holds"
-    text = "\n\n".join([title, head, explanation, "\n".join(looks), "\n".join(stacks)]) + "\n"
+    title = "What it costs to look at what a growing process holds"
+    text = render_result(title, head, __doc__, "\n".join(looks), "\n".join(stacks))
     options.out.write_text(text)
     print(text)
 

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from bench.load_reports import RUN, WINDOW_STEPS, JobReports, build_hello
-from bench.machine import RESULTS, describe_run, run_apart
+from bench.machine import RESULTS, describe_run, render_result, run_apart
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted
 from rankscope.collector.process_tuning import limit_malloc_arenas, raise_gc_threshold
@@ -204,14 +204,9 @@ def render(head: str, results: dict[int, Result]) -> str:
         cells = [f"{value:.1f} us" for value in (*us, sum(us))] + [f"{value:.0f} ms" for value in ms]
         cells += [f"{value / ranks / KIB:.1f} KiB" for value in memory]
         lines.append(f"| {ranks:,} | {' | '.join(cells)} |")
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
     units = "The first four are of a report, the others of a tick; a snapshot is built only on request."
-    return (
-        "\n\n".join(
-            ["# CPU time of the collector for each report and tick", head, explanation, units, "\n".join(lines)]
-        )
-        + "\n"
-    )
+    title = "CPU time of the collector for each report and tick"
+    return render_result(title, head, __doc__, units, "\n".join(lines))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
-from bench.machine import RESULTS, describe_run, run_apart
+from bench.machine import RESULTS, describe_run, render_result, run_apart
 
 WIDTH, ROWS = 64, 64
 BLOCKS = (8, 32)
@@ -170,9 +170,8 @@ def main() -> None:
     others = ["| | ms |", "|---|---|", f"| a look, {objects:,} objects | {look:.1f} |"]
     others.append(f"| medians of 32 blocks | {medians:.1f} |")
     others += [f"| a pass, {ranks:,} ranks | {run_apart(measure_pass, ranks):.1f} |" for ranks in RANKS]
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    title = "# What it costs to time the repeated blocks of a model"
-    text = "\n\n".join([title, head, explanation, "\n".join(steps), "\n".join(others)]) + "\n"
+    title = "What it costs to time the repeated blocks of a model"
+    text = render_result(title, head, __doc__, "\n".join(steps), "\n".join(others))
     options.out.write_text(text)
     print(text)
 

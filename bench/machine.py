@@ -38,6 +38,14 @@ def describe_run(command: str) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
 
 
+def render_result(title: str, head: str, doc: str | None, *parts: str) -> str:
+    """The text of a result: a title, `describe_run`, what the benchmark's own docstring says after its first paragraph,
+    and the tables.
+    """
+    explanation = (doc or "").partition("\n\n")[2].strip()
+    return "\n\n".join([f"# {title}", head, explanation, *parts]) + "\n"
+
+
 def run_apart(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What the function gives in a process of its own, which has nothing of this one in memory. Raises what it does."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from bench.load import SETTLE_S_MAX, Ranks, collecting, find_pages, is_welcome, running
 from bench.load_collector import MIB, LoadCollector
 from bench.load_probe import Probe
-from bench.machine import RESULTS, describe_run
+from bench.machine import RESULTS, describe_run, render_result
 from rankscope.uplink.reconnect import CONNECTS_PER_S
 
 RANKS: Final = 1_024
@@ -80,8 +80,7 @@ def render(head: str, growths: list[Growth]) -> str:
             lines.append(
                 f"| {ranks:,} | {reports:,} | {hours}:{minutes:02} h | {resident_bytes / MIB:.0f} MiB | {each:.1f} |"
             )
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    return "\n\n".join(["# What memory a collector takes after hours", head, explanation, "\n".join(lines)]) + "\n"
+    return render_result("What memory a collector takes after hours", head, __doc__, "\n".join(lines))
 
 
 def main() -> None:

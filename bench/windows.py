@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bench.machine import RESULTS, describe_run
+from bench.machine import RESULTS, describe_run, render_result
 from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_reading import read_window
@@ -110,10 +110,7 @@ def render(head: str, costs: dict[str, list[Cost]]) -> str:
         each_ns = [statistics.median(window.parts_ns[part] / window.events for window in windows) for part in PARTS]
         events = statistics.median(window.events for window in windows)
         lines.append(f"| {way} | {events:,.0f} | {' | '.join(f'{ns:,.0f}' if ns else '' for ns in each_ns)} |")
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    return (
-        "\n\n".join(["# What a full window costs by how torch tells of it", head, explanation, "\n".join(lines)]) + "\n"
-    )
+    return render_result("What a full window costs by how torch tells of it", head, __doc__, "\n".join(lines))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.machine import RESULTS, describe_run
+from bench.machine import RESULTS, describe_run, render_result
 from bench.overhead import NAMES, Job, clean_environment, collector, train
 from bench.training import PARALLEL, SIZES
 from rankscope.measure.codec import encode
@@ -99,8 +99,7 @@ def render(head: str, results: dict[Job, list[Traffic]]) -> str:
             f"| {NAMES[job.parallel]}, {job.size} | {steps} | {collectives} | {reports} | {sent} | {bound} | "
             f"{largest:,} | {rates[3] * DAY_S / 1e6:,.0f} MB |"
         )
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    return "\n\n".join(["# What a rank sends", head, explanation, "\n".join(lines)]) + "\n"
+    return render_result("What a rank sends", head, __doc__, "\n".join(lines))
 
 
 def main() -> None:

@@ -106,11 +106,25 @@ class Nvml:
             own = self.module.nvmlDeviceGetHandleByUUID(uuid)
         is_slice = uuid.startswith("MIG-")
         board = self.module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(own) if is_slice else own
-        return Device(uuid, self._read_model(own), own, board)
+        return Device(uuid, self.read_model(own), own, board)
 
     def find_instance(self, device: Device) -> int | None:
         """Return the number of a slice's GPU instance on its board; None for a whole GPU."""
         return int(self.module.nvmlDeviceGetGpuInstanceId(device.own)) if device.is_slice else None
+
+    def read_model(self, handle: Any) -> str:
+        """Return the name of a device; empty where it cannot be read."""
+        try:
+            return str(self.module.nvmlDeviceGetName(handle))
+        except self.error_type:
+            return ""
+
+    def find_memory_call(self) -> Call:
+        """Return the call that reads the memory of a handle. Its version 1, without a number, counts what the driver
+        has reserved as used: only for drivers that have no other.
+        """
+        name = "nvmlDeviceGetMemoryInfo"
+        return Call(self.module, (name, self.module.nvmlMemory_v2), (name,))
 
     def shutdown(self) -> None:
         """Undo nvmlInit. NVML counts its users, so others in this process are not affected."""
@@ -124,9 +138,3 @@ class Nvml:
             if not uuid.startswith("GPU-"):
                 raise
             return None
-
-    def _read_model(self, handle: Any) -> str:
-        try:
-            return str(self.module.nvmlDeviceGetName(handle))
-        except self.error_type:
-            return ""

@@ -86,8 +86,7 @@ class StateReadings:
     def __init__(self, nvml: Nvml, device: Device) -> None:
         module = nvml.module
         self._module, self._device = module, device
-        # Version 1, without a number, counts memory reserved by the driver as used.
-        self._memory = Call(module, ("nvmlDeviceGetMemoryInfo", module.nvmlMemory_v2), ("nvmlDeviceGetMemoryInfo",))
+        self._memory = nvml.find_memory_call()
         # pynvml will remove the old names of the next two with CUDA 14; all present drivers have the first one.
         sensor = module.NVML_TEMPERATURE_GPU
         self._temperature = Call(module, ("nvmlDeviceGetTemperature", sensor), ("nvmlDeviceGetTemperatureV", sensor))

@@ -81,16 +81,12 @@ HOOKS_GUARDED: Final = "torch.compile would compile again when hooks come and go
 
 
 class _Call(msgspec.Struct):
-    """One call of a block: marks of its forward and its backward, host ns or CUDA events. `late` and `later` are the
-    events for its backward, taken beforehand: a thread of autograd's takes none.
-    """
+    """One call of a block: marks of its forward and its backward, host ns or CUDA events."""
 
     begin: Any = None
     end: Any = None
     backward_begin: Any = None
     backward_end: Any = None
-    late: Any = None
-    later: Any = None
     held_bytes: int | None = None
 
 
@@ -225,6 +221,8 @@ class LayerTimers:
             self._is_off |= self._guard.is_off(PART)
             if not self._is_off and self.plan.is_due(step):
                 self._begin_step(step)
+                if self._is_off:  # closed by the agent thread meanwhile
+                    self._drop()
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._fail(error)
         spent_ns = self._read_clock_ns() - begin_ns
@@ -245,12 +243,12 @@ class LayerTimers:
 
     def on_pause(self) -> None:
         """Drop the step that is timed, since an evaluation begins."""
-        self._drop(None)
+        self._drop()
 
     def close(self) -> None:
         """Time no more."""
         self._is_off = True
-        self._drop(None)
+        self._drop()
         self._waiting.clear()
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
@@ -376,11 +374,7 @@ class LayerTimers:
         """Have a node of the graph mark the begin of the call's backward, or its end."""
         if node is None or may_be_compiled():
             return
-        event = self._take_event(step)
-        if is_end:
-            call.later = event
-        else:
-            call.late = event
+        event = self._take_event(step)  # beforehand: a thread of autograd's takes none
 
         def on_gradient(_gradients: object) -> None:
             begin_ns = self._read_clock_ns()
@@ -390,9 +384,9 @@ class LayerTimers:
                 if (obstacle := self._find_obstacle(step)) is not None:
                     step.skip = obstacle
                 elif is_end:
-                    call.backward_end = self._mark(step, call.later)
+                    call.backward_end = self._mark(step, event)
                 elif call.backward_begin is None:
-                    call.backward_begin = self._mark(step, call.late)
+                    call.backward_begin = self._mark(step, event)
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach autograd
                 self._give_up(step, error)
             step.cost_ns += self._read_clock_ns() - begin_ns
@@ -450,7 +444,6 @@ class LayerTimers:
         self.spent_ns += cost_ns
         if step.skip is not None:
             self._count(step.skip)
-            self._pool.release(step.stream, step.events)
         elif not step.calls:
             self._unseen += 1
             if self._unseen >= TRIES_MAX and not self._timed:
@@ -459,10 +452,11 @@ class LayerTimers:
             self._keep(step)
         else:
             self._waiting.append(step)
-            if len(self._waiting) > WAITING_MAX:
-                self._count(NOT_READY)
-                left = self._waiting.popleft()
-                self._pool.release(left.stream, left.events)
+            if len(self._waiting) <= WAITING_MAX:
+                return
+            self._count(NOT_READY)
+            step = self._waiting.popleft()
+        self._pool.release(step.stream, step.events)
 
     def _resolve(self) -> None:
         """Keep the timed steps that the device has passed."""
@@ -476,7 +470,7 @@ class LayerTimers:
 
     def _keep(self, step: _Step) -> None:
         if self._first is None:
-            step = self._choose_blocks(step)
+            self._choose_blocks(step)
             if self._is_off:
                 return
         times = {place: _reduce(calls, self._elapsed_ns) for place, calls in step.calls.items()}
@@ -484,9 +478,9 @@ class LayerTimers:
         self._samples.append(sample)
         self._timed += 1
 
-    def _choose_blocks(self, step: _Step) -> _Step:
+    def _choose_blocks(self, step: _Step) -> None:
         """Keep the containers whose blocks were called, in the order of their calls: another one is a copy of the model
-        that does not train. Return the step with the new places of the blocks.
+        that does not train. This step and those that wait for the device get the new places of the blocks.
         """
         called = list(step.calls)
         begin, order = 0, []
@@ -500,12 +494,12 @@ class LayerTimers:
         kept = [place for _, _, of_one in order for place in of_one]
         if len(kept) > LAYERS_MAX:
             self._is_off, self.absent = True, TOO_MANY
-            return step
+            return
         self._blocks = [block for _, one, _ in order for block in one.blocks]
         self._first = order[0][1].first if len(order) == 1 else 0
         anew = {old: new for new, old in enumerate(kept)}
-        step.calls = {anew[place]: calls for place, calls in step.calls.items()}
-        return step
+        for timed in (step, *self._waiting):
+            timed.calls = {anew[place]: calls for place, calls in timed.calls.items() if place in anew}
 
     def _elapsed_ns(self, begin: Any, end: Any) -> int:
         elapsed_ns = end - begin if self._cuda is None else round(begin.elapsed_time(end) * NS_PER_MS)
@@ -514,7 +508,7 @@ class LayerTimers:
     def _count(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
-    def _drop(self, reason: str | None) -> None:
+    def _drop(self) -> None:
         """Drop the step that is timed, also on another thread than its own."""
         step, self._open = self._open, None
         try:
@@ -526,14 +520,11 @@ class LayerTimers:
                 self.spent_ns += round(COST_FACTOR * step.cost_ns)
         except Exception as error:  # noqa: BLE001 - as above
             self._guard.record(PART, error)
-        if reason is not None:
-            self._count(reason)
 
     def _fail(self, error: Exception) -> None:
         self._guard.record(PART, error)
-        self._is_off = True
-        self._drop(PART)
-        self._waiting.clear()
+        self._count(PART)
+        self.close()
 
 
 class _CompiledCall:

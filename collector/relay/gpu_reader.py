@@ -82,12 +82,8 @@ class _Board:
         self._index = index
         self._handle = module.nvmlDeviceGetHandleByIndex(index)
         self._uuid = str(module.nvmlDeviceGetUUID(self._handle))[:SHORT_NAME_LENGTH_MAX]
-        self._model = ""
-        try:
-            self._model = str(module.nvmlDeviceGetName(self._handle))[:SHORT_NAME_LENGTH_MAX]
-        except nvml.error_type:
-            self._model = ""
-        self._memory = Call(module, ("nvmlDeviceGetMemoryInfo", module.nvmlMemory_v2), ("nvmlDeviceGetMemoryInfo",))
+        self._model = nvml.read_model(self._handle)[:SHORT_NAME_LENGTH_MAX]
+        self._memory = nvml.find_memory_call()
         self._utilization = Call(module, ("nvmlDeviceGetUtilizationRates",))
         self._processes = [Call(module, *((name + version,) for version in VERSIONS)) for name in PROCESS_CALLS]
 

@@ -42,14 +42,16 @@ class HoldTimes:
             self._since.pop(gpu.uuid, None)
             return gpu
         owners = frozenset((holder.user, holder.job) for holder in gpu.holders)
-        before = self._since.get(gpu.uuid)
-        held_ns = now_ns if before is None or before.owners != owners else before.held_ns
-        idle_ns = None
-        if gpu.utilization_ratio == 0.0:
-            idle_ns = now_ns if before is None or before.owners != owners or before.idle_ns is None else before.idle_ns
-        self._since[gpu.uuid] = _Since(owners, held_ns, idle_ns)
-        idle_for_ns = None if gpu.utilization_ratio is None else 0 if idle_ns is None else now_ns - idle_ns
-        return msgspec.structs.replace(gpu, held_ns=now_ns - held_ns, idle_ns=idle_for_ns)
+        since = self._since.get(gpu.uuid)
+        if since is None or since.owners != owners:
+            since = _Since(owners, now_ns, None)
+        if gpu.utilization_ratio != 0.0:
+            since = since._replace(idle_ns=None)
+        elif since.idle_ns is None:
+            since = since._replace(idle_ns=now_ns)
+        self._since[gpu.uuid] = since
+        idle_for_ns = None if gpu.utilization_ratio is None else 0 if since.idle_ns is None else now_ns - since.idle_ns
+        return msgspec.structs.replace(gpu, held_ns=now_ns - since.held_ns, idle_ns=idle_for_ns)
 
 
 class _Since(NamedTuple):

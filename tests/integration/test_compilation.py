@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.runs.compilations import describe_compilations
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.service import Service
 from rankscope.measure.records import Compilations
 from tests.integration.ordering_collectors import running
@@ -27,28 +28,34 @@ def wait_for_recompilation(service: Service) -> Finding:
     return wait_for(look, lambda: str([run.open_findings for run in service.snapshot.runs]))
 
 
-def test_frame_and_guard_of_a_rank_that_compiles_again_are_the_cause(tmp_path: Path) -> None:
+def train_until_found(tmp_path: Path, ranks: int, script: str) -> tuple[Finding, RunSnapshot, str]:
+    """Train until a recompilation is found; the finding, what is known of the run at its end, and what was printed."""
     wish = tmp_path / "wish"
     wish.write_text("", encoding="utf-8")
     with running(tmp_path) as service:
         environment = {**OFTEN, "RANKSCOPE_COLLECTOR": service.endpoint}
-        with started(forked_ranks(2, *AGENT, SCRIPT, str(wish)), environment) as training:
+        with started(forked_ranks(ranks, *AGENT, script, str(wish)), environment) as training:
             finding = wait_for_recompilation(service)
             wish.write_text("stop", encoding="utf-8")
             ended = training.wait()
-        assert finding.ranks == (1,)
-        assert re.search(rf"torch.compile, all of it for {re.escape(FRAME)}: the guard k == \d+ failed", finding.why)
         (run,) = service.snapshot.runs
+    return finding, run, ended.stdout
+
+
+def test_frame_and_guard_of_a_rank_that_compiles_again_are_the_cause(tmp_path: Path) -> None:
+    finding, run, printed = train_until_found(tmp_path, 2, SCRIPT)
+    assert finding.ranks == (1,)
+    assert re.search(rf"torch.compile, all of it for {re.escape(FRAME)}: the guard k == \d+ failed", finding.why)
     truth = {
         int(rank): (int(calls), float(spent_s))
-        for rank, calls, spent_s in re.findall(r"rank (\d): (\d+) compiling calls, ([\d.]+) s", ended.stdout)
+        for rank, calls, spent_s in re.findall(r"rank (\d): (\d+) compiling calls, ([\d.]+) s", printed)
     }
     for number, (calls, spent_s) in truth.items():
         seen = run.ranks[number].compilations
         assert isinstance(seen, Compilations)
         assert (seen.compiled, seen.recompiled, seen.unseen) == (calls, calls - 1, 0)
         assert 0.5 * spent_s < seen.duration_ns / 1e9 < spent_s
-    made, lasted_s = re.findall(r"(\d+) steps in ([\d.]+) s", ended.stdout)[0]
+    made, lasted_s = re.findall(r"(\d+) steps in ([\d.]+) s", printed)[0]
     durations = run.step_durations
     assert durations is not None
     assert int(made) - 8 <= durations.steps <= int(made) - 3
@@ -62,16 +69,8 @@ def test_frame_and_guard_of_a_rank_that_compiles_again_are_the_cause(tmp_path: P
 
 
 def test_ranks_that_compile_once_late_in_the_run_are_named(tmp_path: Path) -> None:
-    wish = tmp_path / "wish"
-    wish.write_text("", encoding="utf-8")
-    with running(tmp_path) as service:
-        environment = {**OFTEN, "RANKSCOPE_COLLECTOR": service.endpoint}
-        with started(forked_ranks(3, *AGENT, LATE, str(wish)), environment) as training:
-            finding = wait_for_recompilation(service)
-            wish.write_text("stop", encoding="utf-8")
-            ended = training.wait()
-        (run,) = service.snapshot.runs
-    (took_s,) = map(float, re.findall(r"step 60 took ([\d.]+) s", ended.stdout))
+    finding, run, printed = train_until_found(tmp_path, 3, LATE)
+    (took_s,) = map(float, re.findall(r"step 60 took ([\d.]+) s", printed))
     assert (finding.ranks, finding.since_step) == ((1, 2), 60)
     assert f"all of it for {LATE_FRAME}" in finding.why
     assert finding.evidence["stall_ns"] / 1e9 == pytest.approx(took_s, rel=0.1)

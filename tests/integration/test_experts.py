@@ -8,8 +8,8 @@ from statistics import mean, median
 import pytest
 
 from rankscope.collector.steps.expert_loads import ExpertGroup, ExpertLoads, describe_experts
-from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import forked_ranks, started
+from tests.integration.served_training import train_to_end
+from tests.integration.serving import Served, serving
 
 Routed = list[tuple[int, ...]]
 """By step how many tokens came to each rank."""
@@ -26,22 +26,11 @@ def train(served: Served, run: str, *options: str) -> tuple[list[list[int]], Exp
     """Train with four ranks: their own times by the script's clock, by rank and step in ns; what is known at the end,
     and what the script has routed.
     """
-    environment = {
-        "RANKSCOPE_COLLECTOR": served.endpoint,
-        "RANKSCOPE_RUN": run,
-        "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-        "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
-        "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
-    }
-    command = forked_ranks(4, "-m", "rankscope.agent", "experts.py", *options)
-    with started(command, environment) as job:
-        ended = job.wait()
-    assert (ended.exit_code, ended.heard_of_agent) == (0, [])
-    told = [line.split()[2:] for line in ended.stdout.splitlines() if line.startswith("routed 0 ")]
-    found = served.wait_for_run(run, have_ended)
+    lines, found = train_to_end(served, run, 4, "experts.py", *options)
+    told = [line.split()[2:] for line in lines if line.startswith("routed 0 ")]
     assert found.experts is not None
     assert found.experts.absent == ""
-    told_ns = sorted(line.split()[1:] for line in ended.stdout.splitlines() if line.startswith("own "))
+    told_ns = sorted(line.split()[1:] for line in lines if line.startswith("own "))
     own_ns = [list(map(int, of_rank)) for _, *of_rank in told_ns]
     assert len(own_ns) == 4
     return own_ns, found.experts, [tuple(map(int, one)) for one in told]

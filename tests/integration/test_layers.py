@@ -10,8 +10,8 @@ import pytest
 from rankscope.collector.detect.finding import STRAGGLER
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.layer_times import RunLayers, describe_layers
-from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import forked_ranks, started
+from tests.integration.served_training import train_to_end
+from tests.integration.serving import Served, serving
 
 WORK_NS = 4e6
 """Of a forward; a backward works twice as long."""
@@ -38,23 +38,11 @@ class Trained(NamedTuple):
 
 
 def train(served: Served, run: str, *options: str, layer_times: str = "1") -> Trained:
-    environment = {
-        "RANKSCOPE_COLLECTOR": served.endpoint,
-        "RANKSCOPE_RUN": run,
-        "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-        "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
-        "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
-        "RANKSCOPE_LAYER_TIMES": layer_times,
-    }
-    command = forked_ranks(2, "-m", "rankscope.agent", "layers.py", "--work-s", str(WORK_NS / 1e9), *options)
-    with started(command, environment) as job:
-        ended = job.wait()
-    assert (ended.exit_code, ended.heard_of_agent) == (0, [])
-    lines = ended.stdout.splitlines()
+    words = ("layers.py", "--work-s", str(WORK_NS / 1e9), *options)
+    lines, found = train_to_end(served, run, 2, *words, layer_times=layer_times)
     told = [line.split()[1:] for line in lines if line.startswith("clock ")]
     clocks = {(int(rank), int(block)): (int(forward), int(backward)) for rank, block, forward, backward in told}
     printed = sorted(line for line in lines if line.startswith(("loss ", "graphs ")))
-    found = served.wait_for_run(run, have_ended)
     return Trained(found, found.layers or RunLayers(), clocks, printed)
 
 

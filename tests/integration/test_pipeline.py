@@ -8,8 +8,9 @@ import pytest
 
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.runs.snapshot import RunSnapshot
+from tests.integration.served_training import reporting_to
 from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import SCRIPTS, Job, forked_ranks, started
+from tests.integration.torchrun import AGENT, SCRIPTS, Job, forked_ranks, started
 
 SCRIPT = "pipeline.py"
 
@@ -23,15 +24,8 @@ def served() -> Iterator[Served]:
 
 @contextlib.contextmanager
 def training(served: Served, run: str, *options: str) -> Iterator[Job]:
-    environment = {
-        "RANKSCOPE_COLLECTOR": served.endpoint,
-        "RANKSCOPE_RUN": run,
-        "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-        "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
-        "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
-        "RANKSCOPE_STALL_S": "1.0",
-    }
-    with started(forked_ranks(4, "-m", "rankscope.agent", SCRIPT, *options), environment) as job:
+    environment = reporting_to(served, run, stall_s="1.0")
+    with started(forked_ranks(4, *AGENT, SCRIPT, *options), environment) as job:
         yield job
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.pipeline_stages import PipelineTimes, describe_pipeline
-from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import forked_ranks, started
+from tests.integration.served_training import train_to_end
+from tests.integration.serving import Served, serving
 
 APART_MAX = 0.05
 """Of the pipeline's time. What the script's clock has waited for messages includes their transfer: on a busy machine
@@ -38,21 +38,10 @@ class Clock(NamedTuple):
 
 def train(served: Served, run: str, schedule: str, *options: str) -> tuple[RunSnapshot, PipelineTimes, list[Clock]]:
     """Train with four ranks; what is known of the run at its end, and what the ranks' own clocks say."""
-    environment = {
-        "RANKSCOPE_COLLECTOR": served.endpoint,
-        "RANKSCOPE_RUN": run,
-        "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-        "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
-        "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
-    }
-    command = forked_ranks(4, "-m", "rankscope.agent", "pipelining.py", schedule, "--steps", "26", *options)
-    with started(command, environment) as job:
-        ended = job.wait()
-    assert (ended.exit_code, ended.heard_of_agent) == (0, [])
-    told = sorted(line.split()[1:] for line in ended.stdout.splitlines() if line.startswith("clock "))
+    lines, found = train_to_end(served, run, 4, "pipelining.py", schedule, "--steps", "26", *options)
+    told = sorted(line.split()[1:] for line in lines if line.startswith("clock "))
     clocks = [Clock(*map(int, times)) for _, *times in told]
     assert len(clocks) == 4
-    found = served.wait_for_run(run, have_ended)
     assert found.pipeline is not None
     assert found.pipeline.stages, found.pipeline.absent
     return found, found.pipeline, clocks

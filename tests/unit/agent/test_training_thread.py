@@ -1,6 +1,7 @@
 """TrainingThread and the user's calls on the real torch: records, counts, and that nothing of them raises."""
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -77,6 +78,34 @@ def test_cost_is_that_of_every_part_in_the_training_thread() -> None:
     assert training._backward_clock is not None
     training._backward_clock.spent_ns += 7
     assert training.spent_ns - before_ns == 12
+
+
+def test_blocks_looked_for_anew_have_no_hooks_of_before_and_the_cost_goes_on() -> None:
+    def make_blocks() -> nn.ModuleList:
+        return nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4))
+
+    gc.collect()  # models of earlier tests
+    rank = Rank(RANKSCOPE_CONSTANT_WARMUP_STEPS="1")
+    blocks, others = make_blocks(), make_blocks()
+    rank.training.start()
+    rank.train(4)
+    rank.training.read_layers()
+    rank.train(20)
+    rank.drain()
+    first = rank.training._layers
+    assert first is not None
+    first.on_boundary(first.plan.find_next(64))
+    hooks = [hook for block in blocks for hook in (block._forward_hooks, block._forward_pre_hooks)]
+    assert all(hooks)
+    spent_ns = rank.training.spent_ns
+    del others
+    gc.collect()
+    rank.training.read_layers()
+    assert rank.training._layers is not first
+    assert not any(hooks)
+    assert rank.training.spent_ns >= spent_ns
+    rank.training.stop()
+    assert rank.guard.errors == {}
 
 
 def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:

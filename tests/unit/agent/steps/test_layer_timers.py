@@ -1,5 +1,6 @@
 """LayerTimers: forward and backward of real modules and a real autograd, by a clock that their work moves."""
 
+import contextlib
 import copy
 import gc
 import io
@@ -416,6 +417,49 @@ def test_events_are_used_again_and_a_small_pool_skips_the_step() -> None:
     training.timers.on_boundary(3)
     assert cuda.made == 4 * BLOCKS
     assert training.timers.skipped == {"pool_empty": 1}, "the third: the second has them still"
+
+
+def test_events_of_a_forward_that_fails_are_used_again() -> None:
+    cuda = Cuda()
+    training = train_on_device(cuda, steps=1, events_max=4 * BLOCKS)
+    model = training.model
+
+    def call(x: Tensor) -> Tensor:
+        with contextlib.suppress(RuntimeError):
+            model.layers[0](x[:, 1:])  # type: ignore[index, operator]
+        return x.requires_grad_()
+
+    cuda.now_ns = cuda.stream.busy_until_ns
+    training.step(call)
+    training.step()
+    cuda.now_ns = cuda.stream.busy_until_ns
+    training.timers.on_boundary(3)
+    found = training.timers.take(is_last=True)
+    assert found is not None
+    assert (found.samples, training.timers.skipped) == (2, {})
+
+
+def test_steps_that_wait_while_the_blocks_are_chosen_count_too() -> None:
+    cuda = Cuda()
+    cuda.clock = clock = Clock(cuda)
+    average, model = Model(clock), Model(clock)
+
+    def call(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            average.eval()(x)
+        return model(x)  # type: ignore[no-any-return]
+
+    training = Training(model, clock, cuda, captures=GraphCaptures(cuda.is_current_stream_capturing))
+    training.step(call)
+    for layer in model.layers:
+        layer.times *= 3  # type: ignore[assignment, operator]
+    training.step(call)
+    training.step(call)
+    cuda.now_ns = cuda.stream.busy_until_ns
+    training.timers.on_boundary(training.step_number)
+    forward, backward = times_of(training.timers.take(is_last=True))
+    assert forward == [3 * one for one in EXPECTED_FORWARD]
+    assert backward == [3 * one for one in EXPECTED_BACKWARD]
 
 
 def test_nothing_is_recorded_or_asked_while_a_graph_is_captured() -> None:
