@@ -63,8 +63,15 @@ def find_usual(off_ns: Floats) -> tuple[Floats, float]:
 
 
 def are_unlike(off_ns: Floats, step_ns: Floats, ratio: float) -> bool:
-    """Return whether windows differ clearly, and by more than the share `ratio` of a step, from own times of any rank
-    that are found otherwise: by `off_ns`, shape (m, ranks), in each of these steps, which took `step_ns`.
+    """Return whether windows show ranks that differ from each other clearly, and by more than the share `ratio` of a
+    step, otherwise than own times found without them do. They differ from these by `off_ns`, shape (m, ranks), in steps
+    that took `step_ns`. What all ranks differ by, as on a host that was busy meanwhile, makes none slower.
     """
-    medians_ns, noise_ns = find_usual(off_ns)
-    return bool(np.abs(medians_ns).max() > find_least_difference(noise_ns, step_ns, ratio))
+    medians_ns, noise_ns = find_usual(off_ns - find_common(off_ns, axis=1)[:, None])
+    apart_ns = np.abs(medians_ns - find_common(medians_ns, axis=0))
+    return bool(apart_ns.max() > find_least_difference(noise_ns, step_ns, ratio))
+
+
+def find_common(values: Floats, axis: int) -> Floats:
+    """Return what the values of most ranks are, along the axis of ranks: of two ranks the lower value."""
+    return np.asarray(np.percentile(values, 50, axis=axis, method="lower"))

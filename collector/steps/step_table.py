@@ -29,7 +29,7 @@ from rankscope.collector.steps.collectives import CollectiveBlock, Kinds, NameLi
 from rankscope.collector.steps.device_own_times import DeviceOwnTimes, fill_from_device
 from rankscope.collector.steps.expert_loads import sum_routed
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
-from rankscope.collector.steps.host_own_times import NO_WAITS_IN, WAITS_IN, fill_from_cpu, find_apart
+from rankscope.collector.steps.host_own_times import WAITS_IN, fill_from_cpu, find_apart, find_late_begins
 from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
@@ -496,7 +496,7 @@ class StepTable:
             cpu_ns = self._columns.records.get(BACKWARD_CPU)
             if cpu_ns is not None and is_on_cpus and self._is_on_hosts and len(ranks) == self._world_size:
                 off_cpu_ns = phases_ns[WAITS_IN][:] - _read(cpu_ns, slots, columns)
-                apart = find_apart(self._steps[slots], step_ns, off_cpu_ns, phases_ns[NO_WAITS_IN][:])
+                apart = find_apart(step_ns, self._find_late_begins(slots, columns), off_cpu_ns, phases_ns)
                 at_most_ns = apart.own_ns
                 filled_ns = fill_from_cpu(own_ns, apart, all_meet=self._all_meet)
                 measured |= filled_ns is not own_ns
@@ -530,6 +530,14 @@ class StepTable:
             is_by_device=is_by_device,
             timed_waits_ns=self._device.read_waits(slots) if is_by_device else {},
         )
+
+    def _find_late_begins(self, slots: Ints, columns: Ints) -> Floats:
+        """Return `find_late_begins` of the steps in these slots. All steps of the ring are looked at: the last in which
+        nobody was late may be long ago.
+        """
+        whole = self._columns.slots_from(0)
+        late_ns = find_late_begins(self._steps[whole], _read(self._columns.records["duration_ns"], whole, columns))
+        return late_ns[np.isin(whole, slots, assume_unique=True)]
 
     @property
     def _is_on_hosts(self) -> bool:

@@ -1,9 +1,11 @@
 """Own times between profiler windows on CPUs, from the CPU time in backward."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.host_own_times import KNOWN_MIN, fill_from_cpu, find_apart
+from rankscope.collector.steps.host_own_times import KNOWN_MIN, fill_from_cpu, find_apart, find_late_begins
 from rankscope.collector.steps.predicted_steps import MEASURED_MIN
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS
@@ -13,10 +15,20 @@ UNKNOWN = np.nan
 
 
 def fill_ms(
-    measured_ms: Floats, step_ms: Floats, off_cpu_ms: Floats, loading_ms: Floats | float = 0.0, *, all_meet: bool = True
+    measured_ms: Floats,
+    step_ms: Floats,
+    off_cpu_ms: Floats,
+    loading_ms: Floats | float = 0.0,
+    forward_ms: Floats | float = 0.0,
+    *,
+    all_meet: bool = True,
 ) -> Floats:
-    loading_ns = np.broadcast_to(MS * np.asarray(loading_ms), step_ms.shape)
-    apart = find_apart(np.arange(len(step_ms)), MS * step_ms, MS * off_cpu_ms, loading_ns)
+    phases_ns = {
+        name: np.broadcast_to(MS * np.asarray(ms), step_ms.shape)
+        for name, ms in (("data", loading_ms), ("forward", forward_ms))
+    }
+    late_ns = find_late_begins(np.arange(len(step_ms)), MS * step_ms)
+    apart = find_apart(MS * step_ms, late_ns, MS * off_cpu_ms, phases_ns)
     return fill_from_cpu(MS * measured_ms, apart, all_meet=all_meet) / MS
 
 
@@ -61,16 +73,36 @@ def test_nothing_is_known_where_a_rank_always_waits_for_something_else_in_backwa
     assert np.isnan(fill_ms(np.full_like(own_ms, UNKNOWN), *train(own_ms, unseen_ms))).all()
 
 
-def test_windows_that_differ_from_it_stand_alone() -> None:
-    # 3 ms of rank 1 in backward without its CPU: little enough for the rest, but windows show them.
+def test_windows_show_what_a_rank_does_in_backward_without_its_cpu() -> None:
+    # 3 ms of rank 1 in each step: little enough for the rest, but windows show them.
     own_ms, unseen_ms = as_usual(steps=12), np.zeros((12, 2))
     own_ms[:, 1] += 3.0
     unseen_ms[:, 1] = 3.0
     measured_ms = own_ms.copy()
     measured_ms[MEASURED_MIN:] = UNKNOWN
-    filled = fill_ms(measured_ms, *train(own_ms, unseen_ms))
-    assert filled[:MEASURED_MIN].tolist() == measured_ms[:MEASURED_MIN].tolist()
-    assert np.isnan(filled[MEASURED_MIN:]).all()
+    assert fill_ms(measured_ms, *train(own_ms, unseen_ms)).tolist() == own_ms.tolist()
+
+
+def test_windows_in_a_busy_minute_do_not_undo_what_phases_tell() -> None:
+    # While windows recorded, threads waited for cores in backward, as on a host that begins its work.
+    own_ms = as_usual(steps=40)
+    own_ms[20:, 1] += 60.0
+    step_ms, off_cpu_ms = train(own_ms)
+    measured_ms = np.full_like(own_ms, UNKNOWN)
+    measured_ms[:12] = own_ms[:12] + 10.0
+    step_ms[:12] += 10.0
+    off_cpu_ms[:12] += 10.0
+    assert fill_ms(measured_ms, step_ms, off_cpu_ms)[12:].tolist() == own_ms[12:].tolist()
+
+
+def test_rest_that_is_much_longer_than_in_windows_is_no_transfer() -> None:
+    # A rank sleeps 40 ms in backward from step 12 on: which one is not known.
+    own_ms, unseen_ms = as_usual(steps=60), np.zeros((60, 2))
+    own_ms[12:, 1] += 40.0
+    unseen_ms[12:, 1] = 40.0
+    measured_ms = own_ms.copy()
+    measured_ms[12:] = UNKNOWN
+    assert np.isnan(fill_ms(measured_ms, *train(own_ms, unseen_ms))[12:]).all()
 
 
 def test_windows_that_agree_allow_a_long_rest_and_groups_of_some_ranks() -> None:
@@ -119,29 +151,32 @@ def test_peer_that_waits_for_a_late_loader_in_forward_has_no_more_own_time() -> 
     step_ms = usual_ms + REST_MS
     off_cpu_ms = step_ms - usual_ms
     step_ms[4:] += 60.0
-    filled = fill_ms(np.full_like(usual_ms, UNKNOWN), step_ms, off_cpu_ms, late_ms)
+    filled = fill_ms(np.full_like(usual_ms, UNKNOWN), step_ms, off_cpu_ms, late_ms, late_ms.max() - late_ms)
     assert filled.tolist() == (usual_ms + late_ms).tolist()
 
 
 def test_loader_explains_no_more_than_it_was_late() -> None:
     # Rank 1's batch is 40 ms late, rank 0's forward 60 ms: rank 0 is the slow one, by the 20 ms that it is ahead.
-    usual_ms, loading_ms = as_usual(), np.zeros((KNOWN_MIN, 2))
+    usual_ms, loading_ms, forward_ms = as_usual(), np.zeros((KNOWN_MIN, 2)), np.zeros((KNOWN_MIN, 2))
     own_ms = usual_ms.copy()
     own_ms[5] += [60.0, 40.0]
     loading_ms[5, 1] = 40.0
+    forward_ms[5, 0] = 60.0
     step_ms, off_cpu_ms = train(own_ms)
-    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms, loading_ms)
+    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, off_cpu_ms, loading_ms, forward_ms)
     assert np.isnan(filled[5]).any()  # the step is longer than these own times say
 
 
 def test_windows_say_where_a_rank_works_beside_a_late_loader() -> None:
     # Rank 0 works 60 ms more in forward while rank 1 loads: by windows both have 80 ms.
-    own_ms, loading_ms = as_usual(steps=12) + 60.0, np.zeros((12, 2))
+    own_ms, loading_ms, forward_ms = as_usual(steps=12) + 60.0, np.zeros((12, 2)), np.zeros((12, 2))
     loading_ms[:, 1] = 60.0
+    forward_ms[:, 0] = 60.0
     step_ms, off_cpu_ms = train(own_ms)
     measured_ms = own_ms.copy()
     measured_ms[MEASURED_MIN:] = UNKNOWN
-    assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms, loading_ms)[MEASURED_MIN:]).all()
+    filled = fill_ms(measured_ms, step_ms, off_cpu_ms, loading_ms, forward_ms)
+    assert filled.tolist() == own_ms.tolist()
 
 
 def test_last_windows_count_where_ranks_wait_elsewhere_than_before() -> None:
@@ -155,37 +190,41 @@ def test_last_windows_count_where_ranks_wait_elsewhere_than_before() -> None:
     assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms)[20 + MEASURED_MIN :]).all()
 
 
-def stall_at_the_end(steps: int, stalled: tuple[int, ...], stall_ms: float = 400.0) -> tuple[Floats, Floats]:
-    """Return own times and durations of two ranks, the second of which sleeps at the end of some steps, for which the
-    first waits in forward of the next one.
+def stall_at_the_end(steps: int, stalled: Sequence[int], stall_ms: float = 400.0) -> tuple[Floats, Floats, Floats]:
+    """Return own times, durations and time in forward of two ranks, the second of which sleeps at the end of some
+    steps, for which the first waits in forward of the next one.
     """
-    own_ms = as_usual(steps=steps)
+    own_ms, forward_ms = as_usual(steps=steps), np.zeros((steps, 2))
     step_ms = own_ms + REST_MS
     for step in stalled:
         own_ms[step, 1] += stall_ms
         step_ms[step, 1] += stall_ms
-        step_ms[step + 1, 0] += stall_ms
-    return own_ms, step_ms
+        if step + 1 < steps:
+            step_ms[step + 1, 0] += stall_ms
+            forward_ms[step + 1, 0] += stall_ms
+    return own_ms, step_ms, forward_ms
 
 
-def test_rank_that_waits_in_forward_for_a_stall_in_the_step_before_has_no_more_own_time() -> None:
-    own_ms, step_ms = stall_at_the_end(40, (20, 24, 28, 32))
-    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, np.full_like(own_ms, REST_MS))
-    assert filled.tolist() == own_ms.tolist()
+@pytest.mark.parametrize("stalled", [(20, 24, 28, 32), range(20, 40)], ids=["some steps", "every step"])
+def test_rank_that_waits_in_forward_for_a_stall_before_has_no_more_own_time(stalled: Sequence[int]) -> None:
+    own_ms, step_ms, forward_ms = stall_at_the_end(40, stalled)
+    unknown_ms, rest_ms = np.full_like(own_ms, UNKNOWN), np.full_like(own_ms, REST_MS)
+    assert fill_ms(unknown_ms, step_ms, rest_ms, forward_ms=forward_ms).tolist() == own_ms.tolist()
 
 
 def test_rank_that_was_not_early_has_worked_as_long_as_it_seems() -> None:
     # Rank 0 works 400 ms longer in the step before, too: it was not early, and did not wait.
-    own_ms, step_ms = stall_at_the_end(40, (20,))
+    own_ms, step_ms, forward_ms = stall_at_the_end(40, (20,))
     own_ms[20, 0] += 400.0
     step_ms[20, 0] += 400.0
     own_ms[21, 0] += 400.0
-    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, np.full_like(own_ms, REST_MS))
-    assert filled[21].tolist() == own_ms[21].tolist()
+    unknown_ms, rest_ms = np.full_like(own_ms, UNKNOWN), np.full_like(own_ms, REST_MS)
+    assert fill_ms(unknown_ms, step_ms, rest_ms, forward_ms=forward_ms)[21].tolist() == own_ms[21].tolist()
 
 
 def test_begins_are_not_compared_across_steps_that_are_not_known() -> None:
-    own_ms, step_ms = stall_at_the_end(40, (20,))
+    own_ms, step_ms, forward_ms = stall_at_the_end(40, (20,))
     step_ms[15, 0] = UNKNOWN  # eight steps before one tell how ranks usually begin
-    filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, np.full_like(own_ms, REST_MS))
+    unknown_ms, rest_ms = np.full_like(own_ms, UNKNOWN), np.full_like(own_ms, REST_MS)
+    filled = fill_ms(unknown_ms, step_ms, rest_ms, forward_ms=forward_ms)
     assert filled[21].tolist() == [own_ms[21, 0] + 400.0, own_ms[21, 1]]
