@@ -56,7 +56,7 @@ PROMISES: Final = (
     Promise(
         "a training that is not watched, or goes from thread to thread, is told so",
         (
-            "tests/integration/test_launch.py::test_training_without_a_rank_is_told_once_that_it_is_not_watched",
+            "tests/integration/test_launch.py::test_training_without_a_rank_is_told_once_it_is_not_watched",
             "tests/unit/agent/profiler/test_window_scheduler.py::test_no_window_begins_after_three_of_changing_threads",
         ),
     ),
@@ -74,8 +74,8 @@ PROMISES: Final = (
     Promise(
         "what a collector missed is no time that the run lost, and runs that fall silent together are not lost",
         (
-            "tests/integration/test_faults_collector.py::test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss",
-            "tests/integration/test_lost_runs.py::test_collector_that_hears_nobody_has_one_incident_and_no_failed_run",
+            "tests/integration/test_faults_collector.py::test_collector_stopped_for_a_while_catches_up_without_loss",
+            "tests/integration/test_lost_runs.py::test_collector_hearing_nobody_has_one_incident_no_failed_run",
             "tests/unit/collector/runs/test_goodput.py",
             "tests/unit/collector/runs/test_hearing.py",
         ),
@@ -147,7 +147,7 @@ PROMISES: Final = (
     Promise(
         "a rank that leaves amid training with status 0 ended first, and not its victims",
         (
-            "tests/integration/test_endings.py::test_rank_that_returns_amid_training_ended_first_and_not_its_victims",
+            "tests/integration/test_endings.py::test_rank_returning_amid_training_ended_before_its_victims",
             "tests/unit/collector/runs/test_run_end.py",
         ),
     ),
