@@ -86,7 +86,7 @@ PROMISES: Final = (
     ),
     Promise(
         "a constant fault has one begin, and no other level since some step",
-        (f"{STRAGGLERS}test_detector.py::test_constant_fault_in_wandering_noise_has_one_begin_and_no_other_level",),
+        (f"{STRAGGLERS}test_detector.py::test_constant_fault_in_wandering_noise_has_one_begin_only",),
     ),
     Promise(
         "every text on a canvas of the live page has its room",
