@@ -94,9 +94,7 @@ PROMISES: Final = (
     ),
     Promise(
         "facts of a run that has ended are the same in the next collector",
-        (
-            "tests/unit/collector/runs/test_saved_runs.py::test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart",
-        ),
+        ("tests/unit/collector/runs/test_saved_runs.py::test_facts_of_an_ended_run_survive_a_restart_unchanged",),
     ),
     Promise(
         "a crash is put on no hardware: it may have come of a session of the agent's own",
@@ -115,7 +113,7 @@ PROMISES: Final = (
         (
             "tests/integration/test_buckets.py",
             f"{STEPS}test_rank_medians.py",
-            f"{STEPS}test_step_table.py::test_wait_in_a_broadcast_is_charged_where_there_is_one_other_only",
+            f"{STEPS}test_step_table.py::test_broadcast_wait_is_charged_if_there_is_one_other_only",
         ),
     ),
     Promise(

@@ -54,7 +54,7 @@ def test_step_with_a_stall_in_backward_is_not_known() -> None:
     assert np.isnan(filled).any(axis=1).tolist() == [step == 5 for step in range(KNOWN_MIN)]
 
 
-def test_nothing_is_known_where_a_rank_always_waits_for_something_else_in_backward() -> None:
+def test_nothing_is_known_where_backward_always_has_another_wait() -> None:
     own_ms, unseen_ms = as_usual(), np.zeros((KNOWN_MIN, 2))
     own_ms[:, 1] += 60.0
     unseen_ms[:, 1] = 60.0
@@ -73,7 +73,7 @@ def test_windows_that_differ_from_it_stand_alone() -> None:
     assert np.isnan(filled[MEASURED_MIN:]).all()
 
 
-def test_windows_that_agree_allow_a_long_rest_and_groups_of_some_ranks() -> None:
+def test_agreeing_windows_allow_a_long_rest_and_partial_groups() -> None:
     own_ms = as_usual(steps=12)
     step_ms, off_cpu_ms = train(own_ms)
     step_ms, off_cpu_ms = step_ms + 20.0, off_cpu_ms + 20.0
@@ -112,7 +112,7 @@ def test_own_time_is_within_the_step() -> None:
     assert (filled[:, 0] == step_ms[:, 0]).all()
 
 
-def test_peer_that_waits_for_a_late_loader_in_forward_has_no_more_own_time() -> None:
+def test_wait_for_a_late_loader_in_forward_adds_no_own_time() -> None:
     # Rank 1 takes 60 ms more for its batch, and both others 60 ms more in forward: they are not in backward meanwhile.
     usual_ms, late_ms = as_usual(ranks=3, steps=12), np.zeros((12, 3))
     late_ms[4:, 1] = 60.0
@@ -144,7 +144,7 @@ def test_windows_say_where_a_rank_works_beside_a_late_loader() -> None:
     assert np.isnan(fill_ms(measured_ms, step_ms, off_cpu_ms, loading_ms)[MEASURED_MIN:]).all()
 
 
-def test_last_windows_count_where_ranks_wait_elsewhere_than_before() -> None:
+def test_last_windows_count_once_ranks_wait_elsewhere() -> None:
     # Up to step 20 ranks wait in backward. Then rank 1 is 60 ms late in `other`, for which rank 0 waits in forward.
     own_ms = as_usual(steps=40)
     step_ms, off_cpu_ms = train(own_ms)
@@ -168,7 +168,7 @@ def stall_at_the_end(steps: int, stalled: tuple[int, ...], stall_ms: float = 400
     return own_ms, step_ms
 
 
-def test_rank_that_waits_in_forward_for_a_stall_in_the_step_before_has_no_more_own_time() -> None:
+def test_wait_in_forward_for_an_earlier_stall_adds_no_own_time() -> None:
     own_ms, step_ms = stall_at_the_end(40, (20, 24, 28, 32))
     filled = fill_ms(np.full_like(own_ms, UNKNOWN), step_ms, np.full_like(own_ms, REST_MS))
     assert filled.tolist() == own_ms.tolist()
