@@ -56,7 +56,7 @@ PROMISES: Final = (
     Promise(
         "a training that is not watched, or goes from thread to thread, is told so",
         (
-            "tests/integration/test_launch.py::test_training_without_a_rank_is_told_once_that_it_is_not_watched",
+            "tests/integration/test_launch.py::test_training_without_a_rank_is_told_once_it_is_not_watched",
             "tests/unit/agent/profiler/test_window_scheduler.py::test_no_window_begins_after_three_of_changing_threads",
         ),
     ),
@@ -74,8 +74,8 @@ PROMISES: Final = (
     Promise(
         "what a collector missed is no time that the run lost, and runs that fall silent together are not lost",
         (
-            "tests/integration/test_faults_collector.py::test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss",
-            "tests/integration/test_lost_runs.py::test_collector_that_hears_nobody_has_one_incident_and_no_failed_run",
+            "tests/integration/test_faults_collector.py::test_collector_stopped_for_a_while_catches_up_without_loss",
+            "tests/integration/test_lost_runs.py::test_collector_hearing_nobody_has_one_incident_no_failed_run",
             "tests/unit/collector/runs/test_goodput.py",
             "tests/unit/collector/runs/test_hearing.py",
         ),
@@ -86,7 +86,7 @@ PROMISES: Final = (
     ),
     Promise(
         "a constant fault has one begin, and no other level since some step",
-        (f"{STRAGGLERS}test_detector.py::test_constant_fault_in_wandering_noise_has_one_begin_and_no_other_level",),
+        (f"{STRAGGLERS}test_detector.py::test_constant_fault_in_wandering_noise_has_one_begin_only",),
     ),
     Promise(
         "every text on a canvas of the live page has its room",
@@ -94,9 +94,7 @@ PROMISES: Final = (
     ),
     Promise(
         "facts of a run that has ended are the same in the next collector",
-        (
-            "tests/unit/collector/runs/test_saved_runs.py::test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart",
-        ),
+        ("tests/unit/collector/runs/test_saved_runs.py::test_facts_of_an_ended_run_survive_a_restart_unchanged",),
     ),
     Promise(
         "a crash is put on no hardware: it may have come of a session of the agent's own",
@@ -115,7 +113,7 @@ PROMISES: Final = (
         (
             "tests/integration/test_buckets.py",
             f"{STEPS}test_rank_medians.py",
-            f"{STEPS}test_step_table.py::test_wait_in_a_broadcast_is_charged_where_there_is_one_other_only",
+            f"{STEPS}test_step_table.py::test_broadcast_wait_is_charged_if_there_is_one_other_only",
         ),
     ),
     Promise(
@@ -147,7 +145,7 @@ PROMISES: Final = (
     Promise(
         "a rank that leaves amid training with status 0 ended first, and not its victims",
         (
-            "tests/integration/test_endings.py::test_rank_that_returns_amid_training_ended_first_and_not_its_victims",
+            "tests/integration/test_endings.py::test_rank_returning_amid_training_ended_before_its_victims",
             "tests/unit/collector/runs/test_run_end.py",
         ),
     ),

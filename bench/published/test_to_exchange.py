@@ -31,7 +31,7 @@ def test_columns_are_sums_of_the_operations(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(needs_traces[0].args[0] or needs_traces[1].args[0], reason="as in test_straggler_jobs.py")
-def test_our_answers_about_the_recorded_jobs_find_the_fault_alone(tmp_path: Path) -> None:
+def test_our_answers_on_recorded_jobs_find_only_the_fault(tmp_path: Path) -> None:
     data = import_jobs(Path(os.environ["PUBLISHED_TRACES"]), tmp_path)
     assert [(run.name, run.world_size, len(run.faults)) for run in data.runs] == [
         ("AR", 16, 1), ("ST", 8, 0), ("SE", 64, 0),

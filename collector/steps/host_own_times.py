@@ -80,10 +80,10 @@ def find_apart(step_ns: Floats, late_ns: Floats, off_cpu_ns: Floats, phases_ns: 
     own_ns = np.clip(step_ns - off_cpu_ns, 0.0, step_ns)
     came_ns = late_ns + np.nan_to_num(phases_ns[NO_WAITS_IN][:], nan=0.0)
     last = came_ns.argmax(axis=1)
-    more_ns = sum(
-        np.maximum(_exceed(np.nan_to_num(ns[:], nan=0.0), last), 0.0)
-        for name, ns in phases_ns.items() if name not in (NO_WAITS_IN, WAITS_IN)
-    )  # fmt: skip
+    more_ns = np.zeros_like(step_ns)
+    for name, times_ns in phases_ns.items():
+        if name not in (NO_WAITS_IN, WAITS_IN):
+            more_ns += np.maximum(_exceed(np.nan_to_num(times_ns[:], nan=0.0), last), 0.0)
     waits_ns = _explain(more_ns, -_exceed(came_ns, last), step_ns)
     idle_ns = _explain(_exceed(step_ns, last), -_exceed(late_ns, last), step_ns)
     return Apart(np.maximum(own_ns - waits_ns, 0.0), step_ns - idle_ns)

@@ -88,7 +88,7 @@ def find_known() -> dict[str, Labels]:
 
 
 @pytest.mark.parametrize(("kind", "runbook"), sorted(FINDING_RUNBOOKS))
-def test_runbook_of_a_finding_is_that_of_the_alert_about_its_kind(kind: str, runbook: str) -> None:
+def test_finding_and_alert_of_one_kind_share_a_runbook(kind: str, runbook: str) -> None:
     # Alerts about metrics name the kinds that may be their cause in the message.
     rules = [rule for rule in ALERTS if rule["alert"] == runbook]
     text = "".join(rule["expr"] + rule["annotations"]["description"] for rule in rules)
@@ -257,7 +257,7 @@ def test_the_queries_on_the_page_name_what_there_is(name: str) -> None:
         find_labels(query, known)
 
 
-def test_queries_for_people_keep_runs_of_two_clusters_apart_as_the_rules_do() -> None:
+def test_queries_for_people_separate_clusters_as_rules_do() -> None:
     pages = {page.name: page.read_text() for page in (RUNBOOKS.parent).glob("**/*.md")}
     groupings = {name: re.findall(r"\bby \(([^)]*\brun\b[^)]*)\)", text) for name, text in pages.items()}
     assert sum(map(len, groupings.values())) >= 3

@@ -55,7 +55,7 @@ def test_tool_of_today_has_a_row(tool: str) -> None:
     assert [row for row in read_rows("At a glance") if tool in row.split("|")[1]]
 
 
-def test_every_tool_at_a_glance_has_a_paragraph_or_does_something_better() -> None:
+def test_every_tool_has_a_paragraph_or_does_something_better() -> None:
     said = "".join(read_rows("What they do better")) + BODY.split("## One by one")[1]
     rows = [row.split("|")[1] for row in read_rows("At a glance") if f"**{OWN}**" not in row]
     assert [row for row in rows if not find_numbers(row) & find_numbers(said)] == []

@@ -205,7 +205,7 @@ def test_every_query_is_of_the_chosen_cluster(name: str) -> None:
             assert asked.expr.count('cluster=~"$cluster"') == len(metrics) > 0, asked
 
 
-def test_all_clusters_and_collectors_also_mean_those_without_a_label() -> None:
+def test_all_clusters_and_collectors_include_unlabeled_ones() -> None:
     for name in find_dashboards():
         variables = {each["name"]: each for each in read_dashboard(name)["templating"]["list"]}
         assert ("instance" in variables) == (name == "fleet")
@@ -280,7 +280,7 @@ def test_link_to_the_live_page_has_what_is_chosen(name: str) -> None:
     assert address["query"] == f"http://{CollectorConfig().http_listen}"
 
 
-def test_runs_and_found_ranks_in_tables_lead_to_the_live_page_with_them() -> None:
+def test_runs_and_ranks_in_tables_link_to_their_live_page() -> None:
     pages = {
         name: {url for panel in find_panels(name) for url in links_of(panel) if url.startswith(LIVE_PAGE)}
         for name in ("fleet", "run")

@@ -296,7 +296,7 @@ def test_node_condition_runs_a_plugin_that_is_mounted() -> None:
     assert int(rule["timeout"][:-1]) <= int(config["pluginConfig"]["timeout"][:-1])
 
 
-def test_policy_for_nvsentinel_reads_the_condition_that_the_plugin_writes() -> None:
+def test_nvsentinel_policy_reads_the_condition_of_the_plugin() -> None:
     text = (ROOT / "docs" / "nodes.md").read_text(encoding="utf-8").partition("**NVSentinel**")[2]
     values = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     assert values["global"] == {"kubernetesObjectMonitor": {"enabled": True}}
@@ -311,7 +311,7 @@ def test_policy_for_nvsentinel_reads_the_condition_that_the_plugin_writes() -> N
     assert policy["name"] != condition["type"]
 
 
-def test_node_condition_may_reach_the_collector_and_write_its_node() -> None:
+def test_node_condition_may_reach_collector_and_write_its_node() -> None:
     documents, collector = render("node-condition"), render("collector")
     (pod,) = find_pods(documents)
     settings = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}

@@ -10,13 +10,13 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = yaml.safe_load((ROOT / "deploy/opentelemetry/collector.yaml").read_text())
 
 
-def test_pipelines_use_the_parts_that_are_configured_and_all_of_them() -> None:
+def test_pipelines_use_exactly_the_configured_parts() -> None:
     pipelines = EXAMPLE["service"]["pipelines"].values()
     for kind in ("receivers", "processors", "exporters"):
         assert {name for pipeline in pipelines for name in pipeline[kind]} == set(EXAMPLE[kind])
 
 
-def test_series_that_ended_go_after_some_missed_pushes_and_before_the_default() -> None:
+def test_ended_series_expire_after_missed_pushes_before_default() -> None:
     expiration = EXAMPLE["exporters"]["prometheus"]["metric_expiration"]
     assert expiration.endswith("m")
     assert 3 * INTERVAL_MS < 60_000 * int(expiration[:-1]) < 300_000  # the exporter's default is 5m

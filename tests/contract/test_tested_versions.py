@@ -48,7 +48,7 @@ def test_version_of_a_launcher_is_the_one_that_the_tests_install(name: str, trie
 
 
 @pytest.mark.parametrize("name", BY_FRAMEWORKS)
-def test_launcher_that_only_the_run_of_frameworks_installs_names_its_page(name: str) -> None:
+def test_launcher_installed_for_frameworks_only_names_its_page(name: str) -> None:
     tried = dict(read_rows())[name]
     assert VERSION.match(tried)
     assert "frameworks.md" in tried

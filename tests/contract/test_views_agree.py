@@ -253,7 +253,7 @@ def test_every_table_of_ranks_says_which_steps_it_is_of(run: RunSnapshot) -> Non
     assert all(said in text for text in tables.values())
 
 
-def test_own_times_of_the_finding_are_those_of_a_table_of_its_steps(run: RunSnapshot) -> None:
+def test_finding_has_the_own_times_of_a_table_of_its_steps(run: RunSnapshot) -> None:
     # What is planted is the same in every slow step, so the table of the last steps has it too.
     ranks = {rank.identity.rank: rank for rank in run.ranks}
     for one in run.open_findings:

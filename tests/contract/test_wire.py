@@ -654,7 +654,7 @@ def test_earlier_hello_without_fault_decodes() -> None:
     assert decode(frame) == msgspec.structs.replace(without_scheduler("hello"), fault="", **LATER_IN_HELLO)
 
 
-def test_earlier_samples_without_other_threads_and_what_is_held_decode() -> None:
+def test_earlier_samples_without_threads_and_held_bytes_decode() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "samples_taken_without_threads.hex").read_text())
     stated = STATED["samples_taken"]
     assert isinstance(stated, SamplesTaken)

@@ -55,7 +55,7 @@ def analyze_one(folder: Path) -> RankReport:
 
 @needs_gpu
 @pytest.mark.parametrize("options", ["", "modules", "shapes, stacks, memory"])
-def test_kernels_of_the_captured_steps_are_in_the_file_and_losses_are_the_same(tmp_path: Path, options: str) -> None:
+def test_captured_kernels_are_in_the_file_and_losses_the_same(tmp_path: Path, options: str) -> None:
     plain = run(python(SCRIPT, "plain"), ALONE)
     ended, life = capture(tmp_path, "plain", options)
     assert np.allclose(find_losses(ended), find_losses(plain), rtol=1e-4)

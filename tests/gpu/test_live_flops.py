@@ -45,7 +45,7 @@ def test_live_mfu_is_flops_by_hand_over_the_steps_of_the_script() -> None:
     assert found.mfu == pytest.approx(expected, rel=TOLERANCE)
 
 
-def test_launch_bound_job_without_windows_has_mfu_and_no_session_of_kineto() -> None:
+def test_launch_bound_job_has_mfu_without_windows_and_kineto() -> None:
     with listening() as collector:
         settings = {"RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_DEVICE_WINDOWS": OFF}
         ended = run(python(LAUNCH_BOUND), {**ALONE, **OFTEN, **SOON, **settings})

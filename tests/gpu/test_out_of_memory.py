@@ -101,7 +101,7 @@ class Widened(torch.nn.Linear):
         return super().forward(x)
 
 
-def test_history_that_the_agent_records_is_in_the_snapshot_that_it_writes(tmp_path: Path) -> None:
+def test_snapshot_holds_the_history_that_the_agent_recorded(tmp_path: Path) -> None:
     identity = RankIdentity(
         run="edge", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="b", pid=1
     )

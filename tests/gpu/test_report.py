@@ -78,7 +78,7 @@ def test_changes_are_against_the_steps_without_the_agent() -> None:
     assert describe_arms({WITHOUT: Arm(problem="no GPU")}) == "without the agent: no GPU"
 
 
-def test_file_is_written_after_each_part_and_a_failed_one_is_named(tmp_path: Path) -> None:
+def test_file_is_written_after_each_part_and_names_failed_ones(tmp_path: Path) -> None:
     def fail() -> Iterator[Row]:
         yield "first half", "7 us"
         raise RuntimeError("CUDA error | in a line\nof two")

@@ -80,7 +80,7 @@ def test_no_light_windows_without_host_communication() -> None:
 
 
 @needs_gpu
-def test_governed_windows_begin_after_the_reference_and_their_effect_is_reported() -> None:
+def test_governed_windows_follow_reference_and_report_effect() -> None:
     ended, (life,) = watch(1, "long", GOVERNED)
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     assert life.losses.errors == {}

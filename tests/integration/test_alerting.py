@@ -278,11 +278,11 @@ def told(seen: Seen, alert: str) -> dict[str, Any]:
     )
 
 
-def test_while_all_runs_are_well_nothing_is_told_and_nothing_is_pending(seen: Seen) -> None:
+def test_nothing_fires_or_is_pending_while_all_runs_are_well(seen: Seen) -> None:
     assert (seen.before, seen.messages_before) == ([], 0)
 
 
-def test_the_slow_rank_the_dead_rank_and_the_dead_node_are_told_and_nothing_else(seen: Seen) -> None:
+def test_only_slow_rank_dead_rank_and_dead_node_are_told(seen: Seen) -> None:
     alerts = {
         (labels["alertname"], labels["run"], labels["node"], labels.get("rank"))
         for message in seen.messages
@@ -308,7 +308,7 @@ def test_the_ranks_of_the_dead_node_are_held_back(seen: Seen) -> None:
     assert held == {str(rank) for rank in DEAD_NODE_RANKS}
 
 
-def test_each_goes_to_whom_its_severity_names_in_the_group_of_its_run(seen: Seen) -> None:
+def test_alert_goes_to_receiver_of_its_severity_grouped_by_run(seen: Seen) -> None:
     straggler, missing = told(seen, "RankscopeStragglerRank"), told(seen, "RankscopeRankMissing")
     assert (straggler["path"], straggler["group"]) == ("/rankscope-team", {"run": SICK})
     assert (missing["path"], missing["group"]) == ("/rankscope-pager", {"run": SICK})

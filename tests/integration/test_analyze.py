@@ -226,7 +226,7 @@ def test_unwritable_page_is_an_error(tmp_path: Path) -> None:
     assert "(from --html) cannot be written" in ended.stderr
 
 
-def test_output_that_would_cost_a_trace_or_another_output_is_refused(tmp_path: Path) -> None:
+def test_output_that_would_overwrite_trace_or_output_is_refused(tmp_path: Path) -> None:
     shutil.copy(GLOO / "rank0.json.gz", tmp_path)
     trace = tmp_path / "rank0.json.gz"
     ended = rankscope("analyze", trace, "--json-file", trace)

@@ -64,7 +64,7 @@ def test_every_answer_is_one_the_description_has(case: "Case[Any]", server: Http
 
 @OF_ANSWERS.include(path_regex="{run}").parametrize()
 @BOUNDED
-def test_every_answer_about_a_known_run_is_one_the_description_has(case: "Case[Any]", server: HttpServer) -> None:
+def test_every_answer_about_a_known_run_fits_the_description(case: "Case[Any]", server: HttpServer) -> None:
     case.path_parameters["run"] = quote(NAMED, safe="")
     case.call_and_validate(base_url=server.url)
 

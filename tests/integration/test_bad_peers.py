@@ -197,7 +197,7 @@ def test_what_is_no_message_is_refused_by_reason(
         good.report()
 
 
-def test_a_frame_far_too_large_cuts_its_sender_off_before_it_is_read(served: Served, good: Peer) -> None:
+def test_oversized_frame_cuts_its_sender_off_before_it_is_read(served: Served, good: Peer) -> None:
     received = served.read_metrics().partition("rankscope_frames_received_total ")[2]
     assert received
     host, _, port = served.endpoint.removeprefix("tcp://").rpartition(":")
@@ -230,7 +230,7 @@ def test_numbers_of_somebody_who_said_no_hello_are_not_taken_in(served: Served, 
     assert "good" in served.read_run_names()
 
 
-def test_who_claims_another_s_life_is_refused_and_the_rank_goes_on(served: Served, good: Peer, bad: Peer) -> None:
+def test_claim_on_another_life_is_refused_and_the_rank_goes_on(served: Served, good: Peer, bad: Peer) -> None:
     before = read_counts(served, PEERS).get("identity_taken", 0)
     with staying_small(served, good, BadInput("a Hello in the name of another rank's life", "identity_taken", 2)):
         for first_sequence in (1, 2**62):
@@ -244,7 +244,7 @@ def test_who_claims_another_s_life_is_refused_and_the_rank_goes_on(served: Serve
     assert rank.up
 
 
-def test_a_world_that_nobody_has_room_for_is_refused_before_room_is_made(served: Served, good: Peer, bad: Peer) -> None:
+def test_world_beyond_all_room_is_refused_before_room_is_made(served: Served, good: Peer, bad: Peer) -> None:
     with staying_small(served, good, BadInput("worlds of 65 to 2**24 ranks, where 64 have room", "full", 3)):
         for world_size in (65, 2**20, WORLD_MAX):
             bad.send(hello_of(identity_of("boot-wide", run="wide", world_size=world_size)))
@@ -260,7 +260,7 @@ def read_bounded(served: Served) -> int:
 
 
 @pytest.mark.parametrize("what", ["runs", "ranks"])
-def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(what: str) -> None:
+def test_100000_fakes_from_peer_that_never_reads_cost_no_memory(what: str) -> None:
     """As many runs, or starts of the ranks of one run, as nobody has. Who sends too many in a pass is cut off, also
     when it is back; who is slower, as on a busy machine, is refused or loses its answers.
     """
@@ -332,7 +332,7 @@ class Keyed:
         )
 
 
-def test_another_team_s_key_gets_into_no_run_of_ours_nor_in_a_rank_s_place(tmp_path: Path) -> None:
+def test_key_of_another_team_opens_no_run_or_rank_of_ours(tmp_path: Path) -> None:
     keyed = Keyed(tmp_path / "keys")
     with serving(*keyed.options, listen="tcp://0.0.0.0:0") as served:  # with keys it may listen anywhere
         endpoint = f"tcp://127.0.0.1:{served.ports[0]}"

@@ -24,7 +24,7 @@ def train(*options: str) -> tuple[RunSnapshot, Ended]:
     return run, ended
 
 
-def test_rank_that_computes_while_its_buckets_wait_is_not_taken_to_wait() -> None:
+def test_rank_computing_while_its_buckets_wait_is_not_waiting() -> None:
     run, ended = train("--work-s", *map(str, WORK_S))
     own_ms = {int(rank): float(ms) for rank, ms in re.findall(r"own (\d) ([\d.]+) ms", ended.stdout)}
     found_ms = {rank: (find_rank(run, rank).own_ns_median or 0.0) / 1e6 for rank in own_ms}

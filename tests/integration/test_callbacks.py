@@ -66,7 +66,7 @@ def steps_of(seen: Seen) -> list[list[StepRecord]]:
 
 
 @each_job
-def test_job_ends_as_it_would_and_every_rank_reports_without_an_error(seen: Seen) -> None:
+def test_job_ends_as_without_us_and_all_ranks_report_no_error(seen: Seen) -> None:
     ended, lives = seen
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     assert ended.heard_of_agent == []
@@ -85,13 +85,13 @@ def test_steps_are_counted_as_the_framework_counts_them(seen: Seen) -> None:
 
 
 @each_lightning
-def test_lightnings_steps_hold_what_they_train_on_and_nothing_of_a_validation(seen: Seen) -> None:
+def test_lightning_steps_hold_training_batches_not_validation(seen: Seen) -> None:
     for steps in steps_of(seen):
         assert [(record.batches, record.samples) for record in steps] == [(2, 8)] * 12
 
 
 @each_transformers
-def test_the_trainers_steps_hold_what_they_train_on_and_nothing_of_an_evaluation(seen: Seen) -> None:
+def test_trainer_steps_hold_training_batches_not_evaluation(seen: Seen) -> None:
     # Of the six batches of an epoch one is fetched ahead; a batch has 4 rows of 8 tokens.
     for steps in steps_of(seen):
         held = [(record.batches, record.samples, record.tokens) for record in steps]
@@ -103,13 +103,13 @@ def find_saved(steps: list[StepRecord]) -> list[int]:
 
 
 @each_lightning
-def test_lightnings_checkpoints_are_a_phase_of_the_step_that_follows(seen: Seen) -> None:
+def test_lightning_checkpoint_is_a_phase_of_the_following_step(seen: Seen) -> None:
     # Saved after 4, 8 and 12 steps; after the last comes no further step.
     assert [find_saved(steps) for steps in steps_of(seen)] == [[4, 8]] * len(seen[1])
 
 
 @each_transformers
-def test_the_trainers_checkpoints_are_a_phase_of_the_step_that_follows(seen: Seen) -> None:
+def test_trainer_checkpoint_is_a_phase_of_the_following_step(seen: Seen) -> None:
     # Saved after 2, 4 and 6 steps.
     assert [find_saved(steps) for steps in steps_of(seen)] == [[2, 4]]
 
@@ -127,7 +127,7 @@ def test_collector_sees_each_checkpoint_of_a_framework_once(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("seen", [TWO_OPTIMIZERS], indirect=True)
-def test_optimizers_that_step_in_one_batch_make_one_step_though_lightning_counts_each(seen: Seen) -> None:
+def test_optimizers_stepping_in_one_batch_make_one_step(seen: Seen) -> None:
     ended, (life,) = seen
     # Eight batches; the second optimizer steps in four of them.
     assert ended.stdout.rstrip().endswith("global step 12"), ended.stderr
@@ -135,7 +135,7 @@ def test_optimizers_that_step_in_one_batch_make_one_step_though_lightning_counts
 
 
 @pytest.mark.parametrize("seen", [AGAIN], indirect=True)
-def test_trainings_after_one_that_failed_and_after_predictions_are_counted(seen: Seen) -> None:
+def test_training_after_a_failed_one_and_predictions_is_counted(seen: Seen) -> None:
     ended, (life,) = seen
     assert (ended.exit_code, ended.heard_of_agent) == (0, []), ended.stderr
     assert "failed: no such metric" in ended.stdout
@@ -147,7 +147,7 @@ def test_trainings_after_one_that_failed_and_after_predictions_are_counted(seen:
 
 
 @pytest.mark.parametrize("seen", [WRONG_LAUNCH], indirect=True)
-def test_process_that_became_a_rank_of_a_larger_job_after_the_agent_began_says_so(seen: Seen) -> None:
+def test_process_that_joined_a_larger_job_after_start_says_so(seen: Seen) -> None:
     ended, lives = seen
     assert ended.exit_code == 0
     said = "rankscope: this process is measured as rank 0 of 1, but its process group made it rank 0 of 2 after"
@@ -164,7 +164,7 @@ def test_ranks_that_lightning_starts_itself_know_who_they_are(seen: Seen) -> Non
 
 
 @pytest.mark.parametrize("seen", ["pytorch_lightning beside the hooks"], indirect=True)
-def test_callback_is_one_of_the_lightning_that_the_script_has_imported(seen: Seen) -> None:
+def test_callback_is_of_the_lightning_the_script_imported(seen: Seen) -> None:
     assert "callback pytorch_lightning." in seen[0].stdout
 
 

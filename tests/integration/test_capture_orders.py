@@ -115,9 +115,7 @@ def ask(
 
 @pytest.mark.parametrize("access", [OPEN, HttpAuth(READ)])
 @pytest.mark.parametrize("path", [ORDERS, "/metrics", "/", "/healthz"])
-def test_without_a_control_token_every_post_is_forbidden_with_the_cure(
-    service: Service, access: HttpAuth, path: str
-) -> None:
+def test_every_post_without_a_control_token_is_refused_with_cure(service: Service, access: HttpAuth, path: str) -> None:
     with serve(service, access) as server:
         answer = ask(server, path, "POST", {}, {**JSON, "Authorization": f"Bearer {READ}"})
         assert answer.status == 403
@@ -261,7 +259,7 @@ def test_refusal_is_logged_with_who_asked_and_why(
 
 
 @pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_body_that_a_form_of_a_foreign_page_could_send_is_refused(service: Service, content_type: str) -> None:
+def test_body_a_foreign_page_could_send_by_form_is_refused(service: Service, content_type: str) -> None:
     with serve(service) as server:
         assert ask(server, ORDERS, "POST", {}, {**ALLOWED, "Content-Type": content_type}).status == 415
     assert service.requests == []

@@ -80,7 +80,7 @@ def test_files_of_all_ranks_are_uploaded_and_analyze_reads_them(server: tuple[st
     assert read.exit_code == 0, read.stderr
 
 
-def test_server_that_is_gone_costs_the_capture_and_not_the_training(tmp_path: Path, plain_losses: str) -> None:
+def test_server_that_is_gone_costs_the_capture_not_the_training(tmp_path: Path, plain_losses: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
     ended = capture(endpoint, tmp_path / "temporary", drain_s=45)

@@ -103,7 +103,7 @@ def find_truth(captured: Captured) -> Counter[tuple[str, str]]:
     return truth
 
 
-def test_forward_and_backward_of_each_module_have_what_they_launched(captured: Captured) -> None:
+def test_forward_and_backward_of_modules_have_their_launches(captured: Captured) -> None:
     truth = find_truth(captured)
     # As in test_module_times.py: the gradient of the second block's input is added up in the range of its first
     # product, after the hooks of the node; in a graph of its own not in place.
@@ -122,7 +122,7 @@ def test_forward_and_backward_of_each_module_have_what_they_launched(captured: C
     assert +found == +truth
 
 
-def test_calls_are_those_of_the_steps_and_of_the_repeated_forwards(captured: Captured) -> None:
+def test_calls_are_those_of_steps_and_repeated_forwards(captured: Captured) -> None:
     inside = {captured.path_of(f"1.{name}") for name in ("block", "up", "down", "act")}
     repeats = captured.way in ("checkpoint", "reentrant")
     calls = {row.path: row.count for row in captured.rows if row.path is not None}

@@ -72,7 +72,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Captured:
     return Captured(folder, *capture(folder, *SCRIPT, capture_options="stacks, shapes"))
 
 
-def test_all_ranks_capture_the_same_steps_and_training_is_the_same_to_the_last_bit(captured: Captured) -> None:
+def test_ranks_capture_the_same_steps_and_training_is_bit_equal(captured: Captured) -> None:
     plain = run(forked_ranks(RANKS, *SCRIPT))
     assert find_losses(captured.ended) == find_losses(plain)
     for steps in STEPS:
@@ -106,7 +106,7 @@ def test_analyze_reads_a_capture_of_all_ranks(captured: Captured, tmp_path: Path
         (("sharded.py", "--steps", "30"), "FSDPSequential_0", [6, 6, 6]),  # repeated in the backward
     ],
 )
-def test_modules_are_marked_and_training_is_the_same_to_the_last_bit(
+def test_modules_are_marked_and_training_is_bit_equal(
     tmp_path: Path, script: tuple[str, ...], root: str, calls: list[int]
 ) -> None:
     plain = run(forked_ranks(2, *script))

@@ -26,7 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_file_without_room_is_lost_and_deleted_and_the_other_one_kept(disk: Path) -> None:
+def test_file_without_room_is_deleted_and_the_other_one_kept(disk: Path) -> None:
     collector = Collector(disk)
     collector.ranks.ranks[boot_of(1)].content = bytes(1_500_000)  # of 1,048,576
     collector.captures.start()
@@ -56,7 +56,7 @@ def test_capture_fails_on_a_full_disk_and_the_next_one_is_taken(disk: Path) -> N
     collector.captures.stop()
 
 
-def test_disk_that_is_full_at_the_analysis_leaves_the_traces_and_nothing_else(disk: Path) -> None:
+def test_disk_full_at_the_analysis_leaves_only_the_traces(disk: Path) -> None:
     shutil.copy(TRACES / "cpu_only_r34.json.gz", disk / "rank-0.pt.trace.json.gz")
     analysis = TraceAnalysis(disk, ["rank-0.pt.trace.json.gz"])
     fill(disk)

@@ -116,7 +116,7 @@ def change(world: LiveWorld, **fields: object) -> None:
 # -- the order --------------------------------------------------------------------------------------------------------
 
 
-def test_finding_is_captured_by_its_button_with_the_token_asked_once(page: LivePage, world: LiveWorld) -> None:
+def test_finding_is_captured_by_button_with_the_token_asked_once(page: LivePage, world: LiveWorld) -> None:
     assert page.text(BUTTON) == "Capture rank 2 and two for comparison"
     order_by(page, CONTROL)
     page.wait_for_text("#capture-list", "ordered: the ranks are being told the steps; capture c1, ordered by 127.0.0.1")
@@ -374,7 +374,7 @@ def test_timeline_is_handed_to_perfetto(page: LivePage, world: LiveWorld) -> Non
         page.browser.switch_to.window(own)
 
 
-def test_perfetto_that_does_not_answer_is_said_with_what_else_to_do(page: LivePage, world: LiveWorld) -> None:
+def test_silent_perfetto_is_told_with_what_else_to_do(page: LivePage, world: LiveWorld) -> None:
     world.captures = (COMPLETE,)
     page.wait_for_text("#capture-list", "Open in Perfetto")
     page.run("const real = setTimeout; window.setTimeout = (work, ms) => real(work, Math.min(ms, 100));")

@@ -99,7 +99,7 @@ def test_training_does_not_notice(story: Story) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_report_is_acknowledged_by_a_collector_that_was_given_it(story: Story, rank: int) -> None:
+def test_every_report_is_acknowledged_by_a_collector_that_got_it(story: Story, rank: int) -> None:
     messages = story.messages(rank)
     assert story.tap.problems == []
     assert sorted(messages) == list(range(1, max(messages) + 1))
@@ -122,7 +122,7 @@ def test_the_rank_itself_has_lost_nothing(story: Story, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_collector_begins_where_the_one_before_had_acknowledged(story: Story, rank: int) -> None:
+def test_collector_begins_where_the_last_one_had_acknowledged(story: Story, rank: int) -> None:
     seen = [find_rank(picture, rank) for picture in story.pictures]
     last_acknowledged = [max(settled) for settled in story.settled(rank)]
     assert [each.first_sequence for each in seen] == [1, *(last + 1 for last in last_acknowledged[:-1])]

@@ -42,7 +42,7 @@ def train_until_found(tmp_path: Path, ranks: int, script: str) -> tuple[Finding,
     return finding, run, ended.stdout
 
 
-def test_frame_and_guard_of_a_rank_that_compiles_again_are_the_cause(tmp_path: Path) -> None:
+def test_cause_is_frame_and_guard_of_the_rank_compiling_again(tmp_path: Path) -> None:
     finding, run, printed = train_until_found(tmp_path, 2, SCRIPT)
     assert finding.ranks == (1,)
     assert re.search(rf"torch.compile, all of it for {re.escape(FRAME)}: the guard k == \d+ failed", finding.why)

@@ -137,7 +137,7 @@ def test_an_allowed_agent_is_heard_with_its_key_and_answered(folder: Folder) -> 
         assert pair.sender.refused is None
 
 
-def test_an_agent_without_keys_is_kept_out_and_told_which_settings_it_lacks(folder: Folder) -> None:
+def test_agent_without_keys_is_refused_naming_missing_settings(folder: Folder) -> None:
     with joined(folder.serve(), None) as pair:
         reason, counts = pair.wait_for_refusal()
         assert reason == "keys_wanted"
@@ -160,7 +160,7 @@ def test_an_agent_with_keys_does_not_talk_to_a_collector_without(folder: Folder)
         assert pair.received == []
 
 
-def test_a_key_that_could_not_be_looked_up_once_keeps_nobody_out_for_good(folder: Folder) -> None:
+def test_key_lookup_that_failed_once_keeps_nobody_out_for_good(folder: Folder) -> None:
     asked: list[str] = []
 
     def is_allowed(key: str) -> bool:
@@ -177,7 +177,7 @@ def test_a_key_that_could_not_be_looked_up_once_keeps_nobody_out_for_good(folder
     assert asked == [folder.agent.public] * 2
 
 
-def test_an_agent_whose_key_is_not_allowed_is_kept_out_and_shown_its_key(folder: Folder) -> None:
+def test_agent_whose_key_is_not_allowed_is_shown_its_key(folder: Folder) -> None:
     stranger = make_key_pair()
     with joined(folder.serve(), folder.for_agent(stranger)) as pair:
         reason, counts = pair.wait_for_refusal()
@@ -187,7 +187,7 @@ def test_an_agent_whose_key_is_not_allowed_is_kept_out_and_shown_its_key(folder:
         assert pair.received == []
 
 
-def test_an_agent_with_the_public_key_of_another_collector_says_nothing(folder: Folder) -> None:
+def test_agent_with_the_key_of_another_collector_says_nothing(folder: Folder) -> None:
     keys = ClientKeys(make_key_pair().public, folder.agent)
     with joined(folder.serve(), keys) as pair:
         reason, counts = pair.wait_for_refusal()
@@ -195,7 +195,7 @@ def test_an_agent_with_the_public_key_of_another_collector_says_nothing(folder: 
         assert pair.received == []
 
 
-def test_a_key_that_is_allowed_later_gets_in_without_a_restart_of_either_side(folder: Folder) -> None:
+def test_key_allowed_later_gets_in_without_a_restart(folder: Folder) -> None:
     # After a refusal ZeroMQ itself would never try again.
     late = folder.path.parent / "late"
     make_keys(late, [], force=False)

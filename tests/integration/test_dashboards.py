@@ -220,7 +220,7 @@ def test_the_phases_of_a_step_add_up_to_the_step(stored: StoredPrometheus) -> No
     assert sum(series.values[-1] for series in stored.ask(phases, CHOSEN)) == pytest.approx(step.values[-1], rel=1e-6)
 
 
-def test_the_slow_rank_is_the_first_offender_and_stands_out_in_the_heat_map(stored: StoredPrometheus) -> None:
+def test_slow_rank_leads_the_offenders_and_shows_in_heat_map(stored: StoredPrometheus) -> None:
     (cells,) = [asked for asked in QUERIES if asked.title == "Distribution of rank slowdown"]
     (worst, *_) = [asked for asked in QUERIES if (asked.dashboard, asked.title) == ("fleet", "Ranks")]
     rows = {float(series.labels["slowdown"]): series.values[-1] for series in stored.ask(cells, CHOSEN)}

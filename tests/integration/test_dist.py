@@ -90,9 +90,7 @@ def test_checksums_are_of_all_other_files(released: dict[str, Path]) -> None:
     assert kinds <= set(released)
 
 
-def test_same_commit_gives_the_same_bytes_elsewhere_by_somebody_else_and_without_what_is_not_committed(
-    released: dict[str, Path], tmp_path: Path
-) -> None:
+def test_commit_gives_equal_bytes_without_uncommitted_files(released: dict[str, Path], tmp_path: Path) -> None:
     done = run("git", "clone", "--quiet", "--no-hardlinks", ROOT, tmp_path / "clone")
     assert done.returncode == 0, done.stderr
     (tmp_path / "clone" / "measure" / "left_lying.py").write_text("")
@@ -250,7 +248,7 @@ def test_wheel_serves_without_torch(empty: Path, tmp_path: Path) -> None:
         assert server.wait(LONGEST_S) == 0
 
 
-def test_source_distribution_installs_and_watches_a_training_with_torch(built: list[Path], tmp_path: Path) -> None:
+def test_source_distribution_installs_and_watches_a_training(built: list[Path], tmp_path: Path) -> None:
     programs = make_environment(built[1], tmp_path / "environment")
     lend_torch(programs)
     script = tmp_path / "train.py"
@@ -285,7 +283,7 @@ def test_source_distribution_installs_and_watches_a_training_with_torch(built: l
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the oldest numpy that is asked for has no build for it")
-def test_a_job_is_watched_by_the_oldest_versions_that_are_asked_for(built: list[Path], tmp_path: Path) -> None:
+def test_job_is_watched_by_the_oldest_versions_asked_for(built: list[Path], tmp_path: Path) -> None:
     lowest = tmp_path / "lowest.txt"
     lowest.write_text(render())
     programs = make_environment(built[0], tmp_path / "environment", "--constraint", lowest, "--only-binary", ":all:")

@@ -4,7 +4,7 @@ from tests.integration.listening_collector import listening
 from tests.integration.torchrun import AGENT, OFTEN, run, torchrun
 
 
-def test_restart_begins_a_new_life_of_the_same_run_with_step_zero() -> None:
+def test_restart_begins_a_new_life_of_the_same_run_at_step_zero() -> None:
     with listening() as collector:
         command = torchrun(2, *AGENT, "crash_once.py", options=("--max-restarts", "1"))
         ended = run(command, {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})

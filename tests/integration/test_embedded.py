@@ -204,7 +204,7 @@ def test_nothing_is_left_of_a_job_that_has_ended(pair: list[Watched]) -> None:
         assert can_listen(int(job.url.rpartition(":")[2]))
 
 
-def test_a_collector_ends_when_its_rank_0_was_killed_and_the_next_life_has_one_of_its_own(tmp_path: Path) -> None:
+def test_collector_ends_with_killed_rank_0_and_next_life_has_one(tmp_path: Path) -> None:
     with embedded(tmp_path, restarts=1, environment=A_STORE_FOR_EACH_LIFE) as job:
         run = job.wait_for_steps()
         (first,) = job.find_collectors()
@@ -224,7 +224,7 @@ def test_a_collector_ends_when_its_rank_0_was_killed_and_the_next_life_has_one_o
     assert "interrupted: rank" in summaries[1]
 
 
-def test_a_collector_without_its_rank_0_lingers_for_the_others_and_then_ends(tmp_path: Path) -> None:
+def test_collector_without_rank_0_lingers_for_others_then_ends(tmp_path: Path) -> None:
     """The launcher is gone too, and the other rank neither reports nor ends: nobody is left to tell the collector."""
     with embedded(tmp_path) as job:
         run = job.wait_for_steps()
@@ -241,7 +241,7 @@ def test_a_collector_without_its_rank_0_lingers_for_the_others_and_then_ends(tmp
     assert can_listen(int(api.url.rpartition(":")[2]))
 
 
-def test_a_port_that_is_in_use_is_replaced_by_a_free_one_and_rank_0_says_so(tmp_path: Path) -> None:
+def test_port_in_use_is_replaced_by_a_free_one_as_rank_0_says(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with embedded(tmp_path, "--steps", "10", environment={"RANKSCOPE_EMBEDDED_METRICS_PORT": str(port)}) as job:

@@ -76,7 +76,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
         assert [one.wait().exit_code for one in (first, second)] == [0, 0]
 
 
-def test_the_rank_of_the_other_machine_gets_the_keys_through_the_store(job: TwoMachines) -> None:
+def test_rank_on_another_machine_gets_its_keys_by_the_store(job: TwoMachines) -> None:
     run = job.api.wait_for_steps(RUN, 5)
     assert [rank.identity.rank for rank in run.ranks] == [0, 1]
     assert all(rank.reports_admitted > 0 for rank in run.ranks)

@@ -207,7 +207,7 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
     assert re.search(r"first to fail: rank 1 \(.*\), killed \(SIGKILL; the OOM killer counted no victim in ", status)
 
 
-def test_rank_that_returns_amid_training_ended_first_and_not_its_victims(served: Served) -> None:
+def test_rank_returning_amid_training_ended_before_its_victims(served: Served) -> None:
     environment = {"RANKSCOPE_COLLECTOR": served.endpoint, "RANKSCOPE_RUN": "leaving"}
     ended = run_command(forked_torchrun(3, "-m", "rankscope.agent", "leaving_ddp.py"), environment)
     assert ended.exit_code == 1
@@ -230,7 +230,7 @@ def test_killing_launcher_and_all_ranks_at_once_names_them_all(served: Served, t
     assert find_failures(incidents) == [("open", "killed", [0, 1])]
 
 
-def test_long_work_after_the_last_step_is_no_hang_of_a_run_that_finished(served: Served, tmp_path: Path) -> None:
+def test_long_work_after_the_last_step_of_a_run_is_no_hang(served: Served, tmp_path: Path) -> None:
     arguments = ("--steps", "30", "--after-s", "6")
     with watched(served, "after", tmp_path, *arguments, settings={"RANKSCOPE_STALL_S": "1.0"}) as watch:
         ended, *_ = watch.end()
@@ -271,7 +271,7 @@ def test_ctrl_c_interrupts_every_rank(served: Served, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_collector_that_is_asked_to_end_does_so_and_frees_its_ports(number: signal.Signals) -> None:
+def test_collector_asked_to_end_does_so_and_frees_its_ports(number: signal.Signals) -> None:
     with serving() as served, contextlib.ExitStack() as connections:
         for port in served.ports:
             assert not can_listen(port)

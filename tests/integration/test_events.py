@@ -232,7 +232,7 @@ def test_reader_who_does_not_read_is_let_go_of_and_counted(world: LiveWorld) -> 
         assert server.errors_contained == 0
 
 
-def test_reader_who_is_behind_gets_the_newest_picture_and_the_gap_is_counted(world: LiveWorld) -> None:
+def test_slow_reader_gets_the_newest_picture_and_a_counted_gap(world: LiveWorld) -> None:
     show_large_picture(world)
     with (
         world.serve(limits=HttpLimits(answer_s=2 * DEADLINE_S)) as server,

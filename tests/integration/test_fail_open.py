@@ -15,7 +15,7 @@ NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
 CLOSED_STDERR = ("sh", "-c", 'exec "$@" 2>&-', "sh")
 
 
-def test_torch_that_breaks_under_the_agent_is_counted_and_costs_no_step() -> None:
+def test_torch_errors_under_the_agent_count_and_cost_no_step() -> None:
     with listening() as collector:
         given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_CONSTANT_ERROR_BUDGET": "3"}
         ended = run(Forked((*AGENT, "sabotage.py")), given)
@@ -58,7 +58,7 @@ def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
     assert re.findall(r"the collector (\S+) never accepted rank 0; none of its \d+ reports was", ended.stderr) == [gone]
 
 
-def test_collector_that_dies_in_the_middle_is_not_noticed_by_training() -> None:
+def test_collector_dying_in_the_middle_is_not_felt_by_training() -> None:
     with listening() as collector:
         given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_DRAIN_S": "0.5"}
         with started(Forked((*AGENT, "small_ddp.py", *NEVER_ENDING_EPOCHS)), given) as job:
@@ -136,7 +136,7 @@ def describe(problem: str, outcome: str) -> str:
 @pytest.mark.parametrize(
     ("mistake", "line"), [*((mistake, AGENT) for mistake in MISTAKES), ("value", ()), ("keys", ())]
 )
-def test_mistake_in_the_settings_is_said_once_and_training_goes_on(mistake: str, line: tuple[str, ...]) -> None:
+def test_mistake_in_settings_is_told_once_and_training_goes_on(mistake: str, line: tuple[str, ...]) -> None:
     variables, problem, outcome = MISTAKES[mistake]
     given = {**ALONE, **NOBODY, **variables, "RANKSCOPE": "" if line else "1"}
     command = Forked((*line, "ends.py", "return")) if line else python("ends.py", "return")
@@ -192,7 +192,7 @@ def test_ranks_of_a_node_say_the_same_mistake_once() -> None:
         (("--run",), "--run needs a value, and after it the script: --run VALUE SCRIPT.py"),
     ],
 )
-def test_launch_line_without_a_script_that_can_be_found_says_what_is_wrong(words: Sequence[str], said: str) -> None:
+def test_launch_line_without_a_found_script_says_what_is_wrong(words: Sequence[str], said: str) -> None:
     ended = run(python(*AGENT, *words))
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"rankscope: {said}\nusage: torchrun ")

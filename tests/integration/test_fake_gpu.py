@@ -105,7 +105,7 @@ def options_of(how: str, *more: str, kernel_ns: int = KERNEL_NS) -> Sequence[str
 
 
 @pytest.mark.parametrize("how", ["waits", "ahead"])
-def test_windows_have_all_kernels_of_their_steps_wherever_the_device_is(tmp_path: Path, how: str) -> None:
+def test_windows_have_all_kernels_also_where_the_device_lags(tmp_path: Path, how: str) -> None:
     job = train(tmp_path, "always", 120, *options_of(how))
     check_breakdowns(job)
     assert job.life.losses.windows_skipped == {"first_of_device": 1}
@@ -117,7 +117,7 @@ LAYERS, PRODUCT = 4, 2 * 4 * 16 * 16
 
 
 @pytest.mark.parametrize("how", ["waits", "ahead"])
-def test_window_with_shapes_has_the_flops_of_a_step_and_all_kernels(tmp_path: Path, how: str) -> None:
+def test_window_with_shapes_has_flops_of_a_step_and_all_kernels(tmp_path: Path, how: str) -> None:
     inside = ("--operators", "aten::addmm", "aten::mm", "aten::sum", "--faults", json.dumps({"at_end": 1}))
     job = train(tmp_path, "always", 200, *options_of(how, *inside))
     for one in job.life.breakdowns:
@@ -131,7 +131,7 @@ def test_window_with_shapes_has_the_flops_of_a_step_and_all_kernels(tmp_path: Pa
     assert found.source == "measured"
 
 
-def test_without_the_wait_the_device_loses_windows_as_a_real_one_did(tmp_path: Path) -> None:
+def test_without_the_wait_windows_are_lost_as_on_a_real_device(tmp_path: Path) -> None:
     # Kernels so long that the device is behind however slowly a busy machine's host launches them.
     job = train(tmp_path, "always", 120, *options_of("ahead", "--impatient", kernel_ns=10 * KERNEL_NS))
     assert job.life.losses.windows_skipped["steps_cut"] > 0
@@ -139,7 +139,7 @@ def test_without_the_wait_the_device_loses_windows_as_a_real_one_did(tmp_path: P
 
 
 @pytest.mark.parametrize("budget", ["0.005", OFTEN[BUDGET]])
-def test_windows_that_slow_training_end_and_training_is_as_fast_as_before(tmp_path: Path, budget: str) -> None:
+def test_windows_that_slow_training_end_and_speed_comes_back(tmp_path: Path, budget: str) -> None:
     job = train(tmp_path, "governed", None, *options_of("waits", *SLOWED, *UNTIL_DETACHED), budget=budget)
     assert (job.counts.detached, job.counts.is_attached) == (1, False)
     assert ENDED in job.ended.stderr
@@ -165,14 +165,14 @@ def check_ratios_end(life: Life) -> None:
     )
 
 
-def test_where_there_is_a_graph_windows_end_and_nothing_is_detached(tmp_path: Path) -> None:
+def test_windows_end_without_a_detach_where_a_graph_exists(tmp_path: Path) -> None:
     job = train(tmp_path, "governed", 240, *options_of("waits", *SLOWED, "--has-graph"))
     assert (job.counts.detached, job.counts.is_attached) == (0, True)
     assert "could not be tested" in job.ended.stderr
     assert (job.cost.dropped["full_windows"], job.cost.detached_ratio) == (True, None)
 
 
-def test_before_the_first_graph_of_a_run_that_captures_the_device_is_never_attached(tmp_path: Path) -> None:
+def test_capturing_run_attaches_no_device_before_its_first_graph(tmp_path: Path) -> None:
     graph_at = 60
     options = options_of("waits", "--host-s", "0.02", "--is-seen-by-torch", "--graph-at", str(graph_at))
     job = train(tmp_path, "always", 120, *options, captures=captured_with(tmp_path, cuda_graphs="yes"))
@@ -205,9 +205,7 @@ def captured_with(folder: Path, **more: str) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("how", ["waits", "ahead"])
-def test_on_demand_the_device_is_recorded_in_captures_only_whose_ratios_are_its_own_sums(
-    tmp_path: Path, how: str
-) -> None:
+def test_on_demand_the_device_is_recorded_in_captures_only(tmp_path: Path, how: str) -> None:
     options = options_of(how, "--host-s", "0.005", "--is-seen-by-torch")
     job = train(tmp_path, "on_demand", 120, *options, captures=captured_with(tmp_path))
     assert job.counts.sessions == 2
@@ -229,7 +227,7 @@ def test_captures_that_keep_the_host_busy_give_no_ratios(tmp_path: Path) -> None
     assert replay(job.life)[-1].breakdown is None
 
 
-def test_without_windows_of_the_device_flops_are_those_of_the_hosts_operators(tmp_path: Path) -> None:
+def test_flops_come_from_host_operators_without_device_windows(tmp_path: Path) -> None:
     given = {"peak_tflops": "1", "collective_windows": "false"}
     # A session may come at the steps 48, 96 and 193 after the warm-up, as far as the budget is there by then.
     job = train(tmp_path, "off", 260, *options_of("waits", "--host-s", "0.02"), captures=given)

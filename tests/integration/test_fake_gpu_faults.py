@@ -114,7 +114,7 @@ def test_launches_of_every_driver_are_seen(tmp_path: Path, call: str) -> None:
     check_compute(life)
 
 
-def test_a_window_of_a_million_activities_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_window_of_a_million_activities_is_left_out_and_counted(tmp_path: Path) -> None:
     _, life = train(tmp_path, "--kernel-ns", "100", "--kernels-a-launch", "1000", steps=9)
     assert (life.breakdowns, life.losses.errors) == ([], {})
     assert life.losses.windows_skipped["events_max"] > 0
@@ -131,7 +131,7 @@ def test_hundreds_of_windows_do_not_grow_the_process() -> None:
     assert max(second) - max(first) <= RESIDENT_MIB_MORE_MAX, resident_mib[::50]
 
 
-def test_a_rank_killed_amid_a_window_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
+def test_rank_killed_amid_a_window_is_reported_leaving_nothing(tmp_path: Path) -> None:
     with serving() as served:
         given = {**ALONE, **settings(served.endpoint, run="killed", full_window_interval_s="1")}
         script = ("fake_gpu.py", find_library(), str(tmp_path / "work"), "--steps", "100000", "--how", "waits")

@@ -87,7 +87,7 @@ def test_end_of_a_rank_names_the_error_before() -> None:
     )
 
 
-def test_memory_is_recorded_once_little_is_left_and_written_when_it_ends(tmp_path: Path) -> None:
+def test_memory_history_is_recorded_once_low_and_written_at_end(tmp_path: Path) -> None:
     run, findings, ended, step = train("--edge", capture_folder=str(tmp_path))
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     ring = "{'enabled': 'all', 'context': 'alloc', 'stacks': 'python', 'max_entries': 20000}"

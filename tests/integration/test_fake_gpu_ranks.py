@@ -107,7 +107,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train(tmp_path_factory.mktemp("equal"), EQUAL_STEPS)
 
 
-def test_device_seconds_on_the_page_are_the_devices_own_sums_and_equal_ranks_are_not_blamed(equal: Trained) -> None:
+def test_device_seconds_are_sums_of_devices_and_nobody_is_blamed(equal: Trained) -> None:
     assert [found for found in equal.run.findings if found.kind == "straggler"] == []
     for rank, work in enumerate(equal.work):
         seconds = [equal.page[f"rankscope_device_{name}_seconds_total", rank] for name in ("compute", "copy")]
@@ -117,7 +117,7 @@ def test_device_seconds_on_the_page_are_the_devices_own_sums_and_equal_ranks_are
         assert seconds == pytest.approx([windows * one for one in of_a_step], abs=ONE_US)
 
 
-def test_members_of_a_collective_end_together_and_it_takes_all_of_them_its_transfer_at_least(equal: Trained) -> None:
+def test_members_of_a_collective_end_together_after_its_transfer(equal: Trained) -> None:
     collectives = [[one for one in work if one.stream == COMMUNICATION_STREAM] for work in equal.work]
     assert len(collectives[0]) >= EQUAL_STEPS
     for members in zip(*collectives, strict=True):
@@ -126,7 +126,7 @@ def test_members_of_a_collective_end_together_and_it_takes_all_of_them_its_trans
 
 
 @pytest.mark.parametrize("time", range(sized(1, 20)))
-def test_only_the_rank_with_slower_kernels_is_blamed_and_the_cause_is_on_its_device(tmp_path: Path, time: int) -> None:
+def test_only_rank_with_slow_kernels_is_blamed_for_its_device(tmp_path: Path, time: int) -> None:
     del time
     slow_from = 60
     trained = train(tmp_path, 200, "--slow-rank", "2", "--slow-ratio", "1.3", "--slow-from", str(slow_from))
@@ -137,7 +137,7 @@ def test_only_the_rank_with_slower_kernels_is_blamed_and_the_cause_is_on_its_dev
 
 
 @pytest.mark.parametrize("time", range(sized(1, 20)))
-def test_only_the_rank_that_waits_for_its_device_is_blamed_with_the_line_that_does(tmp_path: Path, time: int) -> None:
+def test_only_rank_waiting_for_its_device_is_blamed_with_line(tmp_path: Path, time: int) -> None:
     del time
     trained = train(tmp_path, 80, "--waiting-rank", "1", "--host-s", str(HOST_S))
     stragglers = [found for found in trained.run.findings if found.kind == "straggler"]
@@ -151,7 +151,7 @@ def test_only_the_rank_that_waits_for_its_device_is_blamed_with_the_line_that_do
 
 
 @pytest.mark.parametrize("time", range(sized(1, 20)))
-def test_without_windows_only_the_rank_with_slower_kernels_is_blamed(tmp_path: Path, time: int) -> None:
+def test_without_windows_only_rank_with_slow_kernels_is_blamed(tmp_path: Path, time: int) -> None:
     del time
     slow_from = 90
     # The host runs ahead of its device: a busy machine that holds up one host does not make its device late.

@@ -44,9 +44,7 @@ def jobs() -> Iterator[dict[str, "Future[Life]"]]:
 
 
 @pytest.mark.parametrize("name", OF_A_GPU)
-def test_breakdown_of_a_replayed_trace_equals_its_reference_to_the_ns(
-    name: str, jobs: "dict[str, Future[Life]]"
-) -> None:
+def test_breakdown_of_a_replayed_trace_equals_its_reference(name: str, jobs: "dict[str, Future[Life]]") -> None:
     life = jobs[name].result()
     exact = FILES[name]["exact"]
     expected = {ours: round(exact["gpu"][theirs] * 1000) for ours, theirs in FIGURES.items()}

@@ -6,7 +6,7 @@ from bench.load_probe import Scrape
 RANKS = 32
 
 
-def test_what_ranks_behind_relays_make_is_taken_in_once_and_in_fewer_batches() -> None:
+def test_reports_behind_relays_arrive_once_in_fewer_batches() -> None:
     found = measure(RANKS, seconds=3, idle_s=0.5, warm_s=0.0)
     assert found.made >= 3 * RANKS
     assert (found.admitted, found.gaps) == (found.made, 0)

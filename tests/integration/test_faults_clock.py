@@ -90,9 +90,7 @@ def test_a_wall_clock_that_jumps_costs_no_step_and_no_rank(jump_s: float, tmp_pa
 
 
 @pytest.mark.parametrize("jump_s", [60.0, DAY_S])
-def test_a_collector_that_was_away_for_long_takes_no_rank_for_silent_and_knows_the_clocks_anew(
-    jump_s: float, tmp_path: Path
-) -> None:
+def test_collector_away_for_long_takes_no_rank_for_silent(jump_s: float, tmp_path: Path) -> None:
     """Stopped and continued, or moved with its virtual machine: its own clock is ahead of every rank's at once."""
     clock = JumpingClock()
     with collecting(tmp_path / "store.db", clock) as api, crew_of(RUN, RANKS, api.endpoint) as crew:

@@ -38,7 +38,7 @@ def ended_in(restart_count: int) -> Callable[[RunSnapshot], bool]:
     return lambda run: run.restart_count == restart_count and have_ended(run)
 
 
-def test_a_collector_that_is_killed_and_comes_back_lacks_nothing_and_says_what_the_one_before_had() -> None:
+def test_killed_collector_comes_back_lacking_nothing() -> None:
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
     kills = sized(2, 20)
     fault = Fault(
@@ -68,7 +68,7 @@ def test_a_collector_that_is_killed_and_comes_back_lacks_nothing_and_says_what_t
             assert all(account.elsewhere > 0 for account in accounts.values())
 
 
-def test_a_full_buffer_drops_the_oldest_reports_and_the_page_tells_how_many_steps_were_in_them() -> None:
+def test_full_buffer_drops_oldest_reports_and_counts_their_steps() -> None:
     """16 reports fit, so of the 60 and more that are made while no collector is there at least 44 are gone."""
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
     fault = Fault(
@@ -93,7 +93,7 @@ def test_a_full_buffer_drops_the_oldest_reports_and_the_page_tells_how_many_step
                 assert 44 * STEPS_PER_REPORT <= dropped <= rank.buffer.steps_dropped
 
 
-def test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss() -> None:
+def test_collector_stopped_for_a_while_catches_up_without_loss() -> None:
     with serving() as served, crew_of(RUN, RANKS, served.endpoint, fills_time=True) as crew:
         wait_for_accounts(served, RUN, made_by(crew))
         fault = Fault(
@@ -127,7 +127,7 @@ def find_number(page: str, series: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{series} "))
 
 
-def test_without_file_descriptors_the_collector_goes_on_for_who_is_connected() -> None:
+def test_collector_without_descriptors_serves_connected_ranks() -> None:
     with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew:
         wait_for_accounts(served, RUN, made_by(crew))
         before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
@@ -177,7 +177,7 @@ def test_slow_scrapers_hold_nobody_up() -> None:
         fault.settle(served, wait_for_accounts(served, RUN, made_by(crew)))
 
 
-def test_of_many_elastic_restarts_only_the_last_attempt_is_on_the_page() -> None:
+def test_page_has_the_last_of_many_elastic_restarts_only() -> None:
     """Every restart begins a new life of each rank, which delivers all it has before the next begins."""
     restarts = sized(10, 1000)
     fault = Fault(

@@ -56,7 +56,7 @@ def test_a_network_that_is_cut_and_comes_back_costs_nothing() -> None:
         assert (account.made, account.gaps, account.elsewhere) == (rank.made, 0, 0)
 
 
-def test_the_connection_of_a_machine_that_is_gone_is_closed_by_the_kernel() -> None:
+def test_kernel_closes_the_connection_of_a_machine_that_is_gone() -> None:
     """Nobody tells the collector, which still asks the rank for its clock. That takes two minutes, so only `make soak`
     waits for it (tests/integration/test_receiver.py sees that the kernel is told to).
     """
@@ -84,7 +84,7 @@ def test_the_connection_of_a_machine_that_is_gone_is_closed_by_the_kernel() -> N
 
 
 @pytest.mark.parametrize("seed", range(sized(1, 3)))
-def test_on_a_slow_network_that_breaks_connections_every_report_arrives_once(seed: int) -> None:
+def test_every_report_arrives_once_on_a_slow_breaking_network(seed: int) -> None:
     """200 ms each way, and one piece of data in 20 ends its connection until reports have arrived all the same. Then it
     ends none, because how long the rest would take to arrive has no limit. The ranks keep what they make meanwhile.
     """

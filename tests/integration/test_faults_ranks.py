@@ -54,7 +54,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{request.node.name[:60]}-{tmp_path.name}-{id(tmp_path)}"
 
 
-def test_a_rank_that_is_killed_while_the_collector_is_stopped_lacks_no_report(run: str, tmp_path: Path) -> None:
+def test_rank_killed_while_collector_is_stopped_lacks_no_report(run: str, tmp_path: Path) -> None:
     with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
         rank.wait_for_report(5)
         wait_for_accounts(served, run, {0: 1})
@@ -89,7 +89,7 @@ def damage_report(spill_dir: Path, boot_id: str, sequence: int) -> None:
     raise AssertionError(f"report {sequence} is not on the disk")
 
 
-def test_a_damaged_report_in_what_a_killed_rank_left_costs_itself_and_is_counted(run: str, tmp_path: Path) -> None:
+def test_damaged_report_left_by_a_killed_rank_costs_itself_only(run: str, tmp_path: Path) -> None:
     with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
         rank.wait_for_report(5)
         wait_for_accounts(served, run, {0: 1})
@@ -114,7 +114,7 @@ def test_a_damaged_report_in_what_a_killed_rank_left_costs_itself_and_is_counted
         assert "bytes between records on the disk are damaged; the reports in them are lost" in end.absent["spill"]
 
 
-def test_left_reports_of_which_the_collector_has_later_ones_are_settled_at_once(run: str, tmp_path: Path) -> None:
+def test_left_reports_older_than_the_collectors_settle_at_once(run: str, tmp_path: Path) -> None:
     """The disk has lost the end of what the rank wrote, and with it how far the collector had acknowledged."""
     with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
         rank.wait_for_report(40)
@@ -134,7 +134,7 @@ def test_left_reports_of_which_the_collector_has_later_ones_are_settled_at_once(
         life.close()
 
 
-def test_a_rank_that_is_killed_between_two_collectors_is_delivered_to_the_next(run: str, tmp_path: Path) -> None:
+def test_rank_killed_between_collectors_is_delivered_to_the_next(run: str, tmp_path: Path) -> None:
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
     ranks = [RankProcess(run, str(rank), "2", address, str(tmp_path)) for rank in range(2)]
     with ranks_of(ranks) as (victim, other):
@@ -159,9 +159,7 @@ def test_a_rank_that_is_killed_between_two_collectors_is_delivered_to_the_next(r
             check_identity(served, run)
 
 
-def test_what_rank_and_sidecar_left_when_both_were_killed_is_delivered_with_the_next_start_of_the_run(
-    run: str, tmp_path: Path
-) -> None:
+def test_leftovers_of_killed_rank_and_sidecar_come_at_next_start(run: str, tmp_path: Path) -> None:
     with serving() as served:
         with ranks_of([RankProcess(run, "0", "2", served.endpoint, str(tmp_path))]) as (first,):
             first.wait_for_report(5)
@@ -186,7 +184,7 @@ def test_what_rank_and_sidecar_left_when_both_were_killed_is_delivered_with_the_
             check_identity(served, run)
 
 
-def test_what_a_killed_life_left_does_not_disturb_the_next_life_of_its_rank(run: str, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_life_do_not_disturb_the_next_life(run: str, tmp_path: Path) -> None:
     with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (first,):
         first.wait_for_report(5)
         wait_for_accounts(served, run, {0: 1})

@@ -13,7 +13,7 @@ from tests.integration.small_disk import fill, mounted
 from tests.integration.test_faults_collector import RANKS, RUN
 
 
-def test_a_full_disk_of_the_store_costs_no_report_and_is_said_until_it_has_room_again(tmp_path: Path) -> None:
+def test_full_disk_of_the_store_is_told_and_costs_no_report(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", 64) as folder:
         if folder is None:
             pytest.skip("no file system can be mounted here: that needs root")

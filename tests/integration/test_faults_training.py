@@ -23,7 +23,7 @@ def count_reports_on_disk(folder: str) -> int:
     return sum(record.kind == REPORT for file in files for record in decode_records(Path(file.path).read_bytes()))
 
 
-def test_the_page_accounts_for_every_step_of_a_training_during_it_and_after_it(tmp_path: Path) -> None:
+def test_page_accounts_for_every_step_during_and_after_training(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     with serving() as served:
         settings = {**OFTEN, "RANKSCOPE_RUN": RUN, "RANKSCOPE_COLLECTOR": served.endpoint}
@@ -76,7 +76,7 @@ def test_what_a_killed_training_had_written_to_the_disk_arrives(tmp_path: Path) 
     assert (find_rank(seen, 0).ended, find_rank(seen, 0).last_sequence) == ("killed", written)
 
 
-def test_a_folder_that_cannot_be_made_is_said_once_and_counted_and_the_training_goes_on() -> None:
+def test_folder_that_cannot_be_made_is_told_once_and_counted() -> None:
     with serving() as served:
         settings = {
             **OFTEN, **ALONE, "RANKSCOPE_RUN": "no-folder", "RANKSCOPE_COLLECTOR": served.endpoint,

@@ -21,7 +21,7 @@ def find_errors(served: Served) -> str:
     return next((line for line in lines if "rankscope_agent_errors_total{" in line and 'part="sidecar"' in line), "")
 
 
-def test_where_memory_is_full_the_sidecar_meets_its_ranks_in_tmpdir(tmp_path: Path) -> None:
+def test_sidecar_meets_its_ranks_in_tmpdir_where_memory_is_full(tmp_path: Path) -> None:
     stop, temporary = tmp_path / "stop", tmp_path / "t"
     temporary.mkdir()
     command = [*with_full(MEMORY), *python(*AGENT, "paced.py", "--stop", str(stop))]
@@ -36,7 +36,7 @@ def test_where_memory_is_full_the_sidecar_meets_its_ranks_in_tmpdir(tmp_path: Pa
     assert [line for line in ended.heard_of_agent if "failed" in line] == []
 
 
-def test_where_there_is_no_room_at_all_training_goes_on_and_it_is_said_once(tmp_path: Path) -> None:
+def test_training_without_any_room_goes_on_and_logs_it_once(tmp_path: Path) -> None:
     stop, temporary = tmp_path / "stop", tmp_path / "t"
     temporary.mkdir()
     command = [*with_full(MEMORY, temporary), *python(*AGENT, "paced.py", "--stop", str(stop))]
@@ -53,7 +53,7 @@ def test_where_there_is_no_room_at_all_training_goes_on_and_it_is_said_once(tmp_
     assert "or set sidecar = false" in said
 
 
-def test_a_heartbeat_file_that_somebody_cuts_does_not_end_the_training(tmp_path: Path) -> None:
+def test_heartbeat_file_cut_by_somebody_does_not_end_training(tmp_path: Path) -> None:
     stop, temporary = tmp_path / "stop", tmp_path / "t"
     temporary.mkdir()
     # Nothing but TMPDIR is there for it: /dev/shm is full. What other tests leave in /dev/shm is theirs.

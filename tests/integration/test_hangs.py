@@ -105,7 +105,7 @@ def waits_for_the_collective(rank: RankSnapshot) -> bool:
     )
 
 
-def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_what_they_wait_for(
+def test_sleeping_rank_is_told_with_its_line_and_the_waiters(
     served: Served,
 ) -> None:
     sleeps_at = line_of("hangs.py", "    time.sleep(FOR_EVER_S)")
@@ -138,7 +138,7 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
     assert re.match(r"Hang in step 11 for \d+ s .*, until the run ended: ", told.headline), told.headline
 
 
-def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
+def test_rank_holding_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
     said = ("rank 1", "not responding, its Python interpreter not running (state S)")
     # Two seconds of steps: the names of its groups are in its own reports, of which there is none once it is held.
     with hanging(served, "holds", "hold", 2, "--pause-s", "0.2"):
@@ -163,7 +163,7 @@ def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served
     assert (holder.ended, holder.up) == (None, True)
 
 
-def test_a_rank_that_was_killed_is_named_while_another_goes_on_waiting(served: Served) -> None:
+def test_killed_rank_is_named_while_another_goes_on_waiting(served: Served) -> None:
     said = "ended: killed (SIGKILL; the OOM killer counted no victim in "
     # Two seconds of steps: the end of a rank is seen by its sidecar, which begins with the rank.
     with hanging(served, "killed", "kill", 2, "--outlive", "--pause-s", "0.2") as job:

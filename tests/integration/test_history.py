@@ -181,7 +181,7 @@ def test_every_step_that_was_written_is_in_the_history_once(seen: Seen) -> None:
     assert len(steps) >= 60 * LIVES - 15 * (LIVES - 1)  # a kill costs at most what one tick had not written
 
 
-def test_the_report_can_be_had_while_the_collector_runs_and_after_it(seen: Seen) -> None:
+def test_report_is_there_while_the_collector_runs_and_after_it(seen: Seen) -> None:
     for ended in (seen.text_by_url, seen.text):
         assert ended is not None
         assert (ended.exit_code, ended.stderr) == (0, "")
@@ -203,7 +203,7 @@ def test_nothing_went_wrong_inside(seen: Seen) -> None:
     assert " ERROR " not in seen.stderr
 
 
-def test_no_counter_of_a_real_training_goes_backwards_over_a_kill(tmp_path: Path) -> None:
+def test_no_counter_of_a_real_training_falls_over_a_kill(tmp_path: Path) -> None:
     """Two real agents, which are not told of anything, and whose reports are on the way when the collector dies."""
     stop, port = tmp_path / "stop", find_fixed_port()
     listen, store = f"tcp://127.0.0.1:{port}", ("--store", str(tmp_path / "store.db"))
@@ -229,7 +229,7 @@ def test_no_counter_of_a_real_training_goes_backwards_over_a_kill(tmp_path: Path
 # -- what is asked for wrongly ----------------------------------------------------------------------------------------
 
 
-def test_a_collector_without_a_store_says_that_it_keeps_no_history() -> None:
+def test_collector_without_a_store_says_it_keeps_no_history() -> None:
     with serving() as served:
         ended = rankscope("report", "story", "--url", served.url)
     assert ended.exit_code == 1
@@ -260,7 +260,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_is_said_and_caught_up_with_when_there_is_room_again(small_disk: Path) -> None:
+def test_full_disk_is_told_and_caught_up_with_once_it_has_room(small_disk: Path) -> None:
     path = small_disk / "store.db"
     with serving("--store", str(path)) as served, telling(Story(2), served.endpoint) as story:
         story.train(20)
@@ -284,7 +284,7 @@ def test_a_full_disk_is_said_and_caught_up_with_when_there_is_room_again(small_d
         assert "Traceback" not in served.read_stderr()
 
 
-def test_a_collector_killed_on_a_full_disk_and_started_there_again_goes_on(small_disk: Path) -> None:
+def test_collector_killed_on_a_full_disk_goes_on_after_a_start(small_disk: Path) -> None:
     """The files that the killed one has left are as large as they have to be to be opened."""
     path, story = small_disk / "store.db", Story(2)
     with serving("--store", str(path)) as first, telling(story, first.endpoint):
@@ -330,7 +330,7 @@ for number in itertools.count():
 """
 
 
-def test_a_writer_that_is_killed_loses_nothing_that_it_had_written_and_leaves_nothing_half(tmp_path: Path) -> None:
+def test_killed_writer_loses_nothing_and_leaves_nothing_half(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     last = kill_writer(WRITER, path, WRITES)[-1]
     with closing(Database(path)) as database, closing(HistoryStore(database)) as store:

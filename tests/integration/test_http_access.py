@@ -80,7 +80,7 @@ def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", EVERY_PATH)
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong-wrong-wrong"}])
-def test_without_the_token_nothing_is_told_not_even_what_there_is(path: str, headers: Mapping[str, str]) -> None:
+def test_nothing_at_all_is_told_without_the_token(path: str, headers: Mapping[str, str]) -> None:
     with serve(HttpAuth(TOKEN)) as server:
         status, answered, body = ask(server, path, headers)
         assert status == 401
@@ -104,7 +104,7 @@ def test_an_orchestrator_needs_no_token(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/live/page.js", "/live/page.css"])
-def test_a_browser_gets_the_page_without_a_token_and_it_is_the_same_everywhere(path: str) -> None:
+def test_browser_gets_the_same_page_everywhere_without_a_token(path: str) -> None:
     browser = {"Accept": "text/html,*/*;q=0.8"}
     name = path.removeprefix("/live/") if path != "/" else "index.html"
     with serve(HttpAuth(TOKEN)) as server:
@@ -192,7 +192,7 @@ def test_loopback_without_a_token_answers_no_foreign_name(host: str, path: str) 
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost:18491", "127.0.0.1", "[::1]:18491", "10.0.0.5:80", ""])
-def test_loopback_without_a_token_answers_to_its_names_and_addresses(host: str) -> None:
+def test_loopback_without_a_token_answers_to_names_and_addresses(host: str) -> None:
     with serve(OPEN) as server:
         assert ask(server, "/metrics", {"Host": host})[0] == 200
 
@@ -202,7 +202,7 @@ def test_with_a_token_any_name_is_answered() -> None:
         assert ask(server, "/metrics", {**BEARER, "Host": "collector.example"})[0] == 200
 
 
-def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(
+def test_commands_show_the_token_and_trust_the_given_certificate(
     secrets: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve(read_http_auth(**secrets)) as server:

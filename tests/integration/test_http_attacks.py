@@ -133,7 +133,7 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_answers_that_nobody_reads_hold_bounded_memory_and_scrapes_go_on(store: Path) -> None:
+def test_unread_answers_hold_bounded_memory_and_scrapes_go_on(store: Path) -> None:
     """A run of 8 MB as JSON: 32 unread answers of it would be 240 MB, and more of them with each new snapshot."""
     with serving(
         "--store", str(store), "--run-kept-s", "86400", environment={"RANKSCOPE_SERVE_CONSTANT_TICK_S": "1"}
@@ -157,7 +157,7 @@ def read_resident_bytes(served: Served) -> int:
     return int(psutil.Process(served.pid).memory_info().rss)
 
 
-def test_connections_without_the_token_take_no_place_among_the_answers(token_file: Path) -> None:
+def test_connections_without_token_take_no_place_among_answers(token_file: Path) -> None:
     sent = b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer wrong-wrong-wrong\r\n\r\n"
     with serving("--http-token-file", str(token_file)) as served, connecting(served, sent):
         for _ in range(SCRAPES):

@@ -146,7 +146,7 @@ def read_all(connection: socket.socket) -> bytes:
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_the_classic_text_for_whoever_asks_for_nothing(server: HttpServer) -> None:
+def test_metrics_are_classic_text_unless_asked_otherwise(server: HttpServer) -> None:
     answer = ask(server, "/metrics")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -433,7 +433,7 @@ def test_a_mistake_of_ours_costs_one_request_and_is_counted(server: HttpServer, 
     assert ask(server, "/healthz").status == 200
 
 
-def test_a_mistake_in_many_requests_is_counted_each_time_and_logged_once(
+def test_repeated_mistake_is_counted_each_time_and_logged_once(
     server: HttpServer, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> Snapshot:
@@ -503,7 +503,7 @@ def test_an_address_without_a_port_is_the_user_s_mistake() -> None:
         listen_http("localhost")
 
 
-def test_close_frees_the_port_ends_the_thread_and_may_be_called_twice(world: World) -> None:
+def test_close_frees_port_ends_thread_and_may_be_called_twice(world: World) -> None:
     before = set(threading.enumerate())
     with world.serve() as server:
         address = server.url.removeprefix("http://")

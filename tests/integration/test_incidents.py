@@ -117,7 +117,7 @@ def test_a_slow_rank_is_an_open_incident(seen: Seen) -> None:
     assert (seen.opened["subject"], seen.opened["ranks"]) == (f"rank {SLOW_RANK}", [SLOW_RANK])
 
 
-def test_it_is_there_when_the_collector_starts_again_after_a_kill(seen: Seen) -> None:
+def test_incident_is_there_when_a_killed_collector_starts_again(seen: Seen) -> None:
     (incident,) = seen.at_start
     assert (incident["id"], incident["state"]) == (1, "open")
     assert (incident["opened_wall_s"], incident["sentence"]) == (seen.opened["opened_wall_s"], seen.opened["sentence"])
@@ -153,13 +153,13 @@ def test_the_command_prints_json_with_the_evidence(seen: Seen) -> None:
     assert (incident["id"], incident["changes"][0]["what"]) == (1, "opened")
 
 
-def test_a_run_that_nobody_knows_is_an_error_and_has_no_incidents(seen: Seen) -> None:
+def test_unknown_run_is_an_error_and_has_no_incidents(seen: Seen) -> None:
     other = seen.while_open["other"]
     assert (other.exit_code, other.stdout) == (1, "")
     assert "no run 'nobody' is known to" in other.stderr
 
 
-def test_the_store_can_be_read_beside_the_collector_and_without_one(seen: Seen) -> None:
+def test_store_can_be_read_beside_the_collector_and_without_one(seen: Seen) -> None:
     for ended in (seen.while_open["store"], seen.between["open"]):
         assert (ended.exit_code, ended.stdout.splitlines()[-1]) == (0, "1 incident, 1 open")
     assert seen.after["all"].stdout.splitlines()[-1] == "1 incident, 0 open"
@@ -191,7 +191,7 @@ def damaged(tmp_path: Path) -> Iterator[tuple[Served, Path]]:
         yield served, path
 
 
-def test_a_damaged_store_is_said_and_counted_and_the_collector_works(damaged: tuple[Served, Path]) -> None:
+def test_damaged_store_is_told_and_counted_and_collector_works(damaged: tuple[Served, Path]) -> None:
     served, path = damaged
     with telling(Story(4), served.endpoint) as story:
         story.train(40).train(60, forward={SLOW_RANK: 30.0})
@@ -201,7 +201,7 @@ def test_a_damaged_store_is_said_and_counted_and_the_collector_works(damaged: tu
     assert path.read_text() == "not a database " * 1_000
 
 
-def test_a_writer_that_is_killed_loses_nothing_that_it_had_written(tmp_path: Path) -> None:
+def test_killed_writer_loses_nothing_that_it_had_written(tmp_path: Path) -> None:
     path = tmp_path / "incidents.db"
     written = kill_writer(WRITER, path, WRITES)
     with closing(IncidentStore(path)) as store:
@@ -211,7 +211,7 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_had_written(tmp_path: Pat
     assert ids[-1] in {written[-1], written[-1] + 1}
 
 
-def test_incidents_without_a_collector_name_the_address_and_the_cure() -> None:
+def test_incidents_without_a_collector_name_address_and_cure() -> None:
     ended = rankscope("incidents", "--url", "http://127.0.0.1:1")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith("rankscope: no collector answers at http://127.0.0.1:1/api/v1/incidents: ")

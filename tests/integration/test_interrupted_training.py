@@ -10,7 +10,7 @@ RAISED = 40
 MERGED_MAX = 3
 
 
-def test_script_gets_each_exception_of_its_handlers_once_and_no_session_is_left() -> None:
+def test_script_gets_each_exception_once_and_no_session_is_left() -> None:
     with listening() as collector:
         given = {
             **ALONE,

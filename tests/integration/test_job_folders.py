@@ -35,7 +35,7 @@ def start_there(folder: Path, *command: str, **environment: str) -> Ended:
 
 
 @pytest.mark.parametrize("way", ["module", "switch"])
-def test_job_trains_and_is_watched_among_files_named_like_the_standard_library(way: str, folder: Path) -> None:
+def test_job_trains_among_files_named_like_the_standard_library(way: str, folder: Path) -> None:
     line = ("-m", "rankscope.agent", "src/train.py") if way == "module" else ("src/train.py",)
     switch = {} if way == "module" else {"RANKSCOPE": "1"}
     ended = start_there(folder, *line, "--steps", "40", **switch)
@@ -45,7 +45,7 @@ def test_job_trains_and_is_watched_among_files_named_like_the_standard_library(w
     assert "sidecar" not in ended.stderr, "it has started"
 
 
-def test_script_imports_its_own_module_of_a_name_that_the_agent_needs(folder: Path) -> None:
+def test_script_imports_its_own_module_of_a_name_the_agent_needs(folder: Path) -> None:
     """`calendar` is imported by what finds torch's entry points, before the script begins."""
     (folder / "src" / "calendar.py").write_text("OWN = 1\n")
     (folder / "src" / "own.py").write_text("import calendar\nprint(calendar.OWN)\n")

@@ -44,7 +44,7 @@ def settings_of(served: Served, keys: Path | None, name: str) -> dict[str, str]:
     return given
 
 
-def test_a_job_with_keys_reports_and_its_sidecar_tells_how_it_ended(served: Served, keys: Path) -> None:
+def test_job_with_keys_reports_and_its_sidecar_tells_its_end(served: Served, keys: Path) -> None:
     command = Forked((*AGENT, "paced.py", "--steps", "20", "--end", "exit", "--end-rank", "0"))
     ended = run(command, settings_of(served, keys, "keyed"))
     assert ended.exit_code == 7
@@ -53,7 +53,7 @@ def test_a_job_with_keys_reports_and_its_sidecar_tells_how_it_ended(served: Serv
     assert end.exit_code == 7
 
 
-def test_a_job_without_keys_trains_and_says_once_on_a_node_what_it_lacks(served: Served, tmp_path: Path) -> None:
+def test_job_without_keys_trains_and_logs_what_lacks_once_a_node(served: Served, tmp_path: Path) -> None:
     stop, stderr = tmp_path / "stop", tmp_path / "stderr"
     stderr.touch()
     command = forked_ranks(2, *AGENT, "paced.py", "--stop", str(stop))
@@ -70,7 +70,7 @@ def test_a_job_without_keys_trains_and_says_once_on_a_node_what_it_lacks(served:
     assert "keyless" not in served.read_run_names()
 
 
-def test_a_key_file_that_cannot_be_used_is_said_and_training_goes_on(served: Served, tmp_path: Path) -> None:
+def test_unusable_key_file_is_told_and_training_goes_on(served: Served, tmp_path: Path) -> None:
     settings = settings_of(served, tmp_path, "unreadable")  # no keys are in that folder
     ended = run(Forked((*AGENT, "paced.py", "--steps", "1")), settings)
     assert (ended.exit_code, ended.stdout) == (0, "rank 0 has trained 1 steps\n")

@@ -131,7 +131,7 @@ def test_ranks_of_lightnings_own_launcher_need_no_callback(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("seen", ["alone"], indirect=True)
-def test_the_first_of_them_starts_a_collector_where_there_is_none(seen: Seen) -> None:
+def test_first_late_rank_starts_a_collector_where_there_is_none(seen: Seen) -> None:
     assert (seen.ended.exit_code, seen.ended.stdout) == (0, "trained\n")
     assert seen.ended.stderr.count("rankscope: watching run ") == 1
     assert re.search(rf"^rankscope: run \S+:{seen.port}: 2 ranks, {STEPS} steps,", seen.ended.stderr, re.MULTILINE)

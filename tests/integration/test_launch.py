@@ -66,7 +66,7 @@ def check_parts(window: WindowBreakdown) -> None:
     assert min(window.compute_ns, window.communication_ns) > 0
 
 
-def test_losses_are_the_same_to_the_last_bit_while_everything_is_seen() -> None:
+def test_losses_are_bit_equal_while_everything_is_seen() -> None:
     # Steps of 3 ms alone would end before the first report, and more windows would wait for it than may.
     job = ("small_ddp.py", "--steps", "15", "--pause-s", "0.02")
     plain = run(forked_ranks(2, *job))
@@ -92,7 +92,7 @@ def test_losses_are_the_same_to_the_last_bit_while_everything_is_seen() -> None:
     assert [window.first_step for window in second.breakdowns] == [4, 5, chosen, chosen + 1]
 
 
-def test_without_touching_the_launch_line_accumulation_and_evaluation_are_told_apart() -> None:
+def test_start_by_variable_tells_accumulation_from_evaluation() -> None:
     options = ("--epochs", "3", "--steps", "4", "--accumulate", "3", "--evaluate")
     with listening() as collector:
         ended = watch(collector, torchrun(2, "small_ddp.py", *options), RANKSCOPE="1")
@@ -128,7 +128,7 @@ def test_script_finds_itself_run_as_python_runs_it(tmp_path: Path) -> None:
     assert {life.ending for life in collector.lives} <= {None, ("failed", "SystemExit", 3)}
 
 
-def test_module_finds_itself_run_as_python_runs_it_also_where_torch_does_not_load_us() -> None:
+def test_module_runs_as_under_python_if_torch_does_not_load_us() -> None:
     command = ("-m", "package_job.train", "--lr", "1")
     plain = run(python(*command))
     with listening() as collector:
@@ -138,7 +138,7 @@ def test_module_finds_itself_run_as_python_runs_it_also_where_torch_does_not_loa
     assert [len(life.steps) for life in collector.lives] == [3]
 
 
-def test_all_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> None:
+def test_calls_work_without_launcher_and_fork_stands_down() -> None:
     with listening() as collector:
         ended = watch(collector, python("own_calls.py"), RANKSCOPE_CONSTANT_WARMUP_STEPS="1")
     assert ended.exit_code == 0
@@ -170,7 +170,7 @@ NOT_WATCHED = (
 
 
 @pytest.mark.parametrize(("steps", "said"), [(TRAINING_STEPS - 1, ""), (TRAINING_STEPS, NOT_WATCHED)])
-def test_training_without_a_rank_is_told_once_that_it_is_not_watched(steps: int, said: str) -> None:
+def test_training_without_a_rank_is_told_once_it_is_not_watched(steps: int, said: str) -> None:
     # 19 steps are a test of the model, and so are the child's; a process that trains says it for its children, too.
     ended = run(python("lone.py", str(steps)), {"RANKSCOPE": "1"})
     assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "done\n", said)
@@ -188,7 +188,7 @@ def test_training_without_a_rank_is_told_once_that_it_is_not_watched(steps: int,
         ("kill", -signal.SIGKILL, None),
     ],
 )
-def test_end_of_a_script_that_never_trains_is_its_own_and_is_told(how: str, exit_code: int, ending: object) -> None:
+def test_script_that_never_trains_ends_as_itself_and_is_reported(how: str, exit_code: int, ending: object) -> None:
     with listening() as collector:
         ended = watch(collector, Forked((*AGENT, "ends.py", how)), **ALONE)
     assert (ended.exit_code, ended.stdout.partition(" ")[0]) == (exit_code, "torch")

@@ -87,7 +87,7 @@ def test_slow_block_of_a_sharded_model_is_named(served: Served) -> None:
     check_slow(train(served, "slow-fsdp2", "fsdp2", "--steps", "80", *SLOW))
 
 
-def test_healthy_run_names_no_block_and_repeated_forwards_are_backward(served: Served) -> None:
+def test_healthy_run_names_no_block_and_recomputes_in_backward(served: Served) -> None:
     trained = train(served, "healthy", "ddp", "--steps", "50", "--checkpointed")
     check_times(trained, recomputed=True)
     assert trained.layers.slow == ()

@@ -67,7 +67,7 @@ def page(browser: webdriver.Chrome, world: LiveWorld) -> Iterator[LivePage]:
         browser.get("about:blank")
 
 
-def test_page_opens_without_a_word_on_the_console_and_asks_for_nothing_from_elsewhere(page: LivePage) -> None:
+def test_page_opens_with_no_console_message_or_foreign_request(page: LivePage) -> None:
     page.wait_for_map(109, 4)
     assert read_log(page.browser, "browser") == []
     asked = [url for url in read_requests(page.browser) if not url.startswith("about:")]
@@ -110,7 +110,7 @@ def test_row_of_the_slow_rank_is_hot_from_the_step_it_was_slow(page: LivePage) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_slow_rank_is_hot_in_either_scheme_and_the_others_are_as_the_page(page: LivePage, scheme: str) -> None:
+def test_slow_rank_is_hot_in_either_scheme_unlike_the_others(page: LivePage, scheme: str) -> None:
     page.wait_for_map(109, 4)
     prefer(page.browser, color_scheme=scheme)
     neutral = page.color("equal")
@@ -165,7 +165,7 @@ def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> N
     assert page.text("#announcement") == ""
 
 
-def test_first_screen_says_who_since_when_at_what_cost_and_what_to_do(page: LivePage) -> None:
+def test_first_screen_says_who_since_when_cost_and_what_to_do(page: LivePage) -> None:
     page.wait_for_text("#health", "1 warning")
     card = page.wait_for_text("#open-findings > li", "Rank 2 (node-a): 1.86x slower than its 3 peers")
     assert "run 1.86x slower, 1.8 of 4 ranks wasted" in card  # 4 * (1 - 1 / 1.86)
@@ -201,7 +201,7 @@ def test_ranks_are_sorted_by_the_head_that_is_pressed(page: LivePage) -> None:
     assert page.count("#ranks th[aria-sort]") == 1
 
 
-def test_silent_rank_says_how_old_its_last_report_is_also_while_no_step_ends(page: LivePage, world: LiveWorld) -> None:
+def test_silent_rank_shows_age_of_last_report_without_new_steps(page: LivePage, world: LiveWorld) -> None:
     last_wall_s = world.snapshot.wall_s
     silent = rank_of(0, world_size=1, up=False, ended="silent", last_report_wall_s=last_wall_s)
     run = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(silent,))
@@ -270,7 +270,7 @@ def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, w
     assert "steps a second" not in page.text("#figures")
 
 
-def test_run_that_is_over_and_had_a_verdict_has_no_reason_for_none(page: LivePage, world: LiveWorld) -> None:
+def test_ended_run_with_a_verdict_gives_no_reason_for_none(page: LivePage, world: LiveWorld) -> None:
     end, why = RunEnd(reason="crashed", ended_wall_s=59.0), "too few steps are known"
     over = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), end=end, abstained=why)
     world.show(over)
@@ -293,7 +293,7 @@ def test_windows_that_ended_are_named_with_their_cost(page: LivePage, world: Liv
     )
 
 
-def test_evidence_that_is_open_stays_open_while_its_finding_changes(page: LivePage, world: LiveWorld) -> None:
+def test_open_evidence_stays_open_while_its_finding_changes(page: LivePage, world: LiveWorld) -> None:
     def show(sentence: str) -> None:
         finding = finding_of(1, sentence, evidence={"own_ms": 65.0})
         run = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), open_findings=(finding,))
@@ -353,7 +353,7 @@ def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> No
     assert found["peers"] == pytest.approx((1 - 35 / 68.25) * (height - CHART_BELOW), abs=4)
 
 
-def test_lines_at_which_a_host_waits_and_its_copies_are_shown_as_text(page: LivePage, world: LiveWorld) -> None:
+def test_blocking_lines_and_copies_of_a_host_are_shown_as_text(page: LivePage, world: LiveWorld) -> None:
     kinds = (
         Synchronization(
             call="cudaStreamSynchronize", operator="aten::item", line="<b>train.py:24 (main)", count=4,

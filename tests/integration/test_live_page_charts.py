@@ -300,7 +300,7 @@ def test_begin_of_a_finding_is_drawn_on_every_chart_over_time(page: LivePage, wo
         assert "begin, step 60: Rank 1 is slow." in read(page, chart[1:], *[Keys.ARROW_RIGHT] * 3)
 
 
-def test_begin_of_a_finding_is_drawn_beside_the_peers_of_its_rank(page: LivePage, world: LiveWorld) -> None:
+def test_begin_of_a_finding_is_drawn_beside_the_ranks_peers(page: LivePage, world: LiveWorld) -> None:
     world.tell(slow_story(), "gpt")
     page.open("#run=gpt&rank=2")
     page.wait_for_rows("#beside", 3)

@@ -54,7 +54,7 @@ def test_difference_is_that_of_the_command(page: LivePage) -> None:
     assert rows["ranks"][:2] == ["2", "2"]
 
 
-def test_unequal_work_is_refused_with_the_reason_and_compared_when_asked_for(page: LivePage) -> None:
+def test_unequal_work_is_refused_with_its_reason_unless_forced(page: LivePage) -> None:
     compare_with(page, "wide")
     page.wait_for_text("#compare-said", "A has 4 ranks and B 2")
     assert not page.shown("#compared-shown")

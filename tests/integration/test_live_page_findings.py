@@ -233,7 +233,7 @@ def test_finding_leads_to_its_incident_and_capture(page: LivePage, world: LiveWo
     assert page.run("return document.activeElement.id") == reached
 
 
-def test_runbook_of_the_release_is_linked_and_no_dashboard_without_settings(page: LivePage, world: LiveWorld) -> None:
+def test_release_runbook_is_linked_and_no_dashboard_by_default(page: LivePage, world: LiveWorld) -> None:
     show_linked(page, world)
     links = page.run("return [...document.querySelectorAll('#open-findings a[target=_blank]')].map(({ href }) => href)")
     assert [urlsplit(link).path for link in links] == ["/live/runbooks/RankscopeStragglerRank.md"]
@@ -241,7 +241,7 @@ def test_runbook_of_the_release_is_linked_and_no_dashboard_without_settings(page
     assert find(page.browser, "pre").text.startswith("# RankscopeStragglerRank\n"), "shown, and not downloaded"
 
 
-def test_runbook_and_dashboard_are_linked_where_settings_name_them(browser: webdriver.Chrome, world: LiveWorld) -> None:
+def test_runbook_and_dashboard_are_linked_as_settings_name_them(browser: webdriver.Chrome, world: LiveWorld) -> None:
     settings = PageSettings(grafana_url="https://g.example/graf", runbooks_url="https://docs.example/runbooks")
     with serving(browser, world, settings) as page:
         show_linked(page, world)
@@ -262,7 +262,7 @@ def test_runbook_and_dashboard_are_linked_where_settings_name_them(browser: webd
         ({"ranks": [], "nodes": []}, "rankscope-run", {"run": "a&b"}),
     ],
 )
-def test_dashboard_of_a_finding_exists_and_has_the_variables_of_its_address(
+def test_dashboard_of_a_finding_has_the_variables_of_its_address(
     page: LivePage, finding: dict[str, object], uid: str, variables: dict[str, str]
 ) -> None:
     page.open()
@@ -279,7 +279,7 @@ def test_dashboard_of_a_finding_exists_and_has_the_variables_of_its_address(
     assert set(asked) <= {one["name"] for one in found["templating"]["list"]}
 
 
-def test_link_that_has_the_focus_keeps_it_while_the_evidence_changes(page: LivePage, world: LiveWorld) -> None:
+def test_focused_link_keeps_the_focus_while_evidence_changes(page: LivePage, world: LiveWorld) -> None:
     show_linked(page, world)
     page.run("document.querySelector('#open-findings .links a').focus()")
     run, picture = huge_run("gpt", RANKS, SLOW_RANK)
@@ -289,7 +289,7 @@ def test_link_that_has_the_focus_keeps_it_while_the_evidence_changes(page: LiveP
     assert page.run("return document.activeElement.textContent") == "Rank 77 beside its peers"
 
 
-def test_incidents_of_the_run_are_listed_with_when_and_how_they_ended(page: LivePage, world: LiveWorld) -> None:
+def test_incidents_of_the_run_are_listed_with_time_and_outcome(page: LivePage, world: LiveWorld) -> None:
     # Opened 90 s before the first snapshot, of which the shown one is a second later.
     show_linked(page, world)
     said = page.wait_for_text("#incident-7", "open for 1 min, opened ")
@@ -303,7 +303,7 @@ def test_incidents_of_the_run_are_listed_with_when_and_how_they_ended(page: Live
     assert "it cost 12 rank-seconds" in ended
 
 
-def test_other_run_has_none_of_the_incidents_events_and_findings_of_this_one(page: LivePage, world: LiveWorld) -> None:
+def test_runs_do_not_share_incidents_events_and_findings(page: LivePage, world: LiveWorld) -> None:
     show_linked(page, world)
     page.wait_for_text("#incident-list", "Ranks (77,) are slow.")
     world.show(*world.snapshot.runs, small_run("other"))

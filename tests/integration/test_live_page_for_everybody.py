@@ -135,7 +135,7 @@ def test_heat_map_is_walked_and_read_by_arrow_keys(page: LivePage) -> None:
     page.wait_for_text("#rank-said", "Rank 1 on node-a")
 
 
-def test_slowest_cell_of_16384_ranks_is_one_key_away_and_near_when_zoomed(page: LivePage, world: LiveWorld) -> None:
+def test_slowest_of_16384_cells_is_one_key_away_and_near_in_zoom(page: LivePage, world: LiveWorld) -> None:
     run, picture = huge_run("huge", 16_384, 5_000)
     world.show(run, steps={"huge": picture})
     page.open("#run=huge")
@@ -150,7 +150,7 @@ def test_slowest_cell_of_16384_ranks_is_one_key_away_and_near_when_zoomed(page: 
     assert find(page.browser, "#last-rank").get_attribute("value") == "16383"
 
 
-def test_slow_rank_is_opened_from_the_table_and_the_focus_follows(page: LivePage) -> None:
+def test_slow_rank_opens_from_the_table_and_the_focus_follows(page: LivePage) -> None:
     page.open("#run=story")
     page.wait_for_rows("#ranks", 4)
     tab_to(page, "BUTTON 2")

@@ -16,7 +16,7 @@ def head() -> str:
     return "| | |\n|---|---|\n| command | the smallest |"
 
 
-def test_of_a_load_every_report_is_acknowledged_and_none_is_lost_or_counted_twice(head: str) -> None:
+def test_every_report_of_a_load_is_acknowledged_and_counted_once(head: str) -> None:
     load = measure_load(RANKS, SECONDS)
     assert load.made >= RANKS
     assert (load.acknowledged, load.admitted, load.lost, load.gaps) == (load.made, load.made, 0, 0)
@@ -35,7 +35,7 @@ def test_a_storm_of_connects_and_a_killed_collector_lose_nothing(head: str) -> N
     assert f"| {RANKS} |" in render(head, [], [storm])
 
 
-def test_ranks_may_report_faster_to_show_what_a_collector_takes_later(head: str) -> None:
+def test_sped_up_ranks_show_the_memory_of_a_later_time(head: str) -> None:
     growth = measure_memory(RANKS, reports=60, speed=20)
     assert [point.reports for point in growth.points] == [0, 10, 60]
     assert all(growth.bare_bytes < point.resident_bytes for point in growth.points)

@@ -104,7 +104,7 @@ def read_mlflow(folder: Path, name: str) -> list[tuple[float, int]]:
     return [(float(value), int(step)) for _, value, step in map(str.split, found[0].read_text().splitlines())]
 
 
-def test_mlflow_has_own_times_that_differ_by_what_the_slow_rank_sleeps(folder: Path) -> None:
+def test_mlflow_own_times_differ_by_the_sleep_of_the_slow_rank(folder: Path) -> None:
     (fast, _), (slow, step) = (read_mlflow(folder, f"rankscope/rank/{rank}/own_s")[-1] for rank in (0, 1))
     assert slow - fast > COST_S / 2
     assert slow >= COST_S
@@ -112,7 +112,7 @@ def test_mlflow_has_own_times_that_differ_by_what_the_slow_rank_sleeps(folder: P
     assert read_mlflow(folder, f"rankscope/node/{name_node(os.uname().nodename)}/ranks_up")[0][0] in {1.0, 2.0}
 
 
-def test_run_of_the_training_has_them_beside_its_loss_and_goes_on(folder: Path) -> None:
+def test_training_run_has_own_times_beside_its_loss_and_goes_on(folder: Path) -> None:
     (loss,) = (folder / "mlflow").glob("*/*/metrics/loss")
     assert (loss.parent / "rankscope" / "rank" / "1" / "own_s").exists()
     assert "status: 1" in (loss.parents[1] / "meta.yaml").read_text()  # RUNNING: the training ends it

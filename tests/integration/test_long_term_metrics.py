@@ -73,12 +73,12 @@ def wait_for_samples(store: Store, job: str) -> None:
     )
 
 
-def test_every_store_has_what_the_page_of_the_collector_said_at_the_end(seen: Seen) -> None:
+def test_every_store_has_the_final_values_of_the_collectors_page(seen: Seen) -> None:
     for kept in (seen.scraped_by_prometheus, seen.written_by_prometheus, seen.scraped_by_victoria):
         assert {rank_of(labels): samples[max(samples)] for labels, samples in kept.items()} == seen.published
 
 
-def test_what_prometheus_wrote_is_sample_for_sample_what_it_scraped(seen: Seen) -> None:
+def test_samples_written_by_prometheus_equal_those_it_scraped(seen: Seen) -> None:
     assert set(seen.written_by_prometheus) == set(seen.scraped_by_prometheus)
     for labels, scraped in seen.scraped_by_prometheus.items():
         written = seen.written_by_prometheus[labels]
@@ -89,7 +89,7 @@ def test_what_prometheus_wrote_is_sample_for_sample_what_it_scraped(seen: Seen) 
         assert all(at > max(both) for at in (scraped.keys() ^ written.keys()))
 
 
-def test_a_store_that_scrapes_by_itself_has_the_same_series_under_its_own_job(seen: Seen) -> None:
+def test_store_scraping_by_itself_has_the_same_series_in_its_job(seen: Seen) -> None:
     def without_job(kept: dict[Labels, Samples]) -> set[Labels]:
         return {frozenset(label for label in labels if label[0] != "job") for labels in kept}
 

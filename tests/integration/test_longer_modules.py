@@ -17,7 +17,7 @@ STEPS = 2_000
 SLOW = 2
 
 
-def test_incident_of_slow_kernels_gets_the_modules_that_are_longer(tmp_path: Path) -> None:
+def test_incident_of_slow_kernels_lists_the_longer_modules(tmp_path: Path) -> None:
     compile_nvml(tmp_path)
     slow = ("--in-traces", "--slow-rank", str(SLOW), "--slow-ratio", "1.5", "--slow-from", "60")
     sizes = ("--steps", str(STEPS), "--kernel-ns", "400000")

@@ -162,7 +162,7 @@ def test_each_step_has_the_samples_and_tokens_of_its_batches(loop: Loop, seen: S
         assert [record.tokens for record in life.steps] == tokens
 
 
-def test_the_time_of_backward_and_optimizer_is_seen_in_every_step(loop: Loop, seen: Seen) -> None:
+def test_time_of_backward_and_optimizer_is_seen_in_every_step(loop: Loop, seen: Seen) -> None:
     for record in (record for life in seen.lives for record in life.steps):
         assert record.phases_ns["backward"] > 0
         assert (record.phases_ns["optimizer"] > 0) is not loop.steps_in_backward
@@ -178,7 +178,7 @@ def test_rollouts_and_rewards_of_trl_are_phases_of_each_step(jobs: Jobs) -> None
 MANUAL = (*AGENT, "manual_update.py")
 
 
-def test_a_loop_without_torch_optim_is_told_once_how_to_say_its_steps() -> None:
+def test_loop_without_torch_optim_is_told_once_how_to_mark_steps() -> None:
     with listening() as collector:
         ended = run(forked_ranks(2, *MANUAL), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
     assert ended.exit_code == 0, ended.stderr

@@ -147,7 +147,7 @@ def open_incidents(service: Service) -> list[tuple[str, str]]:
     return [(one.run, one.kind) for one in service._journal.incidents if one.is_open]
 
 
-def test_collector_that_hears_nobody_has_one_incident_and_no_failed_run() -> None:
+def test_collector_hearing_nobody_has_one_incident_no_failed_run() -> None:
     clock = DrivenClock()
     with collecting(clock) as service:
         for run in ("a", "b", "c"):

@@ -106,7 +106,7 @@ HARMS = (
     HARMS[: sized(4, len(HARMS))],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_lost_store_is_said_and_begun_anew_and_no_counter_goes_back(
+def test_lost_store_is_told_and_begun_anew_with_no_counter_lower(
     store: Path, harm: Callable[[Path], None], reason: str, said: str
 ) -> None:
     with writing(store) as (served, crew):
@@ -137,7 +137,7 @@ def is_counted(served: Served, reason: str) -> bool | None:
     return True if counted and "rankscope_store_writable 1.0\n" in page else None
 
 
-def test_file_that_was_put_in_its_place_is_renamed_and_not_deleted(store: Path) -> None:
+def test_file_put_in_place_of_the_store_is_renamed_not_deleted(store: Path) -> None:
     with writing(store) as (served, crew):
         replace(store)
         content = store.read_bytes()

@@ -29,7 +29,7 @@ SOON = {
 }  # fmt: skip
 
 
-def test_run_measures_its_flops_within_its_budget_and_again_when_the_batch_has_changed() -> None:
+def test_flops_are_measured_within_budget_and_anew_for_new_batch() -> None:
     with listening() as collector:
         environment = {**ALONE, **OFTEN, **SOON, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": CHECKOUT}
         ended = run_forked("changing_batch.py", environment=environment)

@@ -81,7 +81,7 @@ def test_a_notice_is_acknowledged_by_its_own_number_and_shown(served: Served) ->
     served.wait_for_metrics('reason="out_of_memory",signal="SIGKILL",rank="0",run="told"} 1.0\n')
 
 
-def test_a_notice_about_a_life_that_nobody_knows_is_not_acknowledged_until_it_has_said_hello(served: Served) -> None:
+def test_notice_about_an_unknown_life_waits_for_its_hello(served: Served) -> None:
     with connected(served, "sidecar-2") as sidecar, connected(served, "boot-late") as rank:
         # The second is answered, the first was not: the rank's Hello has come in between.
         assert isinstance(sidecar.ask(Report(sequence=1, host_ns=0)), HelloWanted)

@@ -62,7 +62,7 @@ def test_throttled_gpu_is_read_in_our_units(driver: Path) -> None:
     assert {field: sample[field] for field in expected} == expected
 
 
-def test_energy_is_what_the_board_has_used_since_the_first_sample(driver: Path) -> None:
+def test_energy_is_the_use_of_the_board_since_the_first_sample(driver: Path) -> None:
     samples = run_script(driver, STRAINED, "answer([sample(at_s)[0] for at_s in (0, 1, 2)])")
     assert [name_fields(one)["energy_joules"] for one in samples] == [0.0, 0.5, 1.0]
 
@@ -73,7 +73,7 @@ def test_idle_gpu_is_measured_as_not_throttled(driver: Path) -> None:
     assert sample["utilization_ratio"] == 0.0
 
 
-def test_value_without_permission_is_absent_with_its_reason_and_the_others_are_measured(driver: Path) -> None:
+def test_value_without_permission_is_absent_and_others_measured(driver: Path) -> None:
     sample = read_sample(driver, QUIET)
     assert sample["power_watts"] is None
     assert sample["absent"]["power_watts"] == "no_permission"
@@ -88,7 +88,7 @@ def test_old_driver_is_read_through_the_older_calls(tmp_path: Path) -> None:
     assert sample["absent"].keys().isdisjoint(nvml_readings.STATE_FIELDS)
 
 
-def test_slice_of_a_gpu_has_its_own_memory_and_the_power_of_its_board(driver: Path) -> None:
+def test_gpu_slice_has_own_memory_and_the_power_of_its_board(driver: Path) -> None:
     torch_name = SLICE.replace("MIG-", "GPU-")
     sample = read_sample(driver, torch_name)
     assert sample["uuid"] == SLICE
@@ -103,7 +103,7 @@ def test_slice_can_be_asked_for_by_its_own_name(driver: Path) -> None:
     assert read_sample(driver, SLICE)["model"] == "Stand-in Slice"
 
 
-def test_driver_that_is_not_loaded_is_said_once_with_the_cure_and_then_costs_nothing(driver: Path) -> None:
+def test_unloaded_driver_is_told_with_cure_once_at_no_later_cost(driver: Path) -> None:
     script = "answer([sample(0), sample(1000), said, sampler.unavailable, calls()])"
     first, second, said, unavailable, calls = run_script(driver, STRAINED, script, STAND_IN_INIT_RESULT=9)
     assert (first, second, unavailable, calls) == ([], [], "driver_not_loaded", 0)
@@ -116,7 +116,7 @@ def test_driver_that_is_not_loaded_is_said_once_with_the_cure_and_then_costs_not
     ]
 
 
-def test_error_that_pynvml_does_not_know_is_named_by_the_drivers_text(driver: Path) -> None:
+def test_error_unknown_to_pynvml_is_named_by_the_drivers_text(driver: Path) -> None:
     script = "sample(); answer(sampler.unavailable)"
     assert run_script(driver, STRAINED, script, STAND_IN_INIT_RESULT=4242) == "stand_in_made_up_error"
 
@@ -165,7 +165,7 @@ def test_gpu_lost_within_a_sample_is_asked_nothing_more(driver: Path) -> None:
     assert calls == third_reading
 
 
-def test_gpu_of_which_nothing_can_be_read_is_lost_whatever_the_error_is_called(driver: Path) -> None:
+def test_gpu_with_nothing_readable_is_lost_whatever_the_error(driver: Path) -> None:
     script = "sample(0); answer([*sample(1), [calls()], *sample(2), [calls()]])"
     lost = {"STAND_IN_LOST_FROM_CALL": CALLS_TO_FIND + CALLS_TO_READ + 1, "STAND_IN_LOST_RESULT": 999}
     values, calls, _, calls_later = run_script(driver, STRAINED, script, **lost)
@@ -173,7 +173,7 @@ def test_gpu_of_which_nothing_can_be_read_is_lost_whatever_the_error_is_called(d
     assert calls == calls_later  # it is left alone for 10 s
 
 
-def test_lost_gpu_is_looked_for_after_10_then_20_seconds_and_measured_once_it_is_back(driver: Path) -> None:
+def test_lost_gpu_is_retried_after_10_then_20_s_until_it_is_back(driver: Path) -> None:
     script = "answer([[at_s, sample(at_s)[0][3] is None, calls()] for at_s in (0, 1, 10, 11, 30, 31)])"
     # Calls 1-22 are the first sample. Call 23 finds the GPU lost, call 24 still, call 25 sees it again.
     history = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=23, STAND_IN_LOST_UNTIL_CALL=25)
@@ -187,7 +187,7 @@ def test_lost_gpu_is_looked_for_after_10_then_20_seconds_and_measured_once_it_is
     ]
 
 
-def test_lost_gpu_is_looked_for_at_most_every_ten_minutes_in_the_end(driver: Path) -> None:
+def test_lost_gpu_is_retried_at_most_every_ten_minutes_later(driver: Path) -> None:
     # Waits of 10, 20, 40, 80, 160, 320 s end at 630 s; from then on one try every 600 s: 1230, 1830, 2430.
     script = "answer([sample(at_s) and calls() for at_s in range(0, 2500, 10)])"
     counts = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=1)

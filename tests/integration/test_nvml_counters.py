@@ -26,7 +26,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- the fields -------------------------------------------------------------------------------------------------------
 
 
-def test_nvml_fills_every_field_of_a_sample_but_its_time_and_names_and_amds_links() -> None:
+def test_nvml_fills_all_fields_but_time_names_and_amd_links() -> None:
     of_amd = {"xgmi_tx_bytes", "xgmi_rx_bytes"}
     assert set(FIELDS) == set(DeviceSample.__struct_fields__) - {"host_ns", "uuid", "model", "absent"} - of_amd
 
@@ -67,7 +67,7 @@ def test_pcie_counter_that_wraps_every_moment_is_no_measurement(driver: Path) ->
     assert sample["absent"]["pcie_tx_bytes"] == "counter_of_32_bits_wraps"
 
 
-def test_gpu_without_nvlink_says_so_and_its_memory_clock_is_measured(driver: Path) -> None:
+def test_gpu_without_nvlink_says_so_and_has_its_memory_clock(driver: Path) -> None:
     sample = read_sample(driver, QUIET)
     assert sample["absent"]["nvlink_tx_bytes"] == "not_supported"
     assert sample["memory_clock_hertz"] == 3_201_000_000
@@ -82,7 +82,7 @@ def test_our_numbers_of_the_traffic_counters_are_those_of_pynvml() -> None:
 # -- bit errors and remapped rows -------------------------------------------------------------------------------------
 
 
-def test_bit_errors_are_counted_by_whether_they_could_be_corrected(driver: Path) -> None:
+def test_bit_errors_are_counted_as_corrected_or_uncorrected(driver: Path) -> None:
     sample = read_sample(driver, STRAINED)
     assert (sample["ecc_corrected"], sample["ecc_uncorrected"]) == (21, 1)
 
@@ -138,14 +138,14 @@ def test_count_of_xid_errors_goes_on_when_a_lost_gpu_is_back(driver: Path) -> No
     assert (sample["xid_count"], sample["xid_last"], sample["temperature_celsius"]) == (2, 31, 88.0)
 
 
-def test_xid_error_that_came_while_the_gpu_was_lost_is_counted_when_it_is_back(driver: Path) -> None:
+def test_xid_error_of_a_lost_gpu_is_counted_when_it_is_back(driver: Path) -> None:
     lost_from = run_script(driver, STRAINED, "sample(); answer(calls())") + 1
     lost = {"STAND_IN_LOST_FROM_CALL": lost_from, "STAND_IN_LOST_UNTIL_CALL": lost_from + 1}
     sample = read_sample(driver, STRAINED, "sample(0); sample(1); raise_xid(79); answer(sample(11))", **lost)
     assert (sample["xid_count"], sample["xid_last"]) == (1, 79)
 
 
-def test_gpu_that_takes_the_place_of_another_begins_its_own_count(driver: Path) -> None:
+def test_gpu_that_replaces_another_begins_its_own_count(driver: Path) -> None:
     script = f"sample(0); raise_xid(31); sample(1)\nuuid = {QUIET!r}\nanswer(sample(2))"
     assert read_sample(driver, STRAINED, script)["xid_count"] == 0
 
@@ -156,7 +156,7 @@ def test_slice_counts_its_own_xid_errors_and_those_of_no_slice(driver: Path) -> 
     assert (sample["xid_count"], sample["xid_last"]) == (2, 48)
 
 
-def test_events_without_permission_are_absent_with_the_reason_and_the_rest_is_measured(driver: Path) -> None:
+def test_events_without_permission_are_absent_and_rest_measured(driver: Path) -> None:
     sample = read_sample(driver, STRAINED, STAND_IN_NO_EVENTS=4)
     assert [sample["absent"][field] for field in nvml_readings.XID_FIELDS] == ["no_permission"] * 2
     assert sample["ecc_corrected"] == 21
@@ -205,7 +205,7 @@ def test_driver_without_performance_counters_says_so(tmp_path: Path) -> None:
     assert {absent[field] for field in nvml_readings.ACTIVITY_FIELDS} == {"function_not_found"}
 
 
-def test_gpu_that_is_back_compares_with_nothing_from_before_it_was_lost(driver: Path) -> None:
+def test_returned_gpu_compares_with_nothing_from_before_its_loss(driver: Path) -> None:
     lost_from = run_script(driver, STRAINED, "sample(); answer(calls())") + 1
     lost = {"STAND_IN_LOST_FROM_CALL": lost_from, "STAND_IN_LOST_UNTIL_CALL": lost_from + 1}
     sample = read_sample(driver, STRAINED, "sample(0); sample(1); answer(sample(11))", **lost)
@@ -215,7 +215,7 @@ def test_gpu_that_is_back_compares_with_nothing_from_before_it_was_lost(driver: 
 # -- what NVML holds for us -------------------------------------------------------------------------------------------
 
 
-def test_one_event_set_and_two_snapshots_are_held_however_many_samples_there_are(driver: Path) -> None:
+def test_samples_hold_one_event_set_and_two_snapshots_in_all(driver: Path) -> None:
     assert run_script(driver, STRAINED, "sample(0); sample(1); sample(2); answer(held())") == [1, 2]
 
 
@@ -223,7 +223,7 @@ def test_closed_sampler_gives_back_what_nvml_held_for_it(driver: Path) -> None:
     assert run_script(driver, STRAINED, "sample(0); sampler.close(); answer(held())") == [0, 0]
 
 
-def test_process_that_changes_its_gpu_gives_back_what_the_old_one_held(driver: Path) -> None:
+def test_process_changing_its_gpu_frees_what_the_old_one_held(driver: Path) -> None:
     script = f"sample(0)\nuuid = {QUIET!r}\nsample(1); answer(held())"
     assert run_script(driver, STRAINED, script) == [1, 0]  # that GPU has no performance counters
 

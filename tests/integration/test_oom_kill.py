@@ -44,7 +44,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
-def test_a_rank_that_eats_all_memory_is_told_apart_from_one_that_is_killed(node: Node, cgroup: Path) -> None:
+def test_rank_out_of_memory_is_told_apart_from_a_killed_one(node: Node, cgroup: Path) -> None:
     eater, killed = node.prepare(EAT_ALL), node.prepare("os.kill(os.getpid(), signal.SIGKILL)")
     for process in (eater, killed):
         (cgroup / "cgroup.procs").write_text(str(process.pid))

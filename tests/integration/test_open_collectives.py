@@ -50,7 +50,7 @@ def names_of(session: Any) -> list[str]:
     return [activity.name() for activity in session.trace_activities()]
 
 
-def test_session_waits_for_a_collective_that_a_peer_has_not_joined(pair: list[Any], profiler: TorchProfiler) -> None:
+def test_session_waits_for_a_collective_a_peer_has_not_joined(pair: list[Any], profiler: TorchProfiler) -> None:
     profiler.start(full=False)
     begin_ns = time.perf_counter_ns()
     work = pair[0].allreduce([torch.ones(4)])
@@ -70,7 +70,7 @@ def test_session_waits_for_a_collective_that_a_peer_has_not_joined(pair: list[An
     assert names_of(profiler.stop()) == ["recorded again"]
 
 
-def test_result_is_there_before_the_end_is_recorded_and_is_waited_for(pair: list[Any], profiler: TorchProfiler) -> None:
+def test_recorded_end_is_waited_for_beyond_the_result(pair: list[Any], profiler: TorchProfiler) -> None:
     # As DDP waits: for the future alone. By `is_completed`, which torch answers under the lock of the end, it is over.
     for _ in range(300):
         profiler.start(full=False)
@@ -82,9 +82,7 @@ def test_result_is_there_before_the_end_is_recorded_and_is_waited_for(pair: list
         assert names_of(profiler.stop()) == ["gloo:all_reduce"] * 2
 
 
-def test_two_sessions_of_one_collective_after_the_other_have_their_own(
-    pair: list[Any], profiler: TorchProfiler
-) -> None:
+def test_consecutive_sessions_have_their_own_collectives(pair: list[Any], profiler: TorchProfiler) -> None:
     for name in ("broadcast", "allreduce"):
         profiler.start(full=False)
         for member in pair:

@@ -87,7 +87,7 @@ def test_files_are_fetched_when_the_job_ends_after_the_last_step(tmp_path: Path,
     assert [(one.state, one.reason, one.last_step) for one in done.ranks] == [("fetched", "", asked.last_step)] * 2
 
 
-def test_incident_of_the_demo_has_an_analyzed_capture_of_its_rank(tmp_path: Path) -> None:
+def test_demo_incident_has_an_analyzed_capture_of_its_rank(tmp_path: Path) -> None:
     job = forked_ranks(4, *AGENT, DEMO, *SLOWED)
     with running(tmp_path, captures_on_incident=True) as service, started(job, environment_of(service.endpoint)):
         done = wait_for_end(service)
@@ -110,7 +110,7 @@ def find_figures(ended: Ended) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "state", "problem"), [((), "complete", ""), (("modules",), "failed", f"rank 0: {COMPILED}")]
 )
-def test_compiled_training_is_captured_or_refused_and_is_the_same(
+def test_compiled_training_is_captured_or_refused_and_unchanged(
     tmp_path: Path, options: tuple[str, ...], state: str, problem: str
 ) -> None:
     steps = ("--steps", "300")

@@ -127,7 +127,7 @@ def find_steps(packed: bytes) -> list[int]:
     return sorted(int(name.partition("#")[2]) for name in names if name.startswith("ProfilerStep#"))
 
 
-def test_ordered_ranks_capture_the_same_steps_and_their_files_arrive_whole(tmp_path: Path) -> None:
+def test_ordered_ranks_capture_the_same_steps_and_files_arrive(tmp_path: Path) -> None:
     with ordering() as collector:
         train(collector, tmp_path)
     assert collector.first_step is not None
@@ -166,7 +166,7 @@ def find_losses(ended: Ended) -> str:
     return line
 
 
-def test_job_ends_with_files_that_nobody_fetches_and_says_that_they_may_be_lost(tmp_path: Path) -> None:
+def test_job_ends_with_unfetched_files_and_says_they_may_be_lost(tmp_path: Path) -> None:
     with ordering(fetches=False) as collector:
         ended = train(collector, tmp_path)
         endings = {life.rank: life.ending for life in collector.lives}

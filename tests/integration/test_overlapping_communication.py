@@ -10,7 +10,7 @@ SESSIONS_MIN = 5
 """1.5 s of steps with windows of 0.1 s; on a machine that is busy fewer are taken."""
 
 
-def test_no_session_ends_amid_communication_that_outlasts_its_step() -> None:
+def test_no_session_ends_amid_communication_outlasting_its_step() -> None:
     with serving() as served:
         environment = OFTEN | {"RANKSCOPE_COLLECTOR": served.endpoint, "RANKSCOPE_RUN": "overlapping"}
         with started(forked_ranks(2, "-m", "rankscope.agent", "overlapping.py"), environment) as job:

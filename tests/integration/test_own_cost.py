@@ -48,7 +48,7 @@ def test_every_part_that_works_tells_its_time_which_only_grows() -> None:
         assert last.overhead_ratio > 0
 
 
-def test_a_young_job_with_little_to_spend_has_no_full_window_that_it_cannot_pay() -> None:
+def test_young_job_on_a_small_budget_has_no_full_window() -> None:
     assert SCARCE * HEAD_START_NS < FULL_COST_ASSUMED_NS
     for life in watch(RANKSCOPE_OVERHEAD_RATIO_MAX=str(SCARCE)):
         assert life.breakdowns == []
@@ -56,7 +56,7 @@ def test_a_young_job_with_little_to_spend_has_no_full_window_that_it_cannot_pay(
         assert len(life.steps) == 40, "steps are seen all the same"
 
 
-def test_an_agent_that_is_above_its_budget_reports_less_often_and_of_every_step() -> None:
+def test_agent_above_budget_reports_less_often_but_every_step() -> None:
     with listening() as collector:
         settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.0001"}
         ended = run(Forked((*AGENT, "overspending.py")), settings)
@@ -83,7 +83,7 @@ def test_what_reads_windows_is_not_loaded_where_there_are_none() -> None:
     assert not {"rankscope.agent.profiler.reduction_process", "rankscope.measure.kineto"} & loaded
 
 
-def test_what_windows_leave_free_in_the_heap_goes_back_to_the_kernel() -> None:
+def test_heap_left_free_by_windows_returns_to_the_kernel() -> None:
     """The script leaves 64 MiB of holes itself, 32 KiB each, all at once."""
     held: dict[str, int] = {}
     for windows in ("1", "0"):

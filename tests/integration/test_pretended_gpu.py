@@ -36,7 +36,7 @@ def test_steps_from_the_warm_up_on_are_timed_on_the_device(life: Life) -> None:
     assert sorted(record.phases_ns["backward"] for record in timed)[len(timed) // 2] < BACKWARD_NS
 
 
-def test_no_step_is_lost_or_out_of_order_because_some_wait_for_the_device(life: Life) -> None:
+def test_steps_waiting_for_the_device_are_in_order_and_none_lost(life: Life) -> None:
     assert [record.step for record in life.steps] == list(range(120))
 
 

@@ -71,7 +71,7 @@ def test_two_ranks_of_torchrun_have_the_same_flops(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr, "the launcher reports no ranks that we have ended"
 
 
-def test_script_that_ends_early_has_no_profile_and_its_steps_are_said() -> None:
+def test_script_ending_early_has_no_profile_and_tells_its_steps() -> None:
     ended = profile(SCRIPT, "4")
     assert (ended.exit_code, ended.stdout) == (1, "training\ntrained\n")
     assert "no profile: the script ended with exit status 0 before the capture was complete." in ended.stderr

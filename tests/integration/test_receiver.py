@@ -167,7 +167,7 @@ def test_a_frame_above_the_limit_is_counted_and_its_sender_stays(connect: Connec
         (2, "protocol_too_new", "upgrade rankscope on this side"),
     ],
 )
-def test_an_agent_of_another_protocol_is_told_which_side_to_upgrade(
+def test_agent_of_another_protocol_is_told_which_side_to_upgrade(
     receiver: Receiver, dealer: Dealer, protocol: int, reason: str, cure: str
 ) -> None:
     send_then_pong(dealer, b"RSCP\x00%c\x01" % protocol)
@@ -190,7 +190,7 @@ def test_bytes_that_are_not_zeromq_s_do_no_harm(receiver: Receiver, dealer: Deal
     [b"GET /metrics HTTP/1.1\r\nHost: collector\r\n\r\n", b"\x16\x03\x01\x02\0" + bytes(512)],
     ids=["http", "tls"],
 )
-def test_what_speaks_another_protocol_is_counted_as_a_broken_handshake(receiver: Receiver, sent: bytes) -> None:
+def test_peer_of_another_protocol_counts_as_broken_handshake(receiver: Receiver, sent: bytes) -> None:
     host, _, port = receiver.endpoint.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(sent)
@@ -249,7 +249,7 @@ def test_an_endpoint_that_is_no_address_is_the_user_s_mistake() -> None:
         Receiver("tcp://*:99999")
 
 
-def test_the_kernel_is_told_to_close_connections_of_machines_that_are_gone(receiver: Receiver, dealer: Dealer) -> None:
+def test_kernel_is_told_to_close_connections_of_gone_machines(receiver: Receiver, dealer: Dealer) -> None:
     """Otherwise one to which something was sent last stays for a quarter of an hour."""
     dealer.send(encode(PONG))
     receive(receiver, 1)

@@ -43,7 +43,7 @@ def read_number(served: Served, name: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
-def test_ranks_behind_a_relay_are_seen_as_if_they_had_come_alone_in_far_fewer_batches() -> None:
+def test_ranks_behind_a_relay_look_direct_in_far_fewer_batches() -> None:
     with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
         # 40 reports a second of each of 4 ranks, in 10 batches a second: 16 in each.
         wait_for_acknowledgements(crew, 60)
@@ -59,7 +59,7 @@ def test_ranks_behind_a_relay_are_seen_as_if_they_had_come_alone_in_far_fewer_ba
         served.wait_for_run(RUN, lambda run: [rank.ended for rank in run.ranks] == ["finished"] * RANKS)
 
 
-def test_the_clock_of_a_rank_is_known_to_within_the_error_that_is_told_though_its_answers_wait() -> None:
+def test_clock_of_a_rank_is_known_within_error_despite_batching() -> None:
     """All clocks are this machine's: the offset is 0, so a bound that is right holds 0. Half the pause between batches
     would be 50 ms: a bound below that shows that the waiting is taken off.
     """
@@ -85,7 +85,7 @@ def test_a_relay_that_is_killed_again_and_again_loses_nothing() -> None:
             end_without_loss(served, crew, fault)
 
 
-def test_a_collector_that_is_killed_behind_a_relay_lacks_nothing_when_it_is_back() -> None:
+def test_collector_killed_behind_a_relay_comes_back_complete() -> None:
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
     with relaying(address) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
         kills = sized(2, 20)
@@ -102,7 +102,7 @@ def test_a_collector_that_is_killed_behind_a_relay_lacks_nothing_when_it_is_back
             end_without_loss(served, crew, fault)
 
 
-def test_a_relay_in_front_of_a_collector_that_stands_still_stays_small_and_catches_up() -> None:
+def test_relay_of_a_stopped_collector_stays_small_and_catches_up() -> None:
     with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
         wait_for_acknowledgements(crew, 10)
         process = psutil.Process(relay.pid)
@@ -132,7 +132,7 @@ def test_a_relay_and_its_collector_killed_together_lose_nothing() -> None:
             end_without_loss(served, crew, fault)
 
 
-def test_one_relay_carries_runs_of_several_collectors_each_to_its_own() -> None:
+def test_one_relay_carries_runs_to_several_collectors_separately() -> None:
     with serving() as first, serving() as second:
         endpoints = [first.endpoint, second.endpoint]
         by_endpoint = {choose_collector(name, endpoints): name for name in map(str, range(64))}
@@ -147,7 +147,7 @@ def test_one_relay_carries_runs_of_several_collectors_each_to_its_own() -> None:
             assert second.read_run_names() == [by_endpoint[second.endpoint]]
 
 
-def test_a_training_reports_through_a_unix_socket_and_its_sidecar_tells_how_it_ended(tmp_path: Path) -> None:
+def test_training_and_its_sidecar_report_through_a_unix_socket(tmp_path: Path) -> None:
     listen = f"ipc://{tmp_path}/relay"
     with serving() as served, relaying(served.endpoint, listen=listen) as relay:
         settings = {**OFTEN, "RANKSCOPE_RUN": RUN, "RANKSCOPE_COLLECTOR": relay.endpoint}
@@ -162,7 +162,7 @@ def test_a_training_reports_through_a_unix_socket_and_its_sidecar_tells_how_it_e
         check_identity(served, RUN)
 
 
-def test_what_a_relay_does_not_pass_on_is_on_the_collector_s_page_and_is_no_loss() -> None:
+def test_frames_a_relay_drops_are_on_the_page_and_are_no_loss() -> None:
     """A relay that was started before its collector drops what comes meanwhile: the ranks hold it."""
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
     with relaying(address) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:

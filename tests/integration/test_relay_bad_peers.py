@@ -97,7 +97,7 @@ def counted_by_relay(good: Peer, served: Served, metric: str, reason: str, at_le
         ("unexpected", encode(Relayed(frames=(RelayedFrame(b"boot-good", encode(Report(sequence=9, host_ns=0))),)))),
     ],
 )
-def test_what_no_rank_sends_is_refused_at_the_relay_and_counted_at_the_collector(
+def test_frames_no_rank_sends_stop_at_the_relay_and_are_counted(
     served: Served, relay: RunningRelay, reason: str, frame: bytes
 ) -> None:
     before = read_counts(served, REFUSED_THERE).get(reason, 0)
@@ -108,9 +108,7 @@ def test_what_no_rank_sends_is_refused_at_the_relay_and_counted_at_the_collector
     assert read_counts(served, FRAMES) == received  # the collector never saw it
 
 
-def test_reports_of_somebody_who_said_no_hello_are_asked_for_it_and_not_passed_on(
-    served: Served, relay: RunningRelay
-) -> None:
+def test_relay_asks_for_a_hello_before_it_passes_reports_on(served: Served, relay: RunningRelay) -> None:
     before = read_counts(served, DROPPED_THERE).get("no_hello", 0)
     with good_rank(relay.endpoint, "boot-good") as good, connected(relay.endpoint, "boot-bad") as bad:
         bad.send(Report(sequence=1, host_ns=0))
@@ -118,9 +116,7 @@ def test_reports_of_somebody_who_said_no_hello_are_asked_for_it_and_not_passed_o
         assert counted_by_relay(good, served, DROPPED_THERE, "no_hello", before + 1) == before + 1
 
 
-def test_who_claims_a_life_on_another_way_is_refused_and_the_rank_s_answers_stay_its_own(
-    served: Served, relay: RunningRelay
-) -> None:
+def test_life_claimed_by_another_route_keeps_its_own_answers(served: Served, relay: RunningRelay) -> None:
     with (
         good_rank(relay.endpoint, "boot-good") as good,
         open_relay(served.endpoint, "--name", "another") as other,
@@ -131,7 +127,7 @@ def test_who_claims_a_life_on_another_way_is_refused_and_the_rank_s_answers_stay
         good.report(3)  # no Refused came to it, which would end it
 
 
-def test_a_flood_from_one_rank_costs_no_memory_and_the_others_go_on(served: Served, relay: RunningRelay) -> None:
+def test_flood_from_one_rank_costs_no_memory_and_others_go_on(served: Served, relay: RunningRelay) -> None:
     process = psutil.Process(relay.pid)
     before = process.memory_info().rss
     with good_rank(relay.endpoint, "boot-good") as good, connected(relay.endpoint, "boot-flood") as flood:
@@ -193,7 +189,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
         yield Keyed(served, folder)
 
 
-def test_a_rank_without_keys_gets_in_through_a_relay_with_a_relay_s_key(keyed: Keyed) -> None:
+def test_rank_without_keys_gets_in_through_a_relay_with_a_key(keyed: Keyed) -> None:
     with (
         open_relay(keyed.served.endpoint, *keyed.relay_options("node")) as relay,
         good_rank(relay.endpoint, "boot-keyless", run="keyless") as good,
@@ -201,7 +197,7 @@ def test_a_rank_without_keys_gets_in_through_a_relay_with_a_relay_s_key(keyed: K
         good.report(2)
 
 
-def test_an_agent_s_key_does_not_make_a_relay_and_its_log_says_what_is_lacking(keyed: Keyed) -> None:
+def test_relay_with_an_agent_key_is_refused_and_logs_what_lacks(keyed: Keyed) -> None:
     before = read_counts(keyed.served, PEERS).get("relay_not_allowed", 0)
     with relaying(keyed.served.endpoint, *keyed.relay_options("ours")) as relay:
         relay.wait_for_words("refuses this relay (relay_not_allowed)")
@@ -209,7 +205,7 @@ def test_an_agent_s_key_does_not_make_a_relay_and_its_log_says_what_is_lacking(k
     assert counted(keyed.served, PEERS, "relay_not_allowed", before + 1)
 
 
-def test_frames_that_an_agent_packs_for_others_are_not_even_looked_at(keyed: Keyed) -> None:
+def test_frames_packed_by_an_agent_for_others_are_not_looked_at(keyed: Keyed) -> None:
     victim = identity_of("boot-victim", run="victims")
     with connected(keyed.served.endpoint, RELAY_ID, keyed.keys_of("theirs")) as thief:
         thief.send(RelayHello(name="n", boot_id="b"))
@@ -219,7 +215,7 @@ def test_frames_that_an_agent_packs_for_others_are_not_even_looked_at(keyed: Key
     assert "victims" not in keyed.served.read_run_names()
 
 
-def test_a_team_s_key_is_known_through_the_relay_and_keeps_another_team_out_of_its_run(keyed: Keyed) -> None:
+def test_team_key_passes_the_relay_and_keeps_other_teams_out(keyed: Keyed) -> None:
     relay_key = "allowed/relays/node.pub"
     with (
         keyed.with_rank_keys() as relay,
@@ -246,7 +242,7 @@ def test_a_rank_may_go_on_through_another_way_with_the_same_key(keyed: Keyed) ->
         assert after.await_answer(Welcome).admitted_through == sequence
 
 
-def test_a_rank_whose_key_the_relay_does_not_allow_does_not_connect(keyed: Keyed) -> None:
+def test_rank_whose_key_the_relay_does_not_allow_stays_out(keyed: Keyed) -> None:
     with keyed.with_rank_keys() as relay:
         other = keyed.folder / "other"
         make_keys(other, ["stranger"], force=False)

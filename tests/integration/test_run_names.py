@@ -49,7 +49,7 @@ def wait_until_kept(store: Path, run_id: str) -> None:
     wait_for(look, lambda: f"{run_id} is not in the store")
 
 
-def test_every_start_of_a_name_is_a_run_of_its_own_also_for_the_next_collector(tmp_path: Path) -> None:
+def test_starts_of_one_name_are_separate_runs_after_restart_too(tmp_path: Path) -> None:
     store, address = tmp_path / "store.db", f"tcp://127.0.0.1:{find_fixed_port()}"
     with serving("--store", str(store), listen=address) as served:
         first = train(served)

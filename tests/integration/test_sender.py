@@ -205,7 +205,7 @@ def test_reports_arrive_once_and_in_order(rank: Rank) -> None:
         assert collector.peer == BOOT_ID.encode()
 
 
-def test_the_welcome_makes_it_connected_and_says_where_the_metrics_are(rank: Rank) -> None:
+def test_welcome_connects_and_says_where_the_metrics_are(rank: Rank) -> None:
     assert (rank.sender.connected, rank.sender.metrics_url, rank.sender.refused) == (False, None, None)
     with living_collector() as collector:
         rank.sender.open(collector.endpoint)
@@ -231,7 +231,7 @@ def test_a_collector_that_comes_late_gets_everything_held(rank: Rank) -> None:
         assert collector.log == list(range(1, 21))
 
 
-def test_rank_whose_connection_another_peer_has_taken_over_comes_back() -> None:
+def test_rank_whose_connection_a_peer_took_over_comes_back() -> None:
     rank = Rank(silence_s=0.5)
     with contextlib.closing(rank.sender), living_collector() as collector, zmq.Context() as context:
         rank.sender.open(collector.endpoint)
@@ -256,7 +256,7 @@ def live_and_die(rank: Rank, port: int, admitted_through: int | None) -> Collect
     return collector
 
 
-def test_with_a_collector_that_remembers_nothing_is_lost_and_nothing_comes_twice(rank: Rank) -> None:
+def test_remembering_collectors_lose_nothing_and_repeat_nothing(rank: Rank) -> None:
     port = free_port()
     rank.sender.open(f"tcp://127.0.0.1:{port}")
     log: list[int] = []
@@ -268,7 +268,7 @@ def test_with_a_collector_that_remembers_nothing_is_lost_and_nothing_comes_twice
         assert collector.log == list(range(31, 301))
 
 
-def test_with_a_collector_that_forgets_nothing_is_lost_and_no_life_gets_anything_twice(rank: Rank) -> None:
+def test_forgetful_collectors_lose_nothing_and_repeat_in_no_life(rank: Rank) -> None:
     port = free_port()
     rank.sender.open(f"tcp://127.0.0.1:{port}")
     logs = [live_and_die(rank, port, admitted_through=None).log for _ in range(3)]
@@ -300,7 +300,7 @@ def test_drain_waits_until_the_goodbye_is_acknowledged(rank: Rank) -> None:
         assert collector.log == list(range(1, 102))
 
 
-def test_drain_of_an_end_right_after_the_beginning_waits_for_the_welcome(rank: Rank) -> None:
+def test_drain_right_after_the_beginning_waits_for_the_welcome(rank: Rank) -> None:
     with living_collector() as collector:
         rank.sender.open(collector.endpoint)
         rank.push(3)
@@ -375,7 +375,7 @@ def test_wake_ends_an_exchange_that_waits(rank: Rank, is_open: bool) -> None:
     assert not thread.is_alive()
 
 
-def test_a_wake_between_exchanges_ends_the_next_one_and_many_count_as_one(rank: Rank) -> None:
+def test_wakes_between_exchanges_end_only_the_next_one(rank: Rank) -> None:
     for _ in range(100_000):  # more than the pipe holds
         rank.sender.wake()
     deadline_ns = rank.in_s(DEADLINE_S)
@@ -442,7 +442,7 @@ def flood(collector: Collector, rank: Rank, message: messages.Message, count: in
     rank.exchange_until(lambda: rank.sender.connected)
 
 
-def test_clock_pings_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank) -> None:
+def test_clock_pings_above_the_rate_are_ignored_and_counted(rank: Rank) -> None:
     with living_collector() as collector:
         began_ns = rank.clock.monotonic_ns()
         flood(collector, rank, messages.ClockPing(collector_ns=1), 500)
@@ -452,7 +452,7 @@ def test_clock_pings_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank)
         assert rank.sender.demands_ignored >= 500 - answered_max
 
 
-def test_orders_of_captures_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank) -> None:
+def test_capture_orders_above_the_rate_are_ignored_and_counted(rank: Rank) -> None:
     with living_collector() as collector:
         began_ns = rank.clock.monotonic_ns()
         flood(collector, rank, messages.CaptureOrder(id="c1", first_step=5, last_step=7), 1000)
@@ -473,7 +473,7 @@ def test_frames_beyond_so_many_a_second_wait_with_the_collector(rank: Rank) -> N
         assert rank.clock.monotonic_ns() - began_ns >= 2 * NS_PER_S
 
 
-def test_requests_for_a_hello_are_answered_each_200_ms_and_are_no_error(rank: Rank) -> None:
+def test_hello_requests_are_answered_each_200_ms_without_error(rank: Rank) -> None:
     with living_collector() as collector:
         began_ns = rank.clock.monotonic_ns()
         flood(collector, rank, messages.HelloWanted(), 100)
@@ -484,7 +484,7 @@ def test_requests_for_a_hello_are_answered_each_200_ms_and_are_no_error(rank: Ra
         assert collector.log == [1, 2]
 
 
-def test_what_a_collector_says_is_one_line_and_steers_no_terminal(rank: Rank) -> None:
+def test_collector_text_is_one_line_and_steers_no_terminal(rank: Rank) -> None:
     with living_collector() as collector:
         collector.sends_first = [encode(messages.Refused(reason="full\r", detail="\x1b[2Jgone\n" + "x" * 1000))]
         rank.sender.open(collector.endpoint)
@@ -507,7 +507,7 @@ def test_without_a_collector_an_exchange_sleeps_through(rank: Rank, is_open: boo
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_that_closes_and_wakes_leaves_the_parent_alone(rank: Rank) -> None:
+def test_forked_child_closing_and_waking_leaves_the_parent_alone(rank: Rank) -> None:
     with living_collector() as collector:
         rank.sender.open(collector.endpoint)
         rank.exchange_until(lambda: rank.sender.connected)
@@ -528,7 +528,7 @@ def test_a_forked_child_that_closes_and_wakes_leaves_the_parent_alone(rank: Rank
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "tcp://host-without-port", "http://host:1"])
-def test_an_endpoint_that_cannot_be_read_is_refused_with_the_cure(rank: Rank, endpoint: str) -> None:
+def test_unreadable_endpoint_is_refused_with_the_cure(rank: Rank, endpoint: str) -> None:
     with pytest.raises(SettingError, match=f"endpoint is '{endpoint}': .* Write it as tcp://HOST:PORT."):
         rank.sender.open(endpoint)
     rank.sender.exchange(0)

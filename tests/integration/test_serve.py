@@ -32,7 +32,7 @@ def rankscope(*arguments: str, **environment: str) -> Ended:
 # -- a collector that cannot start ------------------------------------------------------------------------------------
 
 
-def test_a_value_outside_its_limits_is_named_with_limit_and_source() -> None:
+def test_value_outside_its_limits_is_named_with_limit_and_source() -> None:
     ended = rankscope("serve", "--rank-silent-s", "1")
     assert ended.exit_code == 2
     problem = "rank_silent_s is 1.0 (from the command line); the smallest allowed is 2."
@@ -47,7 +47,7 @@ def test_a_variable_that_cannot_be_used_is_named() -> None:
     )
 
 
-def test_a_key_that_is_no_setting_is_named_with_its_file_and_the_nearest(tmp_path: Path) -> None:
+def test_unknown_key_is_named_with_its_file_and_nearest_setting(tmp_path: Path) -> None:
     path = tmp_path / "collector.toml"
     path.write_text("silent_s = 20.0\n")
     ended = rankscope("serve", "--config", str(path))
@@ -199,7 +199,7 @@ def test_garbage_is_counted_by_reason(shared: Shared) -> None:
     assert 'rankscope_collector_errors_total{part="unexpected_message"} 1.0' in shared.metrics
 
 
-def test_a_future_protocol_is_answered_with_both_numbers_and_what_to_upgrade(shared: Shared) -> None:
+def test_future_protocol_is_told_both_versions_and_the_upgrade(shared: Shared) -> None:
     assert [refusal.reason for refusal in shared.refusals] == ["protocol_too_new"] * 2
     for refusal in shared.refusals:
         assert f"protocol {PROTOCOL + 1}" in refusal.detail
@@ -242,7 +242,7 @@ def test_status_as_json_is_what_the_api_gives(shared: Shared) -> None:
         assert all(boot in json.dumps(runs[name]) for boot in boots)
 
 
-def test_collector_without_runs_says_so_and_tells_the_page_its_settings() -> None:
+def test_collector_without_runs_says_so_and_shows_its_settings() -> None:
     with serving("--grafana-url", "https://g.example/graf/", "--runbooks-url", "https://d.example/r") as served:
         ended = rankscope("status", "--url", served.url)
         event = read_url(f"{served.url}/api/v1/events?count=1").decode()
@@ -255,7 +255,7 @@ def test_collector_without_runs_says_so_and_tells_the_page_its_settings() -> Non
     }
 
 
-def test_status_without_a_collector_names_the_address_and_the_cure() -> None:
+def test_status_without_a_collector_names_address_and_cure() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -267,7 +267,7 @@ def test_status_without_a_collector_names_the_address_and_the_cure() -> None:
     )
 
 
-def test_status_of_something_that_is_no_http_address_is_a_mistake_of_usage() -> None:
+def test_status_of_something_not_http_is_a_mistake_of_usage() -> None:
     ended = rankscope("status", "--url", "127.0.0.1:18491")
     assert ended.exit_code == 2
     assert ended.stderr == (

@@ -126,7 +126,7 @@ def machine(folder: Path) -> Path:
     return folder
 
 
-def test_service_without_rights_of_its_own_lets_in_an_agent_with_keys(machine: Path) -> None:
+def test_unprivileged_service_lets_in_an_agent_with_keys(machine: Path) -> None:
     variables = {"STATE_DIRECTORY": f"{machine}/state", "CREDENTIALS_DIRECTORY": f"{machine}/credentials"}
     _, *arguments = [word.replace("/etc/", f"{machine}/etc/") for word in read_command(variables)]
     arguments += ["--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--announce"]

@@ -91,7 +91,7 @@ def execute(database: ServerAddress, statement: str) -> list[tuple[object, ...]]
 # -- what a file keeps, a server keeps --------------------------------------------------------------------------------
 
 
-def test_runs_are_loaded_by_the_next_collector_as_they_were_written(database: ServerAddress) -> None:
+def test_next_collector_loads_runs_as_they_were_written(database: ServerAddress) -> None:
     batch = batch_of("a", 5)
     batch.collectives["a"] = CollectiveCounts().read()
     write(of(database, "west"), batch, batch)  # what failed is written again
@@ -184,7 +184,7 @@ def test_id_of_a_deleted_incident_is_not_given_again(database: ServerAddress) ->
         assert store.load()[:2] == ((), 7)
 
 
-def test_second_collector_of_a_name_is_refused_until_the_first_ends(database: ServerAddress) -> None:
+def test_second_collector_of_a_name_is_refused_while_one_runs(database: ServerAddress) -> None:
     with closing(open_database(of(database, "west"))):
         with pytest.raises(UnavailableError, match=r"another collector writes to .* as 'west'; set a different"):
             open_database(of(database, "west"))
@@ -192,7 +192,7 @@ def test_second_collector_of_a_name_is_refused_until_the_first_ends(database: Se
     open_database(of(database, "west")).close()
 
 
-def test_collector_that_was_cut_off_writes_nothing_over_its_successor(database: ServerAddress) -> None:
+def test_collector_cut_off_writes_nothing_over_its_successor(database: ServerAddress) -> None:
     with closing(open_database(of(database, "west"))) as first, closing(HistoryStore(first)) as store:
         store.write(batch_of("a", 1))
         # Its session with the lock is lost, and the other, which writes, is not.
@@ -207,7 +207,7 @@ def test_collector_that_was_cut_off_writes_nothing_over_its_successor(database: 
         assert len(execute(database, "SELECT 1 FROM rankscope.steps")) == 1
 
 
-def test_connection_that_is_lost_while_nothing_is_written_costs_nothing(database: ServerAddress) -> None:
+def test_connection_lost_while_nothing_is_written_costs_nothing(database: ServerAddress) -> None:
     with closing(open_database(of(database, "west"))) as opened, closing(HistoryStore(opened)) as store:
         store.write(batch_of("a", 1))
         mine = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'rankscope'"
@@ -232,7 +232,7 @@ def test_dropped_tables_are_a_loss_and_made_again(database: ServerAddress) -> No
         open_database(of(database, "west"))
 
 
-def test_database_of_a_later_release_or_another_program_is_refused(database: ServerAddress) -> None:
+def test_database_of_a_later_release_or_other_program_is_refused(database: ServerAddress) -> None:
     with pytest.raises(UnavailableError, match="no collector has written to postgresql://127"):
         read_store(database)
     open_database(of(database, "west")).close()

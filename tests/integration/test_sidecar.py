@@ -93,7 +93,7 @@ def kill(sidecar: psutil.Process) -> None:
         os.close(end)
 
 
-def test_the_ranks_of_a_node_have_one_sidecar_however_many_they_are(start: Callable[[int], Rank]) -> None:
+def test_all_ranks_of_a_node_share_one_sidecar(start: Callable[[int], Rank]) -> None:
     first, second = start(0), start(1)
     assert first.folder == second.folder
     (sidecar,) = wait_for_sidecars(first.folder, 1)
@@ -123,7 +123,7 @@ def test_it_holds_no_file_of_its_starter_s_open(start: Callable[[int], Rank]) ->
     assert f"{rank.folder}/lock" in links
 
 
-def test_it_goes_on_when_the_rank_that_started_it_is_killed_and_ends_with_the_last(
+def test_sidecar_outlives_its_killed_starter_until_the_last_rank(
     start: Callable[[int], Rank],
 ) -> None:
     first, second = start(0), start(1)
@@ -147,7 +147,7 @@ def test_a_sidecar_that_is_killed_is_started_again_by_a_rank(start: Callable[[in
     wait_for_sidecars(rank.folder, 1)
 
 
-def test_a_torch_without_a_worker_server_is_said_and_the_rest_works(start: Callable[[int], Rank]) -> None:
+def test_missing_worker_server_of_torch_is_told_and_rest_works(start: Callable[[int], Rank]) -> None:
     descriptor = read_descriptor(start(0).folder, "boot-of-0")
     assert descriptor is not None
     assert (descriptor.socket_path, descriptor.why_no_socket) == ("", "this torch has no worker server")

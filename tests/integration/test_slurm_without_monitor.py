@@ -86,7 +86,7 @@ def assert_trained_alone(job: Job) -> None:
     assert "rankscope: no collector could be started; rank 0 starts one of its own, without a store" in job.errors
 
 
-def test_training_is_given_the_collector_and_its_status_is_the_job_s(environment: Mapping[str, str]) -> None:
+def test_training_gets_the_collector_and_its_status_is_the_jobs(environment: Mapping[str, str]) -> None:
     job = train(environment)
     assert job.status == 7
     assert job.find("collector").startswith("tcp://127.0.0.1:")
@@ -139,9 +139,7 @@ def test_training_goes_on_when_its_collector_is_killed(environment: Mapping[str,
     assert train({**environment, "IN_THE_TRAINING": killing}).status == 7
 
 
-def test_addresses_of_the_life_before_are_gone_before_the_collector_starts(
-    environment: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_old_addresses_are_gone_before_the_collector_starts(environment: Mapping[str, str], tmp_path: Path) -> None:
     """To have the new collector's file truncated is not enough: until then the script would read the old one."""
     folder, before = tmp_path / "rankscope-4711", tmp_path / "before.json"
     folder.mkdir()
@@ -165,9 +163,7 @@ def test_target_that_cannot_be_written_is_said(environment: Mapping[str, str], t
     assert f"rankscope: {tmp_path}/none/rankscope-4711.json cannot be written, so Prometheus does not" in job.errors
 
 
-def test_without_a_token_the_collector_is_reached_from_its_node_only(
-    environment: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_collector_without_a_token_answers_its_own_node_only(environment: Mapping[str, str], tmp_path: Path) -> None:
     targets = tmp_path / "targets"
     targets.mkdir()
     job = train({**environment, "PROMETHEUS_TARGETS": str(targets), "COLLECTOR_TOKEN_FILE": "/proc/none/token"})

@@ -40,7 +40,7 @@ def page(steps: int, frames: int = 9, restart: int = 0, up: int = 1) -> str:
     return PAGE % (steps, frames, restart, up)
 
 
-def test_through_every_kind_of_fault_nothing_is_lost_that_is_not_counted() -> None:
+def test_every_loss_in_a_soak_of_all_fault_kinds_is_counted() -> None:
     # Pages of 32 ranks are written when they are asked for, from a picture that may be a few looks old.
     settings = SoakSettings(
         ranks=32, seconds=25, seed=7, fault_s_max=1.5, scrape_s=1.0, page_age_s_max=3.0, interval_s=0.5
@@ -57,7 +57,7 @@ def test_through_every_kind_of_fault_nothing_is_lost_that_is_not_counted() -> No
     assert "**Nothing lost that is not counted" in render(result, "")
 
 
-def test_the_same_seed_gives_the_same_plan_with_every_kind_and_another_one_another() -> None:
+def test_plan_of_a_seed_is_its_own_and_has_every_kind_of_fault() -> None:
     long = plan(1, 1800, SHAPE, 30)
     assert long == plan(1, 1800, SHAPE, 30) != plan(2, 1800, SHAPE, 30)
     assert {fault.kind for fault in long} == set(KINDS)
@@ -155,7 +155,7 @@ def test_an_account_that_differs_from_the_rank_s_own_is_seen() -> None:
     assert missing_with(gaps=2) == ["gaps"]
 
 
-def test_ranks_without_an_account_and_lives_left_on_the_disk_are_seen() -> None:
+def test_ranks_without_account_and_leftovers_on_disk_are_seen() -> None:
     found = find_missing(SHAPE, [LIFE], LeftDelivered(0, 0, 2), {"soak-1": {}})
     assert found == [
         "1 of 32 ranks told what they have made",
@@ -164,5 +164,5 @@ def test_ranks_without_an_account_and_lives_left_on_the_disk_are_seen() -> None:
     ]
 
 
-def test_errors_of_the_collector_are_seen_but_for_those_of_its_full_disk() -> None:
+def test_collector_errors_are_seen_except_those_of_its_full_disk() -> None:
     assert find_errors([{(ERRORS, "history_store"): 3, (ERRORS, "run_state"): 1}]) == ["1 errors in run_state"]

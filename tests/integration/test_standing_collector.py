@@ -9,7 +9,7 @@ from tests.integration.torchrun import AGENT, OFTEN, forked_ranks, started
 LINES = re.compile(r"^rankscope: (.*)$", re.MULTILINE)
 
 
-def test_rank_0_names_the_collector_at_the_start_and_what_was_delivered_at_the_end(tmp_path: Path) -> None:
+def test_rank_0_names_collector_at_start_and_deliveries_at_end(tmp_path: Path) -> None:
     stop, stderr = tmp_path / "stop", tmp_path / "stderr"
     stderr.touch()
     command = forked_ranks(2, *AGENT, "paced.py", "--stop", str(stop))

@@ -82,7 +82,7 @@ def test_without_timing_the_times_of_enqueuing_are_reported() -> None:
     assert life.reports[-1].cost.part_ns[COLLECTIVE_TIMES] > 0
 
 
-def test_rank_that_enqueues_late_is_named_with_lateness_and_error(tmp_path: Path) -> None:
+def test_late_enqueuing_rank_is_named_with_lateness_and_error(tmp_path: Path) -> None:
     late_ns, end = 0.02 * NS_PER_S, tmp_path / "end"
 
     def is_compared(run: RunSnapshot) -> bool:

@@ -105,7 +105,7 @@ def test_signature_holds_for_no_other_id_time_or_body(request_seen: Request, cha
     assert request_seen.headers["webhook-signature"] != f"v1,{other}"
 
 
-def test_receiver_of_the_docs_accepts_what_is_ours_and_nothing_else(tmp_path: Path) -> None:
+def test_receiver_of_the_docs_accepts_our_messages_and_no_others(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(import base64.*?)```", DOCS.read_text(), re.DOTALL)
     (tmp_path / "receiver.py").write_text(program)
     port, secret = find_fixed_port(), write_secret(tmp_path, f"{SECRET}\n")

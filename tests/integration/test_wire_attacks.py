@@ -57,7 +57,7 @@ def served() -> Iterator[Served]:
         yield served
 
 
-def test_ranks_stay_live_and_acknowledged_under_floods_of_tiny_frames(served: Served) -> None:
+def test_ranks_stay_live_and_acknowledged_under_tiny_frames(served: Served) -> None:
     with honest_ranks(served) as peers, attacking(served, "flood", 8):
         await_cut(served, "too_many_refused", 64)  # each of the eight some times: they connect again
         for _ in range(10):
@@ -88,7 +88,7 @@ def test_half_frames_of_many_connections_are_bounded_in_sum(served: Served) -> N
             wait_for(is_small, lambda: f"{(read_resident_bytes(served.pid) - before_bytes) // MIB} MiB")
 
 
-def test_a_message_without_an_end_is_cut_off_before_it_fills_the_memory(served: Served) -> None:
+def test_endless_message_is_cut_off_before_it_fills_memory(served: Served) -> None:
     """A part of no bytes takes 64 bytes of memory, and two on the wire. All may take 64 MiB together, and what was sent
     since they were last measured.
     """
@@ -105,13 +105,13 @@ def test_a_message_without_an_end_is_cut_off_before_it_fills_the_memory(served: 
 @pytest.mark.xfail(
     raises=(AssertionError, OSError), strict=True, reason="libzmq 4.3.5 aborts: `Assertion failed: !_io_error`"
 )
-def test_peers_that_hang_up_amid_heartbeats_do_not_end_the_collector() -> None:
+def test_peers_leaving_amid_heartbeats_do_not_end_the_collector() -> None:
     """What SECURITY.md says of it is to go when this passes, with a libzmq that is mended."""
     with serving() as served, attacking(served, "pings", 8):
         await_cut(served, "too_many_refused", 64)
 
 
-def test_floods_of_large_frames_are_cut_off_before_they_fill_memory(served: Served) -> None:
+def test_floods_of_large_frames_are_cut_off_before_memory_fills(served: Served) -> None:
     """Eight connections send frames of 1 MiB as fast as they are read, some GiB a second, and reconnect at once."""
     with honest_ranks(served) as peers:
         before_bytes = read_resident_bytes(served.pid)
@@ -124,7 +124,7 @@ def test_floods_of_large_frames_are_cut_off_before_they_fill_memory(served: Serv
     assert grown_bytes < 1024 * MIB
 
 
-def test_connections_that_say_nothing_after_their_handshake_give_way() -> None:
+def test_connections_silent_after_their_handshake_give_way() -> None:
     """Of the 128 files that the collector may have open they want 200."""
     with (
         serving(launcher=("prlimit", "--nofile=128:128")) as served,

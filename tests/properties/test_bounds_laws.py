@@ -46,7 +46,7 @@ def jobs(draw: st.DrawFn) -> RunView:
 
 @settings(deadline=None)
 @given(jobs())
-def test_no_detector_finds_a_loss_above_its_step_or_a_number_that_cannot_be(view: RunView) -> None:
+def test_no_finding_loses_more_than_its_step_or_is_impossible(view: RunView) -> None:
     for result in detect(view, DETECTORS).results:
         for candidate in result.candidates:
             assert candidate.finding.find_impossible() == ""

@@ -37,7 +37,7 @@ def test_what_is_chosen_of_a_block_is_in_it_and_is_chosen(block: int, interval_s
 
 
 @given(steps, powers, powers)
-def test_steps_of_longer_intervals_are_among_those_of_shorter_ones(block: int, one: int, other: int) -> None:
+def test_steps_of_a_longer_interval_are_among_those_of_a_shorter(block: int, one: int, other: int) -> None:
     assert is_chosen(find_chosen(block, max(one, other)), min(one, other))
 
 

@@ -237,13 +237,13 @@ def simulate(folder: Path, seed: int, share: float, *, syncs: bool) -> tuple[int
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(8))
-def test_schedules_are_simulated_as_they_are_made_with_shorter_kernels(tmp_path: Path, seed: int, share: float) -> None:
+def test_schedules_simulated_with_shorter_kernels_are_as_made(tmp_path: Path, seed: int, share: float) -> None:
     simulated_ns, made_ns, before_ns = simulate(tmp_path, seed, share, syncs=False)
     assert simulated_ns == made_ns <= before_ns
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_simulation_with_waits_of_the_host_saves_at_least_what_is_saved(tmp_path: Path, seed: int) -> None:
+def test_simulation_with_host_waits_saves_no_less_than_is_saved(tmp_path: Path, seed: int) -> None:
     # What the host did not wait for in the record, it does not wait for when simulated.
     simulated_ns, made_ns, before_ns = simulate(tmp_path, seed, 0.5, syncs=True)
     assert simulated_ns <= made_ns < before_ns

@@ -81,7 +81,7 @@ def test_parts_sum_to_the_breakdown_of_the_steps_in_each_table(events: list[Even
 
 
 @given(traces, traces)
-def test_differences_are_antisymmetric_and_sum_to_that_of_the_step(ours: list[Event], theirs: list[Event]) -> None:
+def test_part_differences_are_antisymmetric_and_sum_to_the_step(ours: list[Event], theirs: list[Event]) -> None:
     here, there = [reduce(ours)], [reduce(theirs)]
     forth, back = compare_steps(here, there), compare_steps(there, here)
     assert (forth.refused is None) == (back.refused is None)

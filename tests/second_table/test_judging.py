@@ -90,7 +90,7 @@ def test_nobody_slower_until_then_is_said_of_the_time_before() -> None:
     assert kinds(course((), text.format(6))) == ["untrue"]
 
 
-def test_nobody_to_blame_is_untrue_unless_the_culprit_is_told_beside() -> None:
+def test_nobody_to_blame_is_untrue_unless_culprit_is_told_beside() -> None:
     run = finding(
         kind="run_slowdown", number=2, ranks=(), sentence="Whole run: 2.0x slower than before. No single rank to blame."
     )

@@ -19,7 +19,7 @@ def world(ranks: int, data_ms: float, *, steps: int = 260) -> World:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_loader_that_takes_three_quarters_of_the_step_is_told_within_100_steps(ranks: int) -> None:
+def test_loader_of_three_quarters_of_a_step_is_told_in_100_steps(ranks: int) -> None:
     course = play(world(ranks, 12.0))
     told = told_at(course)
     assert told[0] < 100
@@ -31,7 +31,7 @@ def test_loader_that_takes_three_quarters_of_the_step_is_told_within_100_steps(r
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_loader_that_takes_an_eighth_is_told_once_the_run_is_old_enough(ranks: int) -> None:
+def test_loader_of_an_eighth_is_told_once_the_run_is_old_enough(ranks: int) -> None:
     assert told_at(play(world(ranks, 2.4)))[0] >= 64
 
 

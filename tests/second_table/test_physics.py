@@ -43,7 +43,7 @@ def test_slow_rank_makes_every_step_longer_by_its_excess(on_gpu: bool) -> None:
     assert [round(float(ns) / MS, 6) for ns in steps[-1].own] == [102, 122]
 
 
-def test_stall_after_the_optimizer_falls_into_the_next_step_of_others() -> None:
+def test_stall_after_the_optimizer_is_in_the_next_step_of_others() -> None:
     stall = Cost(part=of.SAVE, ranks=(1,), ms=50, when=When(begin=5, end=6))
     steps = steps_of(still(on_gpu=False), stall)
     assert [duration_ms(step, 1) for step in steps[4:8]] == [105, 155, 105, 105]
@@ -107,7 +107,7 @@ def test_phases_and_steps_leave_no_time_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_members_leave_a_collective_together_and_after_the_last_came(on_gpu: bool) -> None:
+def test_members_leave_a_collective_together_after_the_last_came(on_gpu: bool) -> None:
     machine = Machine(make_layout(dp=4), Model(kind="ddp", step_ms=50, on_gpu=on_gpu), (), seed=1)
     for call in [call for _ in range(20) for call in machine.play().calls]:
         assert len(set(call.end)) == 1

@@ -76,6 +76,6 @@ def test_alert_on_a_rank_that_is_slow_for_good_fires_and_stays(tmp_path: Path) -
     check_fires(scrape(SLOW, 1000, "jittery"), 75, tmp_path)
 
 
-def test_alert_on_a_rank_that_is_slow_every_other_30_s_fires_and_stays(tmp_path: Path) -> None:
+def test_alert_on_a_rank_slow_every_other_30_s_fires_and_stays(tmp_path: Path) -> None:
     # It has passed once by 60 s, and is found again with the second bout, from 68 s on: then it stays open.
     check_fires(scrape(replace(SLOW, every=460, bout=230), 1500, "usual"), 150, tmp_path)

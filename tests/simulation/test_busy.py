@@ -87,7 +87,7 @@ def test_run_all_of_whose_ranks_wait_says_what_for(cause: str, found_as: str, *,
 
 
 @pytest.mark.parametrize("share", [0.05, 0.15])
-def test_run_whose_machine_is_busier_for_a_while_is_not_called_slower(share: float) -> None:
+def test_machine_busier_for_a_while_makes_no_slower_run(share: float) -> None:
     # All steps from 95 to 109 are longer than the median before, by 9 and by 24 %: the machine holds ranks up
     # by twice as much as usual, and the step is that of the unluckiest of eight.
     scenario = Scenario(topology=ONE_MACHINE, kind="dp", busy=Busy(share=share), steps=140, seed=50_007)

@@ -81,7 +81,7 @@ def test_slow_growth_of_a_run_is_one_finding_since_its_begin() -> None:
         pytest.param("gpu_compute", 1.3, 200, 280, id="no windows"),
     ],
 )
-def test_slow_growth_keeps_its_cause_when_what_was_before_it_is_no_longer_kept(
+def test_slow_growth_keeps_its_cause_when_the_past_is_dropped(
     cause: str, ratio: float, grow_steps: int, steps: int
 ) -> None:
     layout = build_layout("dp", 8)
@@ -111,7 +111,7 @@ def test_rank_that_stalls_now_and_then_is_named_among_few(ranks: int, every: int
     assert stated_step_share(outcome.opened[0].finding) == pytest.approx(share, abs=TOLERANCE)
 
 
-def test_rank_that_stalls_now_and_then_is_named_where_windows_are_rare() -> None:
+def test_rank_stalling_now_and_then_is_named_despite_few_windows() -> None:
     fault = Fault(cause="unseen_wait", ranks=(1,), ratio=3.7, begin=60, every=3)
     scenario = build_layout("dp", 3).scenario(fault, steps=480, seed=3)
     outcome = run(replace(scenario, windows=Windows(length=4, distance=32), on_cpus=True))

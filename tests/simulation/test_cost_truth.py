@@ -26,7 +26,7 @@ def test_stated_cost_in_a_pipeline_is_that_of_the_run_without_it(rank: int) -> N
     assert stated_step_share(finding) == pytest.approx(step_share_without(scenario, scenario.faults), abs=CLOSE)
 
 
-def test_slowest_of_two_states_the_cost_of_both_and_the_other_its_own() -> None:
+def test_slowest_of_two_states_both_costs_and_the_other_its_own() -> None:
     faults = [Fault(cause="gpu_compute", ranks=(rank,), ratio=ratio, begin=60) for rank, ratio in ((3, 1.6), (9, 1.3))]
     scenario = LAYOUTS["fsdp 16"].scenario(*faults, seed=2, steps=130)
     first, second = stragglers(scenario)
@@ -38,7 +38,7 @@ def test_slowest_of_two_states_the_cost_of_both_and_the_other_its_own() -> None:
 
 
 @pytest.mark.parametrize(("rank", "where"), [(5, "unequal pp 4 x dp 4"), (2, "unequal pp 4 x dp 2")])
-def test_stated_cost_of_a_link_in_a_pipeline_is_that_of_the_run_without_it(rank: int, where: str) -> None:
+def test_stated_link_cost_in_a_pipeline_is_that_without_the_link(rank: int, where: str) -> None:
     # Stage 1 sends its gradients while stage 0 is still in backward: 30 ms more of it cost a few.
     scenario = LAYOUTS[where].scenario(slow_rank("slow_link", 1.3, ranks=(rank,)), seed=80_002, steps=150)
     (finding,) = (one.finding for one in run(scenario).opened if one.finding.kind == SLOW_LINK)
@@ -46,7 +46,7 @@ def test_stated_cost_of_a_link_in_a_pipeline_is_that_of_the_run_without_it(rank:
 
 
 @pytest.mark.parametrize("ratio", [1.1, 1.3])
-def test_stated_cost_where_half_of_all_steps_have_a_stall_is_that_of_all_steps(ratio: float) -> None:
+def test_stated_cost_covers_all_steps_where_half_have_a_stall(ratio: float) -> None:
     # Of 32 ranks another one stalls in every second step, and hides rank 5 there: the median step has a stall or none.
     layout = LAYOUTS["ep 4, dp 32"]
     scenario = layout.scenario(slow_rank("gpu_compute", ratio), noise="bursts", seed=80_004, steps=160)

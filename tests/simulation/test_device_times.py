@@ -96,7 +96,7 @@ def test_slow_rank_is_named_once_windows_have_ended() -> None:
     assert snapshot.open_findings[0].since_step == pytest.approx(700, abs=EVERY)
 
 
-def test_timed_collectives_show_how_long_others_wait_for_the_slow_rank() -> None:
+def test_timed_collectives_show_the_wait_for_the_slow_rank() -> None:
     outcome, snapshot = watch("dp", fault("gpu_compute", 1.15), device_times=WITH_RECORDER)
     assert blamed(outcome) == [((SLOW,), "unattributed")]
     evidence = snapshot.open_findings[0].evidence
@@ -122,7 +122,7 @@ def test_sharded_run_without_windows_blames_nobody_else(cause: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tp", "pp"])
-def test_members_of_a_smaller_group_are_not_blamed_for_the_one_they_wait_for(kind: str) -> None:
+def test_small_group_is_not_blamed_for_the_rank_it_waits_for(kind: str) -> None:
     outcome, snapshot = watch(kind, fault("gpu_compute", 1.3), device_times=WITH_RECORDER)
     assert blamed(outcome) == []
     assert snapshot.abstained is not None
@@ -152,7 +152,7 @@ def test_slow_device_enqueues_as_early_as_the_others() -> None:
     assert "most of its slowness not its host's." in finding.sentence
 
 
-def test_where_clocks_are_not_aligned_well_nothing_follows_from_them() -> None:
+def test_nothing_follows_from_badly_aligned_clocks() -> None:
     outcome, snapshot = watch("dp", fault("data_loading", 1.15), device_times=UNTIMED, network="slow", steps=240)
     assert blamed(outcome) == [((SLOW,), "data_loading")]
     (finding,) = snapshot.open_findings

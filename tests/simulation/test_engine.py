@@ -130,7 +130,7 @@ def waits_of(rank: int, host_ns: int, fault: Fault, fault_ns: int) -> WindowSync
     return window
 
 
-def test_host_of_a_healthy_rank_waits_once_for_the_kernels_it_is_ahead_of() -> None:
+def test_host_of_a_healthy_rank_waits_once_for_pending_kernels() -> None:
     fault = Fault(cause="host_device_sync", ranks=(1,), ratio=1.3, begin=0)
     window = waits_of(0, 6, fault, 30)
     assert window.call_ns == {"cudaStreamSynchronize": 2 * 92 // 2}
@@ -139,7 +139,7 @@ def test_host_of_a_healthy_rank_waits_once_for_the_kernels_it_is_ahead_of() -> N
     assert (kind.waits_ns, kind.idle_ns) == (2 * 46, 2 * (2 + 6))
 
 
-def test_host_that_waits_amid_a_step_waits_longer_by_the_idle_time() -> None:
+def test_host_waiting_amid_a_step_waits_longer_by_the_idle_time() -> None:
     fault = Fault(cause="host_device_sync", ranks=(1,), ratio=1.3, begin=0)
     window = waits_of(1, 6 + 30, fault, 30)
     assert (window.call_ns, window.idle_ns) == ({"cudaStreamSynchronize": 2 * (46 + 30)}, 2 * (8 + 30))

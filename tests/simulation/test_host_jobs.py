@@ -76,7 +76,7 @@ def test_rank_that_stays_slow_after_a_turn_of_another_is_named() -> None:
     assert [(one.kind, one.ranks) for one in job.end.run.open_findings if one.ranks] == [("straggler", (1,))]
 
 
-def test_steady_slowness_in_forward_is_known_before_the_next_window() -> None:
+def test_steady_slowness_in_forward_is_known_before_next_window() -> None:
     job = HostJob(4, slow(4, "forward", 15, lambda _step: 2))
     found = only(job, 160)
     assert (found.ranks, found.since_step) == ((2,), BEGIN + 1)
@@ -105,7 +105,7 @@ def test_stall_every_80_steps_is_named_with_its_cost(phase: str, kind: str, caus
     assert goodput.slow_ns / goodput.wall_ns == pytest.approx(14_000 / (600 * 20.7 + 14_000), abs=0.02)
 
 
-def test_pauses_of_the_garbage_collector_are_the_cause_of_rare_stalls() -> None:
+def test_garbage_collector_pauses_are_the_cause_of_rare_stalls() -> None:
     def paused(step: int) -> Floats:
         return np.array([0.0, 500.0]) * (step > BEGIN and step % 70 == 0)
 
@@ -120,7 +120,7 @@ def test_stalls_that_stop_are_over() -> None:
     assert list(job.run(400)) == []
 
 
-def test_collectors_that_pause_each_rank_at_another_step_are_found_and_nobody_is_named() -> None:
+def test_gc_pauses_of_ranks_in_turn_are_found_and_name_nobody() -> None:
     ranks, usual = 16, draw_usual(16)
 
     def paused(step: int) -> Floats:
@@ -155,7 +155,7 @@ EARLY = ("other", *(name for name in SHARES if name != "other"))
     ids=["end of backward", "optimizer", "end of step", "begin of step", "grad norm", "barrier"],
 )
 @pytest.mark.parametrize(("ms", "period"), [(400, 40), (60, 10)])
-def test_rank_that_waits_elsewhere_than_in_backward_is_not_accused(
+def test_rank_waiting_outside_backward_is_not_accused(
     phase: str, order: tuple[str, ...], meets: dict[str, str], ms: float, period: int
 ) -> None:
     job = HostJob(2, slow(2, phase, ms, every(period, rank=0)), order=order, meets=meets)

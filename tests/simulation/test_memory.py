@@ -24,7 +24,7 @@ def test_healthy_start_is_never_accused(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_leak_that_fills_the_machine_in_minutes_is_found_in_the_first_two(seed: int) -> None:
+def test_leak_filling_the_machine_in_minutes_is_found_within_two(seed: int) -> None:
     told = Memory({LEAKING_RANK: leak(600 * GIB)}, seed, sample_s=2).train(hours=0.2)
     assert told.out_s is not None
     found_s, finding = told.opened[0]
@@ -35,7 +35,7 @@ def test_leak_that_fills_the_machine_in_minutes_is_found_in_the_first_two(seed: 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", sorted(LEAKS))
-def test_leak_is_found_in_time_with_its_rank_and_when_memory_is_out(name: str, seed: int) -> None:
+def test_leak_is_found_in_time_with_rank_and_time_of_exhaustion(name: str, seed: int) -> None:
     told = Memory({LEAKING_RANK: LEAKS[name]}, seed).train(hours=12)
     assert told.out_s is not None
     found_s, finding = told.opened[0]

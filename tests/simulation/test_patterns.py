@@ -104,7 +104,7 @@ def test_node_whose_cpus_are_short_is_named_with_its_pressure() -> None:
     assert found.evidence["peers_cpu_pressure_ns_per_step"] == 1_000_000
 
 
-def test_slow_host_of_one_rank_among_healthy_neighbors_is_no_cpu_pressure() -> None:
+def test_slow_host_among_healthy_neighbors_is_no_cpu_pressure() -> None:
     fault = Fault(cause="cpu_pressure", ranks=(8,), ratio=1.3, begin=BEGIN)
     (found,) = findings("dp", Topology.mesh(dp=32), fault)
     # Its GPU is idle and its thread on no CPU: what for is seen of neighbors only.
@@ -118,7 +118,7 @@ def test_rank_with_a_narrow_pcie_link_is_named_with_its_lanes() -> None:
     assert (found.evidence["pcie_lanes"], found.evidence["peers_pcie_lanes"]) == (4, 16)
 
 
-def test_rank_whose_copies_are_slow_is_named_with_what_they_take_longer() -> None:
+def test_rank_with_slow_copies_is_named_with_their_extra_time() -> None:
     fault = Fault(cause="slow_copies", ranks=(5,), ratio=1.3, begin=BEGIN)
     (found,) = findings("dp", Topology.mesh(dp=16), fault)
     assert (found.ranks, found.cause) == ((5,), "slow_copies")
@@ -133,7 +133,7 @@ def test_slow_link_with_errors_of_its_port_says_so() -> None:
     assert found.also[-1].startswith("sign of link errors: ")
 
 
-def test_slow_links_everywhere_with_errors_everywhere_say_nothing_of_errors() -> None:
+def test_slow_links_with_errors_everywhere_do_not_blame_errors() -> None:
     fault = Fault(cause="slow_link", ranks=EVERYBODY, ratio=1.2, begin=BEGIN)
     (found,) = findings("fsdp", Topology.mesh(dp=16), fault)
     assert (found.kind, found.details.keys() & {"link_errors", "congestion"}) == ("slow_link", set())
@@ -143,7 +143,7 @@ def find_waits(*faults: Fault, noise: str = "usual") -> list[Finding]:
     return findings("fsdp", Topology.mesh(dp=8), *faults, noise=noise, steps=160)
 
 
-def test_rank_that_waits_for_its_device_is_named_with_line_and_cost() -> None:
+def test_rank_waiting_for_its_device_is_named_with_line_and_cost() -> None:
     fault = Fault(cause=SYNCHRONIZES, ranks=(5,), ratio=1.3, begin=BEGIN)
     (found,) = find_waits(fault, noise="quiet")
     assert (found.ranks, found.cause, found.since_step) == ((5,), SYNCHRONIZES, BEGIN)
@@ -173,7 +173,7 @@ def test_run_of_which_every_rank_begins_to_wait_for_its_device() -> None:
 
 
 @pytest.mark.parametrize("cause", ["data_loading", "gpu_compute", "host_cpu"])
-def test_slow_rank_where_all_wait_for_their_devices_keeps_its_cause(cause: str) -> None:
+def test_slow_rank_keeps_its_cause_where_all_wait_for_devices(cause: str) -> None:
     equal = Fault(cause=SYNCHRONIZES, ranks=ALL_EIGHT, ratio=1.3, begin=0)
     slow = Fault(cause=cause, ranks=(5,), ratio=1.3, begin=BEGIN)
     (found,) = find_waits(equal, slow)
@@ -181,7 +181,7 @@ def test_slow_rank_where_all_wait_for_their_devices_keeps_its_cause(cause: str) 
 
 
 @pytest.mark.parametrize("cause", ["data_loading", "slow_link"])
-def test_ranks_that_wait_for_a_late_collective_do_not_wait_for_devices(cause: str) -> None:
+def test_ranks_waiting_for_a_late_collective_await_no_device(cause: str) -> None:
     fault = Fault(cause=cause, ranks=(5,), ratio=1.3, begin=BEGIN)
     found = findings("tp", Topology.mesh(tp=2, dp=4), fault, steps=160)
     assert len(found) == 1

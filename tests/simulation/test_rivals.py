@@ -71,7 +71,7 @@ def accused(rule: str, seen: str, outcome: Outcome) -> list[int]:
 
 
 @pytest.mark.parametrize(("lead_ns", "expected"), [(6.0, [SLOW]), (4.0, [])])
-def test_frontier_names_the_rank_with_which_the_lead_grows_where_it_grows(lead_ns: float, expected: list[int]) -> None:
+def test_frontier_names_the_rank_whose_lead_grows_and_where(lead_ns: float, expected: list[int]) -> None:
     """Steps of 100: all have 30 of forward, rank 5 `lead_ns` more; in backward rank 2 is ahead by less than that."""
     forward, backward = np.full((STEPS, 8), 30.0), np.full((STEPS, 8), 60.0)
     forward[:, SLOW] += lead_ns
@@ -83,7 +83,7 @@ def test_frontier_names_the_rank_with_which_the_lead_grows_where_it_grows(lead_n
     assert found == expected
 
 
-def test_worst_phase_names_the_worst_of_the_step_before_that_of_a_phase() -> None:
+def test_worst_phase_names_worst_of_step_before_worst_of_phase() -> None:
     """Forward is 30 of 90: 10 % more of it are 3, too little of the step; 12 % of the phase."""
     forward, backward = np.full((STEPS, 8), 30.0), np.full((STEPS, 8), 60.0)
     steps = np.full((STEPS, 8), 90.0)
@@ -95,7 +95,7 @@ def test_worst_phase_names_the_worst_of_the_step_before_that_of_a_phase() -> Non
     assert accused("worst phase", PHASES, outcome_of(steps, level)) == []
 
 
-def test_least_waiting_names_somebody_always_and_lateness_from_three_percent_on() -> None:
+def test_least_waiting_always_names_and_lateness_from_3_percent() -> None:
     steps, called = np.full((STEPS, 8), 100.0), np.full((STEPS, 8), 20.0)
     called[:, SLOW] = 17.5
     assert accused("least waiting", CALLED, outcome_of(steps, called_ns=called)) == [SLOW]

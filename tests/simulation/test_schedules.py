@@ -47,7 +47,7 @@ def test_later_stages_of_zero_bubble_compute_weights_later() -> None:
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_stage_of_zero_bubble_holds_as_many_micro_batches_as_stages(stage: int) -> None:
+def test_zero_bubble_stage_holds_as_many_micro_batches_as_stages(stage: int) -> None:
     # The promise of ZB-H1: activations are held until the weights' gradient, and no stage holds more than 1F1B's first.
     change = {"forward": 1, "backward": 0, "weights": -1}
     held = np.cumsum([change[unit.phase] for unit in order_stage_zero_bubble(stage, 4, 8)])
@@ -115,7 +115,7 @@ def test_slow_stage_of_a_schedule_is_one_finding_with_its_cost(kind: str) -> Non
     assert stated_step_share(found) == pytest.approx(step_share_without(scenario, (fault,)), abs=TOLERANCE)
 
 
-def test_stage_of_zero_bubble_is_named_from_the_smallest_fault_on() -> None:
+def test_zero_bubble_stage_is_named_from_the_smallest_fault_on() -> None:
     fault = slow_rank("gpu_compute", 1.1, ranks=(4, 5, 6, 7))
     scenario = Scenario(topology=Topology.mesh(pp=4, dp=4), kind="zero_bubble", faults=(fault,), steps=150, seed=2)
     (found,) = (one.finding for one in run(scenario).opened)

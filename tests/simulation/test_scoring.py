@@ -112,7 +112,7 @@ def test_link_with_right_group_and_wrong_suspect_is_false() -> None:
     assert (judged.faults[0].found, judged.false_findings) == (False, 1)
 
 
-def test_link_of_a_group_is_not_about_a_rank_in_it_that_is_slow_by_itself() -> None:
+def test_group_link_is_not_about_a_rank_in_it_slow_by_itself() -> None:
     slow = Fault(cause="gpu_compute", ranks=(5,), ratio=1.3, begin=50)
     link = finding("slow_link", "slow_link", group="mesh_dp/0-7", ranks=tuple(range(8)))
     judged = judge_of(link, finding(ranks=(5,), cause="gpu_compute"), faults=(LINK, slow))

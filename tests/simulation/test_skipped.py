@@ -25,7 +25,7 @@ def test_no_verdict_since_a_rank_left_out_a_collective_names_it() -> None:
 
 
 @pytest.mark.parametrize("rank", [3, 5])
-def test_rank_that_becomes_slow_after_a_skipped_collective_is_found(rank: int) -> None:
+def test_rank_slow_after_a_skipped_collective_is_found(rank: int) -> None:
     scenario = LAYOUTS["dp 8"].scenario(Fault(cause="gpu_compute", ranks=(rank,), ratio=1.3, begin=100), steps=128)
     outcome = run(replace(scenario, skip=Skip(rank=3, step=60)))
     found = {one.finding.kind: one.finding for one in outcome.opened}

@@ -31,7 +31,7 @@ def findings(scenario: Scenario, *faults: Fault, seed: int = 2) -> list[Finding]
 
 
 @pytest.mark.parametrize("name", UNEQUAL)
-def test_rank_slow_from_the_first_step_is_found_among_unequal_ranks(name: str) -> None:
+def test_rank_slow_from_its_first_step_is_found_among_unequals(name: str) -> None:
     (found,) = findings(UNEQUAL[name], Fault(cause="gpu_compute", ranks=(SLOW,), ratio=1.2, begin=0))
     assert (found.kind, found.ranks, found.cause) == ("straggler", (SLOW,), "gpu_compute")
 
@@ -94,7 +94,7 @@ def test_duties_of_a_rank_are_work_of_its_own(duties: tuple[Duty, ...], periods:
     assert periods in found.headline
 
 
-def test_rank_that_is_slow_beside_the_duties_of_another_is_a_straggler() -> None:
+def test_rank_slow_beside_the_duties_of_another_is_a_straggler() -> None:
     scenario = Scenario(topology=Topology.mesh(dp=8), kind="fsdp", duties=(LOG,), steps=160)
     found = findings(scenario, Fault(cause="gpu_compute", ranks=(SLOW,), ratio=1.2, begin=0))
     assert {(one.kind, one.ranks) for one in found} == {("periodic_work", (0,)), ("straggler", (SLOW,))}
@@ -110,7 +110,7 @@ def test_ranks_without_peers_are_counted() -> None:
     assert not_judged["stage_slowdown"] == ("no two ranks are known to do the same work: there is no stage to compare")
 
 
-def test_rank_without_peers_that_is_slow_from_its_first_step_waits_least_and_is_no_verdict() -> None:
+def test_always_slow_rank_without_peers_only_waits_least() -> None:
     scenario = Scenario(topology=Topology.mesh(pp=4), kind="pp", steps=80)
     slow = replace(scenario, faults=(Fault(cause="gpu_compute", ranks=(2,), ratio=1.6, begin=0),))
     found = {}

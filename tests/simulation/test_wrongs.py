@@ -111,7 +111,7 @@ def test_finding_must_not_pass_while_its_fault_lasts(step: int, count: int) -> N
 
 
 @pytest.mark.parametrize(("step", "count"), [(148, 0), (149, 1)])
-def test_rank_is_called_slow_no_longer_than_its_recovery_takes_to_see(step: int, count: int) -> None:
+def test_rank_is_called_slow_until_its_recovery_can_be_seen(step: int, count: int) -> None:
     # Slow until step 120; 12 healthy steps are to be seen, and two passes of 8 steps may come between.
     found = seen_by_watch(step, slow(1, evidence={STEPS_TO_CLOSE: 12.0}))
     assert found == (Wrong(UNTRUE, "finding 1 (rank 1) says that it is slow, and it was until step 120"),) * count
@@ -228,7 +228,7 @@ def test_true_cost_is_that_of_the_run_without_the_fault() -> None:
     assert costs(grown) == [pytest.approx(np.mean(ideal_ns[108:]) / 130.0)]  # the last twelve of 120
 
 
-def test_true_cost_counts_a_wait_once_that_reaches_into_the_next_step() -> None:
+def test_true_cost_counts_a_wait_into_the_next_step_once() -> None:
     # Rank 1 takes 30 more in each step; half of it the others wait for in their next one. 130 pass in a step, not 145.
     stated = msgspec.structs.replace(slow(1), run_slowdown_ratio=1.3)
     ideal_ns = steps_without(SCENARIO, (FAULT,))[60:]
@@ -257,7 +257,7 @@ def test_true_cost_of_a_straggler_is_with_its_slow_link() -> None:
     assert costs(stated, scenario=replace(SCENARIO, faults=(link,))) == []
 
 
-def test_cost_is_not_judged_where_none_is_stated_or_no_step_is_left() -> None:
+def test_cost_unstated_or_without_a_step_left_is_not_judged() -> None:
     assert costs(slow(1)) == []
     assert costs(msgspec.structs.replace(slow(2), run_slowdown_ratio=1.3)) == []
     assert costs(msgspec.structs.replace(slow(1), run_slowdown_ratio=1.3, until_step=59)) == []

@@ -87,7 +87,7 @@ class Agent:
             self.cost.govern(now_ns)
 
 
-def test_the_effect_of_windows_on_steps_is_reported_beside_the_cost() -> None:
+def test_effect_of_windows_on_steps_is_reported_with_the_cost() -> None:
     effect = WindowEffect(warmup_steps=WARMUP_STEPS)
     effect.attached_ratio, effect.detached_ratio = 0.3, 0.01
     found = [Agent(effect=one).cost.govern(NS_PER_S) for one in (None, effect)]
@@ -95,7 +95,7 @@ def test_the_effect_of_windows_on_steps_is_reported_beside_the_cost() -> None:
     assert [one.window_effect for one in found] == ["", "reference"]
 
 
-def test_times_of_collectives_are_a_part_and_their_timing_is_not_governed() -> None:
+def test_collective_times_are_a_part_with_ungoverned_timing() -> None:
     agent = Agent()
     allowed = []
     agent.timed = SimpleNamespace(
@@ -113,7 +113,7 @@ def test_times_of_collectives_are_a_part_and_their_timing_is_not_governed() -> N
     assert agent.cost.overhead_ratio(cost, 20 * NS_PER_S) >= 0.0075, "150 ms of 20 s: the timing is cost all the same"
 
 
-def test_measured_slowing_by_timing_is_its_cost_if_it_is_more_than_estimated() -> None:
+def test_measured_slowing_by_timing_counts_above_the_estimate() -> None:
     found = []
     timing = SimpleNamespace(state=TimingState.SLOWER, ratio=0.08, slowed_ns=0)
     agent = Agent(timing=timing)
@@ -234,7 +234,7 @@ def test_writing_a_capture_is_no_time_of_the_agent_thread() -> None:
     ("state", "expected"),
     [(None, "awaits_graph"), ("reference", "awaits_graph"), ("ended", "ended"), ("on_demand", "on_demand")],
 )
-def test_windows_that_would_begin_are_said_to_await_the_first_graph(state: str | None, expected: str) -> None:
+def test_due_windows_are_said_to_await_the_first_graph(state: str | None, expected: str) -> None:
     effect = None if state is None else WindowEffect(warmup_steps=WARMUP_STEPS, state=EffectState(state))
     agent = Agent(effect=effect, awaits_graph=True)
     assert agent.cost.govern(NS_PER_S).window_effect == expected

@@ -35,13 +35,13 @@ def test_no_call_raises_whatever_it_is_given() -> None:
     rankscope.stop()
 
 
-def test_start_is_a_context_manager_that_is_true_where_it_measures() -> None:
+def test_start_is_a_context_manager_true_where_it_measures() -> None:
     assert Started(is_measured=True)
     with Started(is_measured=False) as started:
         assert not started
 
 
-def test_import_rankscope_imports_one_file_and_every_call_is_there() -> None:
+def test_import_of_rankscope_loads_one_file_and_has_every_call() -> None:
     script = (
         "import sys; before = set(sys.modules); import rankscope; print(*sorted(set(sys.modules) - before));"
         "print(rankscope.__version__, 'rankscope.agent' in sys.modules);"

@@ -13,7 +13,7 @@ from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 HERE = AgentConfig(collector="tcp://127.0.0.1:5")
 
 
-def test_configured_address_is_passed_on_at_the_latest_by_the_stop() -> None:
+def test_configured_address_is_passed_on_by_stop_at_the_latest() -> None:
     found: list[tuple[CollectorAddress, bool]] = []
     connecting = ConnectThread(HERE, identity_of(0, 1), {}, Guard(3), lambda *address: found.append(address))
     connecting.start()
@@ -45,7 +45,7 @@ def test_other_errors_are_counted() -> None:
     assert guard.errors == {PART: 1}
 
 
-def test_without_a_thread_nothing_is_found_and_the_end_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_nothing_is_found_and_the_end_works(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = Guard(3)
     allow_no_threads(monkeypatch)
     connecting = ConnectThread(HERE, identity_of(0, 1), {}, guard, lambda *_address: None)

@@ -58,7 +58,7 @@ def test_rank_is_from_the_group_and_place_from_the_launcher(
         assert describe_group(environment) == {"RANK": "3", "WORLD_SIZE": "8", **place}
 
 
-def test_what_a_handler_of_the_script_raises_amid_the_start_is_the_scripts() -> None:
+def test_error_of_a_script_handler_amid_the_start_is_the_scripts() -> None:
     def handle(_number: int, _frame: object) -> None:
         raise TimeoutError("the script's")
 

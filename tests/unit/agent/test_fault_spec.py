@@ -58,7 +58,7 @@ def test_settings_take_a_good_fault_and_nothing() -> None:
     assert find_fault_problem("") is None
 
 
-def test_a_wrong_fault_is_noted_and_the_rank_is_measured_without_it() -> None:
+def test_wrong_fault_is_noted_and_the_rank_measured_without_it() -> None:
     found = read_launch_config({"RANKSCOPE_FAULT": "rank=2 kind=exit"}, {})
     assert (found.is_usable, found.config.fault) == (True, "")
     (note,) = found.notes

@@ -167,9 +167,7 @@ def raise_within(handler: Any) -> BaseException:
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_what_a_signal_handler_raises_is_held_once_and_not_counted(
-    handler: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_signal_handler_is_held_once_and_not_counted(handler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     guard, error = Guard(error_budget=1), raise_within(handler)
     if handler is forget:  # it is known only as long as it is installed
         monkeypatch.setattr(signal, "getsignal", lambda _number: forget)

@@ -145,7 +145,7 @@ def test_user_without_slurm_is_the_login_name(environment: dict[str, str]) -> No
     assert read_identity(environment, run="", with_user=True).user == "ada"
 
 
-def test_user_without_variables_is_empty_and_no_directory_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_variables_is_empty_and_no_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(pwd, "getpwuid", asked.append)
     assert read_identity({}, run="", with_user=True).user == ""
@@ -159,7 +159,7 @@ def test_pod_and_namespace_are_those_of_the_downward_api(prefix: str) -> None:
     assert (identity.k8s_namespace, identity.k8s_pod) == ("ml", "bert-0-x7k2p")
 
 
-def test_namespace_without_variables_is_that_of_the_service_account(tmp_path: Path) -> None:
+def test_default_namespace_is_that_of_the_service_account(tmp_path: Path) -> None:
     mounted = tmp_path / "namespace"
     mounted.write_text("team-a\n")
     inside = read_identity(IN_POD, run="", namespace_file=str(mounted))

@@ -41,7 +41,7 @@ NOT_IN_TRAINING = (
 )  # fmt: skip
 
 
-def test_late_imports_find_our_files_alone_wherever_the_script_has_gone() -> None:
+def test_late_imports_find_only_our_files_wherever_the_script_is() -> None:
     code = FOREIGN.replace("NOT_IN_TRAINING", repr(set(NOT_IN_TRAINING)))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -81,7 +81,7 @@ def test_modules_have_their_share_by_attribute_path() -> None:
     assert all(one.forward_ns for one in found.modules)
 
 
-def test_shared_parameters_count_once_and_ignored_modules_not_at_all() -> None:
+def test_shared_parameters_count_once_and_ignored_modules_never() -> None:
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False))
     model[2].weight = model[0].weight
     found = profile_model(model, torch.ones(2, 8), passes=1, ignore=["ReLU"])
@@ -252,7 +252,7 @@ def test_product_of_one_row_is_bound_by_memory_in_both_passes() -> None:
         assert list(found["aten::mm", phase, "bf16"]) == pytest.approx([627.24, 627.24], abs=0.01)
 
 
-def test_single_precision_is_by_the_precision_that_torch_is_set_to() -> None:
+def test_single_precision_is_computed_as_torch_is_set_to() -> None:
     before = torch.get_float32_matmul_precision()
     assert least_ns(1024, torch.float32, backward=False)["aten::mm", "forward", "fp32"][0] == pytest.approx(
         32_051.99, abs=0.01

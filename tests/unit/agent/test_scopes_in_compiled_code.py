@@ -45,7 +45,7 @@ def dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def test_scopes_do_not_break_a_graph_and_a_capture_does_not_recompile_it() -> None:
+def test_scopes_break_no_graph_and_captures_recompile_none() -> None:
     counter = CompileCounter()
     compiled = torch.compile(compute, backend=counter, fullgraph=True)
     results = [compiled(torch.ones(1))]

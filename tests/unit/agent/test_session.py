@@ -36,7 +36,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-def test_end_is_finished_whatever_interrupts_it_and_waits_are_cut(error: BaseException) -> None:
+def test_end_is_finished_despite_interrupts_and_waits_are_cut(error: BaseException) -> None:
     guard, calls = Guard(error_budget=3), list[str]()
     part, wait = Interrupted(calls, error), Interrupted(calls, error)
     finish(guard, lambda: part.run("part"))

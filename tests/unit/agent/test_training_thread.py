@@ -80,7 +80,7 @@ def test_cost_is_that_of_every_part_in_the_training_thread() -> None:
     assert training.spent_ns - before_ns == 12
 
 
-def test_blocks_looked_for_anew_have_no_hooks_of_before_and_the_cost_goes_on() -> None:
+def test_blocks_found_anew_lose_old_hooks_and_the_cost_goes_on() -> None:
     def make_blocks() -> nn.ModuleList:
         return nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4))
 
@@ -118,7 +118,7 @@ def test_sessions_wait_until_training_has_settled_on_a_thread() -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_session_of_the_thread_before_is_discarded_at_once_and_they_come_again(*, returns: bool) -> None:
+def test_former_threads_session_is_discarded_and_sessions_resume(*, returns: bool) -> None:
     rank = Rank(RANKSCOPE_COLLECTIVE_WINDOWS="1", RANKSCOPE_CONSTANT_WARMUP_STEPS="1")
     rank.training.start()
     original, scheduler = torch.autograd.Variable._execution_engine, rank.training.windows.scheduler
@@ -248,7 +248,7 @@ def test_a_phase_of_the_user_s_is_in_the_step(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("is_phase", [True, False])
-def test_steps_after_a_call_that_was_interrupted_at_any_line_are_as_ever(*, is_phase: bool) -> None:
+def test_steps_after_a_call_interrupted_at_any_line_are_as_ever(*, is_phase: bool) -> None:
     def make() -> Rank:
         rank = Rank()
         rank.training.start()
@@ -277,7 +277,7 @@ def test_steps_after_a_call_that_was_interrupted_at_any_line_are_as_ever(*, is_p
     assert sum(lasting) <= ENTRY_LINES
 
 
-def test_evaluation_or_phase_at_whose_begin_a_handler_of_the_script_raises_has_ended(rank: Rank) -> None:
+def test_evaluation_or_phase_whose_begin_raised_has_ended(rank: Rank) -> None:
     for begin in (rank.calls.begin_evaluation, lambda: rank.calls.begin_phase("checkpoint")):
         rank.train(2)
         rank.guard.hold(KeyboardInterrupt())

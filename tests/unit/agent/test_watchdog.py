@@ -150,7 +150,7 @@ def test_start_and_stop_without_a_sidecar() -> None:
     assert guard.errors == {}
 
 
-def test_without_a_thread_there_is_no_sidecar_and_stalls_are_still_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_stalls_are_seen_and_no_sidecar_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = Guard(3)
     watchdog = Watchdog(
         AgentConfig(stall_s=30.0), identity_of(0, 1), guard, SystemClock(), find_groups=dict, count_events=lambda: 0,

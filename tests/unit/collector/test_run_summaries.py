@@ -66,7 +66,7 @@ def test_summary_never_grows_stale_however_long_ticks_are(tick_s: float) -> None
     assert max(gaps_ns) < SUMMARY_NS + tick_ns
 
 
-def test_first_summary_is_over_the_steps_so_far_and_later_ones_over_new_steps() -> None:
+def test_first_summary_covers_all_steps_and_later_ones_new_steps() -> None:
     sent = Sent(story_of(wants_summary=True))
     sent.tick(SUMMARY_TICKS)
     ((_, first),) = sent.messages

@@ -49,11 +49,11 @@ def test_line_that_comes_or_goes_is_a_difference() -> None:
     assert find_differences("kept\nlost\n", "kept\nUserWarning: new\n") == ("- lost", "+ UserWarning: new")
 
 
-def test_lines_of_the_monitor_and_of_the_ranks_are_compared_elsewhere() -> None:
+def test_lines_of_monitor_and_ranks_are_compared_elsewhere() -> None:
     assert find_differences("", "rankscope: watching\ntold rank=0 steps=1 losses=0x1.0p+0\n") == ()
 
 
-def test_error_is_the_exception_of_the_rank_and_not_of_the_launcher() -> None:
+def test_error_is_the_exception_of_the_rank_not_the_launcher() -> None:
     said = "[rank1]: ModuleNotFoundError: No module named 'triton'\n    raise ChildFailedError(\nChildFailedError: x\n"
     assert read_error(said) == "ModuleNotFoundError: No module named 'triton'"
 
@@ -73,7 +73,7 @@ def test_stragglers_are_named_the_dearest_first() -> None:
     assert [one.ranks for one in named] == [(1,), (0,)]
 
 
-def test_less_than_the_machine_may_do_accuses_nobody_and_a_hang_always_does() -> None:
+def test_slowness_a_machine_may_cause_accuses_nobody_a_hang_does() -> None:
     hang = Finding(kind="hang", cause="", sentence="", ranks=(0,))
     about_the_run = Finding(kind="data_loading", cause="", sentence="", slowdown_ratio=3.0)
     assert find_accused([straggler(1, 1.19, 1.0), about_the_run, hang]) == [hang]

@@ -28,7 +28,7 @@ def test_row_of_a_job_that_is_as_it_should_be() -> None:
     assert find_problems(GOOD) == []
 
 
-def test_steps_of_unequal_ranks_are_told_apart_and_another_count_stands_out() -> None:
+def test_unequal_step_counts_are_listed_and_odd_ones_stand_out() -> None:
     assert "| **300, 290 / 300** |" in write(change(theirs=(300, 290)))
 
 

@@ -21,7 +21,7 @@ def test_the_wall_clock_counts_from_1970() -> None:
     assert abs(SystemClock().wall_ns() - time.time_ns()) < 1_000_000_000
 
 
-def test_the_offset_of_the_clocks_is_that_of_the_closest_pair_where_none_is_close() -> None:
+def test_clock_offset_is_of_the_closest_pair_if_none_is_close() -> None:
     # Each pair is 1 ms apart, but the third: 0.1 ms. The wall clock is 7 ms ahead, read 10 ns after each begin.
     apart_ns = [1_000_000, 1_000_000, 100_000, 1_000_000, 1_000_000]
     begin_ns = list(itertools.accumulate([0, *apart_ns]))

@@ -80,7 +80,7 @@ def test_convolutions_multiply_the_weight_at_each_output() -> None:
     assert convolve([2, 4, 6, 6], [8, 1, 3, 3], "[1]; [0]; [1]; False; [0]; 4") == 2 * 2 * 16 * 8 * 1 * 9
 
 
-def test_transposed_convolution_multiplies_the_weight_at_each_input() -> None:
+def test_transposed_convolution_multiplies_weights_at_each_input() -> None:
     values = "[2, 2]; [0, 0]; [1, 1]; True; [0, 0]; 2"
     assert convolve([1, 4, 5, 5], [4, 3, 3, 3], values) == 2 * 25 * 4 * 3 * 9
     recorded = Inputs(["float"], [[1, 4, 5, 5], [4, 3, 3, 3]], ["", "", "", *values.split("; ")])
@@ -88,7 +88,7 @@ def test_transposed_convolution_multiplies_the_weight_at_each_input() -> None:
 
 
 @pytest.mark.parametrize(("mask", "products"), [("[True, True, True]", 2), ("[False, True, False]", 1)])
-def test_backward_of_a_convolution_counts_the_gradients_that_are_computed(mask: str, products: int) -> None:
+def test_convolution_backward_counts_the_gradients_it_computes(mask: str, products: int) -> None:
     shapes: Shapes = [[2, 8, 3, 3], [2, 4, 6, 6], [8, 4, 3, 3], [], [], [], [], [], [], [], []]
     values = ["", "", "", "[8]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", mask]
     assert count("convolution_backward", shapes, values) == products * 2 * 2 * 9 * 8 * 4 * 9
@@ -168,7 +168,7 @@ def test_every_operator_is_of_one_kind_only() -> None:
     assert not any(map(has_no_product, ("aten::einsum", "mylib::add", "aten::scaled_dot_product_attention")))
 
 
-def test_schemas_of_torch_have_their_arguments_where_the_formulas_read_them() -> None:
+def test_torch_schemas_have_arguments_where_formulas_read_them() -> None:
     torch = pytest.importorskip("torch")
     for name in FORMULAS:
         overloads = torch._C._jit_get_schemas_for_operator(name)

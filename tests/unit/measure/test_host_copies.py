@@ -68,7 +68,7 @@ def test_copy_hidden_behind_a_collective_is_not_exposed() -> None:
     assert (first.duration_ns, first.exposed_ns) == (20_000, 0)
 
 
-def test_copy_over_the_bound_of_a_step_has_its_bytes_where_it_begins() -> None:
+def test_copy_beyond_a_steps_end_has_its_bytes_where_it_begins() -> None:
     # Step 11 begins with its first work, at 120, amid a copy of step 10 on another stream.
     first, second = sum_by_step(copied(15, 110, 20), ran(101, 120, 5))
     assert first is not None

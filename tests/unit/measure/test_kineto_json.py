@@ -317,7 +317,7 @@ def test_broken_structure_behind_the_events_is_noted() -> None:
     assert read(to_json() + b" x").warnings[0].startswith("the JSON behind the events is broken (JSON is malformed: tr")
 
 
-def test_quotes_in_front_of_the_events_cost_only_what_stands_there() -> None:
+def test_quotes_before_the_events_cost_only_what_stands_there() -> None:
     text = b'{"note": "say "traceEvents"", "traceEvents": [' + ONE + b'], "x": 1}'
     names, warnings = mended(text)
     assert (names, read(text).head) == (["a"], {"x": 1})
@@ -347,7 +347,7 @@ def test_compressed_file_that_ends_too_early_is_used() -> None:
     assert trace.warnings[0].startswith("the file is cut off at byte ")
 
 
-def test_compressed_file_cut_in_its_checksum_is_used_with_a_warning() -> None:
+def test_compressed_file_cut_in_its_checksum_is_used_and_warned() -> None:
     def chunks() -> Iterator[bytes]:
         yield b'{"traceEvents": [' + ONE + b'], "x": 1}'
         raise CutOffError("the gzip file is cut off")
@@ -380,7 +380,7 @@ def test_reader_that_mends_nothing_refuses_damage(text: bytes, message: str) -> 
         list(TraceBlocks(mends=False).read([text]))
 
 
-def test_reader_that_mends_nothing_refuses_damage_in_a_full_block() -> None:
+def test_reader_that_mends_nothing_refuses_damaged_full_blocks() -> None:
     with pytest.raises(TraceError, match="the JSON is broken"):
         list(TraceBlocks(8, mends=False).feed(b"[" + ONE + b', {"ph": "X" "cat": 1},' + ONE + b"," + ONE))
 

@@ -130,7 +130,7 @@ def test_what_ends_in_its_phase_is_temporary() -> None:
     assert kinds((80, A, 8), (90, A, -8), backward=np.zeros((0, 2), dtype=np.int64)) == ["temporary"]
 
 
-def test_what_outlives_its_backward_may_be_a_gradient_unless_marks_know() -> None:
+def test_memory_outliving_backward_may_be_gradient_unless_marked() -> None:
     events = ((25, A, 8), (50, A, -8))
     assert kinds(*events) == ["unknown"]
     assert kinds(*events, marks=[mark(40, gradients=[(A, 8)])]) == ["gradients"]
@@ -160,7 +160,7 @@ def split(*events: tuple[int, int, int], marks: Sequence[ModelMark], left: int =
     return held, split_held(paired, held, found)
 
 
-def test_marked_memory_that_is_older_than_the_window_counts_until_it_is_freed() -> None:
+def test_marked_older_memory_counts_until_it_is_freed() -> None:
     marks = [mark(12, parameters=[(B, 100)], optimizer_state=[(C, 30)])]
     held, found = split((10, A, 8), (15, C, -30), (16, A, -8), marks=marks)
     assert found[MemoryCategory.PARAMETERS].tolist() == [100, 100, 100]

@@ -86,7 +86,7 @@ def test_a_sum_takes_in_all_levels() -> None:
     assert found.sum_up(np.array([1, 10, 100, 1_000])).tolist() == [1_111, 110, 100, 1_000]
 
 
-def test_a_hundred_thousand_levels_are_no_more_work_than_as_many_siblings() -> None:
+def test_100000_nested_levels_cost_no_more_than_as_many_siblings() -> None:
     levels = 100_000  # a pass over all ranges for each level would take minutes
     start_ns = np.arange(levels)
     found = nest(np.zeros(levels, np.int32), start_ns, 2 * levels - start_ns)

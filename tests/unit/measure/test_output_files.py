@@ -11,7 +11,7 @@ from rankscope.measure.output_files import check_place, write_output, write_whol
 OPTION = "--json-file"
 
 
-def test_file_that_cannot_be_written_is_named_before_there_is_anything_to_write(tmp_path: Path) -> None:
+def test_unwritable_file_is_named_before_there_is_any_output(tmp_path: Path) -> None:
     check_place(tmp_path / "new.json", OPTION)
     (tmp_path / "file").touch()
     for path, problem in (

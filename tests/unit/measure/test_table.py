@@ -151,7 +151,7 @@ def test_collectives_name_their_group_and_operation_by_an_index() -> None:
     assert (columns["sequence"], columns["bytes"]) == ([MISSING, 1], [MISSING, 0])
 
 
-def test_steps_that_were_captured_have_a_column_where_there_is_any() -> None:
+def test_captured_steps_have_a_column_where_there_is_any() -> None:
     plain = StepRecord(step=1, start_host_ns=0, duration_ns=5, phases_ns={})
     captured = StepRecord(step=2, start_host_ns=5, duration_ns=9, phases_ns={}, captured=True)
     assert steps_to_table([plain, captured]).column(CAPTURED).tolist() == [0, 1]

@@ -46,7 +46,7 @@ def test_kernel_without_arguments_is_in_the_only_group() -> None:
 
 
 @pytest.mark.parametrize("others", [[], ["1"]])
-def test_kernel_without_arguments_stays_unknown_beside_none_or_two_groups(others: list[str]) -> None:
+def test_bare_kernel_stays_unknown_beside_none_or_two_groups(others: list[str]) -> None:
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     groups = [*others, "0"] if others else []
     known = [

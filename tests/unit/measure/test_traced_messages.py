@@ -65,7 +65,7 @@ def test_step_is_that_of_the_call() -> None:
     assert [one.step for one in found] == [6, None]
 
 
-def test_peer_is_read_from_a_damaged_block_and_beside_an_event_without_a_time() -> None:
+def test_peer_is_read_in_a_damaged_block_beside_untimed_events() -> None:
     calls = (event("cpu_op", "early", None, 1), call("c10d::send", 10, ["", "", "3", "7"]), gloo("send", 11, 40))
     text = to_json(*calls, event("cpu_op", "PATH", 90, 1), 5).replace(b"PATH", b"a\\qb")
     view = RankView(read(text))
@@ -120,7 +120,7 @@ def test_peer_in_a_ranges_name_is_counted_within_the_group(members: str, peer: i
         ("nccl:send 0->0", None),
     ],
 )
-def test_peer_of_a_kernel_without_arguments_is_in_the_launching_range(name: str, peer: int | None) -> None:
+def test_peer_of_a_bare_kernel_is_in_the_launching_range(name: str, peer: int | None) -> None:
     inside = event("user_annotation", name, 5, 10)
     step = event("user_annotation", "ProfilerStep#6", 0, 10)
     (one,) = messages(inside, step, launch(7, 1), kernel("ncclDevKernel_SendRecv", 20, 30, correlation=1))
@@ -133,7 +133,7 @@ def test_kernel_that_sends_and_receives_has_no_one_peer() -> None:
     assert (one.op, one.peer) == ("send_recv", None)
 
 
-def test_numbers_of_unlisted_groups_are_no_ranks_where_one_rank_denies_them() -> None:
+def test_unlisted_group_numbers_are_no_ranks_if_a_rank_denies_it() -> None:
     # Ranks 0 and 2 are one group, 1 and 3 another: each rank has the number of its place in the group.
     found = {}
     for rank, name in enumerate(("nccl:send 0->1", "nccl:send 0->1", "nccl:recv 1<-0", "nccl:recv 1<-0")):

@@ -81,7 +81,7 @@ def test_an_identity_is_missing_not_zero() -> None:
     assert to_trace(pack([(KERNEL, "nccl", 7, 20, 5)])).events.external_id.tolist() == [NONE]
 
 
-def test_operators_have_shapes_values_and_numbers_of_autograd_at_their_rows() -> None:
+def test_operator_rows_have_shapes_values_and_autograd_numbers() -> None:
     dims, types, values = (
         '"Input Dims": [[2, 3], []]',
         '"Input type": ["float", "Scalar"]',

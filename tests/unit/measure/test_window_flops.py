@@ -41,7 +41,7 @@ def count(events: Sequence[Event], bounds_us: Sequence[tuple[int, int]], *, auto
     return count_window_flops(view, [(10 + at, 1000 * a, 1000 * b) for at, (a, b) in enumerate(bounds_us)])
 
 
-def test_model_flops_are_three_forwards_and_executed_flops_as_run() -> None:
+def test_model_flops_are_three_forwards_and_executed_as_run() -> None:
     found = count([*step(0), *step(100)], [(0, 100), (100, 200)])
     assert (found.first_step, found.step_count, found.reason) == (10, 2, None)
     assert (found.model_flops, found.executed_flops) == (3 * ONCE, 4 * ONCE)
@@ -49,7 +49,7 @@ def test_model_flops_are_three_forwards_and_executed_flops_as_run() -> None:
     assert found.is_upper_bound, "a CPU's window does not show whether the recomputation stopped early"
 
 
-def test_without_numbers_of_autograd_a_repeated_forward_is_backward() -> None:
+def test_repeated_forward_without_autograd_numbers_is_backward() -> None:
     found = count(step(0), [(0, 100)], autograd=False)
     assert (found.model_flops, found.executed_flops, found.is_upper_bound) == (3 * ONCE, 4 * ONCE, False)
 
@@ -59,7 +59,7 @@ def test_step_without_backward_has_its_forward_once() -> None:
     assert (found.model_flops, found.executed_flops) == (2 * ONCE, 2 * ONCE)
 
 
-def test_each_type_of_number_has_its_shares_of_model_and_executed_flops() -> None:
+def test_each_number_type_has_shares_of_model_and_executed_flops() -> None:
     # Forward: 1 product in fp32, 3 times as large one in bf16, and one of numbers without a peak that counts 0 rows.
     # Backward: 4 products in bf16.
     half = {"Input type": ["c10::BFloat16", "c10::BFloat16"]}
@@ -81,7 +81,7 @@ def test_work_outside_of_the_steps_does_not_count() -> None:
     assert (found.step_count, found.model_flops, found.executed_flops) == (2, 3 * ONCE, 4 * ONCE)
 
 
-def test_on_a_device_a_product_that_launched_nothing_does_not_count() -> None:
+def test_product_without_a_launch_on_a_device_does_not_count() -> None:
     events = [
         product(0, number=7), launch(1, 1), kernel("gemm", 50, 5, correlation=1),
         backward(20, 40), product(25, number=8),
@@ -115,5 +115,5 @@ def test_figure_that_could_be_wrong_is_a_reason(
     assert (found.model_flops, found.executed_flops, found.reason) == (None, None, reason)
 
 
-def test_unknown_operator_with_little_time_does_not_spoil_the_figure() -> None:
+def test_unknown_operator_of_little_time_leaves_the_flops_known() -> None:
     assert count([*step(0), {**UNKNOWN, "dur": 1}], [(0, 100)]).model_flops == 3 * ONCE

@@ -50,7 +50,7 @@ def test_steps_that_no_capture_has_recorded_do_not_count() -> None:
     assert (captured.join([plain]), captured.skipped) == ([], {STEPS_LOST: 1})
 
 
-def test_third_trace_that_waits_replaces_the_first_and_that_is_counted() -> None:
+def test_third_waiting_trace_replaces_the_first_and_is_counted() -> None:
     captured = CapturedSteps()
     captured.add([trace_of(7, 8, 8), trace_of(9, 10, 10), trace_of(11, 12, 12), trace_of(13, 14, 14, b"")])
     assert (join(captured, range(8, 15)), captured.skipped) == ([[10], [12]], {STEPS_LOST: 1, TOO_LARGE: 1})

@@ -298,7 +298,7 @@ def test_attributes_of_wrappers_are_in_no_path() -> None:
     assert [path for path, _ in name_modules(model)] == ["", "", "layers", "layers.0"]
 
 
-def test_divided_parameters_count_as_a_whole_and_lazy_ones_are_not_known() -> None:
+def test_divided_parameters_count_whole_lazy_ones_are_unknown() -> None:
     part = nn.Linear(2, 2, bias=False)
     part.weight.ds_numel = 400  # type: ignore[attr-defined]
     assert count_parameters(part) == 400
@@ -306,7 +306,7 @@ def test_divided_parameters_count_as_a_whole_and_lazy_ones_are_not_known() -> No
     assert count_parameters(object()) is None
 
 
-def test_session_that_takes_no_notes_is_an_error_of_the_capture_alone(rank: Rank) -> None:
+def test_session_without_notes_is_an_error_of_the_capture_alone(rank: Rank) -> None:
     rank.ranges.session = object()
     rank.ranges.begin(MODULES)
     nn.Linear(2, 2)(torch.ones(1, 2))

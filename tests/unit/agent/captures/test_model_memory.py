@@ -100,7 +100,7 @@ def test_head_has_each_list_where_it_has_changed() -> None:
     assert hooks.before is None
 
 
-def test_views_of_one_storage_are_one_and_what_has_no_memory_is_none() -> None:
+def test_views_of_a_storage_count_once_and_non_tensors_not() -> None:
     flat = torch.zeros(10)
     found = find_storages([flat[:5], flat[5:], None, 3, torch.zeros(0), torch.zeros(4, device="meta")])
     assert found == [(flat.untyped_storage().data_ptr(), 40, -1)]

@@ -120,7 +120,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert list(place.iterdir()) == []
 
 
-def test_ordered_steps_are_captured_and_the_file_is_sent_in_parts() -> None:
+def test_ordered_steps_are_captured_and_the_file_sent_in_parts() -> None:
     rank = Rank()
     accepted = rank.order()
     assert (accepted.state, accepted.reason, accepted.next_step) == ("accepted", "", 11)
@@ -149,7 +149,7 @@ def test_file_is_gone_once_the_collector_has_it() -> None:
     assert rank.order().state == "written", "it is not captured again"
 
 
-def test_file_is_whole_though_another_rank_of_the_node_removes_its_own_meanwhile() -> None:
+def test_file_is_whole_while_another_rank_removes_its_own() -> None:
     ranks = [Rank(), Rank()]
     for rank in ranks:
         rank.order()
@@ -202,7 +202,7 @@ def test_files_are_closed_at_the_end() -> None:
     assert rank.read(0, 10).problem == NOT_HELD
 
 
-def test_file_that_is_not_fetched_by_the_end_may_be_lost_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_unfetched_at_the_end_is_told_as_maybe_lost(capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank()
     rank.order(id="said once for each")
     rank.train_to(23)
@@ -240,7 +240,7 @@ def test_order_for_steps_that_have_begun_is_too_late(first_step: int, state: str
     assert (answer.state, answer.reason, answer.next_step) == (state, "" if state == "accepted" else TOO_LATE, 11)
 
 
-def test_order_that_the_training_thread_meets_too_late_is_refused() -> None:
+def test_order_met_too_late_by_the_training_thread_is_refused() -> None:
     rank = Rank()
     rank.order(12, 13)
     rank.step = 14  # no boundary has been asked about meanwhile
@@ -331,7 +331,7 @@ def test_order_that_is_called_off_amid_its_steps_leaves_nothing() -> None:
     assert rank.read(0, 10).problem == NOT_HELD
 
 
-def test_order_is_taken_while_the_one_that_was_called_off_is_being_recorded() -> None:
+def test_order_is_taken_while_a_called_off_one_is_recorded() -> None:
     rank = Rank()
     rank.order()
     rank.train_to(21)
@@ -359,7 +359,7 @@ def test_capture_that_ends_early_says_so() -> None:
     assert (state.state, state.first_step, state.last_step, state.reason) == ("written", 20, 21, PAUSED)
 
 
-def test_order_is_refused_while_the_script_profiles_at_its_first_step() -> None:
+def test_order_is_refused_if_the_script_profiles_its_first_step() -> None:
     rank = Rank()
     assert rank.order().state == "accepted"
     rank.traces.recording.on_script_profiler(begins=True)
@@ -378,7 +378,7 @@ def test_profiler_of_the_script_ends_an_ordered_capture() -> None:
     assert (state.state, state.first_step, state.last_step, state.reason) == ("written", 20, 21, SCRIPT_PROFILER)
 
 
-def test_order_is_refused_while_a_cuda_graph_is_captured_at_its_first_step() -> None:
+def test_order_is_refused_if_a_graph_is_captured_at_first_step() -> None:
     rank = Rank()
     rank.order()
     rank.graph_is_captured = True
@@ -386,7 +386,7 @@ def test_order_is_refused_while_a_cuda_graph_is_captured_at_its_first_step() -> 
     assert (state.state, state.reason, rank.made) == ("refused", GRAPH_CAPTURE, [])
 
 
-def test_file_above_the_limit_of_the_order_is_lost_and_the_next_is_taken() -> None:
+def test_file_above_the_orders_limit_is_lost_and_the_next_taken() -> None:
     rank = Rank()
     rank.order(bytes_max=100)
     (state,) = rank.train_to(23)

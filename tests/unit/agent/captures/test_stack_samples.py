@@ -105,7 +105,7 @@ def test_step_within_one_interval_belongs_to_the_sample_after_it() -> None:
     assert lines(samples) == [{"train.py:9 (wait)": 4}]
 
 
-def test_step_that_had_begun_before_the_first_sample_does_not_count() -> None:
+def test_step_begun_before_the_first_sample_does_not_count() -> None:
     samples = make()
     add(samples, ms10=HERE, ms20=HERE, ms30=HERE)
     samples.take_steps([step(3, 5, 15), step(4, 15, 25)])
@@ -126,7 +126,7 @@ def test_only_long_steps_count_where_these_are_wanted() -> None:
     assert [one.step for one in samples.finish()[1]] == [4]
 
 
-def test_time_of_other_threads_is_that_between_the_samples_of_a_step() -> None:
+def test_other_threads_time_is_between_the_samples_of_a_step() -> None:
     samples = make()
     of_library = cut(frame_in(LIBRARY, SCRIPT), 2)  # started by a library, at a line of the script now
     idle = cut(frame_in(LIBRARY), 1)
@@ -143,7 +143,7 @@ def test_time_of_other_threads_is_that_between_the_samples_of_a_step() -> None:
     ]
 
 
-def test_without_other_threads_of_the_script_there_is_nothing_of_them() -> None:
+def test_nothing_is_kept_of_threads_that_run_no_script_code() -> None:
     samples = make()
     for at in (0, 10, 20):
         add(samples, **{f"ms{at}": HERE})
@@ -175,7 +175,7 @@ def test_frames_of_the_script_are_kept_outermost_first() -> None:
     assert [describe_frame(one) for one in frames[-2:]] == ["main.py:4 (wait)", "train.py:4 (wait)"]
 
 
-def test_line_of_another_library_stands_beside_that_of_the_script() -> None:
+def test_line_of_another_library_stands_beside_the_scripts_line() -> None:
     found = fold(frame_in(SCRIPT, LIBRARY, TORCH, line=4))
     assert (describe_frame(found.frames[-1]), found.inside) == ("train.py:4 (wait)", "PIL/Image.py:4 (wait)")
 
@@ -228,7 +228,7 @@ def test_fault_on_purpose_is_told() -> None:
     assert fold(frame_in(SCRIPT, TORCH, actions.__file__)).call == INJECTED
 
 
-def test_what_the_kernel_says_of_most_samples_that_came_again_is_told() -> None:
+def test_kernel_wait_is_that_of_most_recurring_samples() -> None:
     samples = make(waits=Waits())
     add(samples, ms0=HERE, ms10=HERE, ms20=THERE, ms30=HERE)
     samples.take_steps([step(3, 1, 25)])

@@ -213,7 +213,7 @@ def test_names_that_are_not_unicode_can_be_sent(hang: Callable[[str, int], None]
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_frames_are_read_without_a_collection_and_the_collector_is_as_before(is_on: bool) -> None:
+def test_frames_are_read_without_gc_and_leave_its_state(is_on: bool) -> None:
     was_on = gc.isenabled()
     (gc.enable if is_on else gc.disable)()
     try:

@@ -109,7 +109,7 @@ def test_steps_without_events_are_no_stall() -> None:
         assert rank.watch.observe(rank.s * S, rank.moments, [step_of(step, S)]) is None
 
 
-def test_call_without_a_frame_of_torch_is_told_as_a_wait_in_the_store() -> None:
+def test_call_without_a_torch_frame_is_told_as_wait_in_the_store() -> None:
     (stall,) = Rank(in_store=True).train(10).wait(31)
     assert stall.activity == "store"
     (stall,) = Rank(in_store=True, receives=True).train(10).wait(31)

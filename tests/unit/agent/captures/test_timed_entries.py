@@ -48,7 +48,7 @@ def test_entries_before_the_asked_time_are_left_out_but_one() -> None:
     (AT - 9 * SETTLED_NS, AT - SETTLED_NS, True),
     (AT - 9 * SETTLED_NS, AT - 1, False),
 ])  # fmt: skip
-def test_retired_collective_is_over_once_its_duration_should_be_there(
+def test_retired_collective_is_over_once_its_duration_is_due(
     created_ns: int, completed_ns: int, expected: bool
 ) -> None:
     entry = nccl_entry(0, created_ns, None, retired=True, time_discovered_completed_ns=completed_ns)
@@ -56,7 +56,7 @@ def test_retired_collective_is_over_once_its_duration_should_be_there(
     assert (found.is_over, found.duration_ns) == (expected, None)
 
 
-def test_members_of_a_coalesced_group_are_over_once_their_group_is() -> None:
+def test_coalesced_members_are_over_once_their_group_is() -> None:
     before, after = nccl_entry(0, 1_000), nccl_entry(4, 1_010, None)
     open_group = parse(before, *coalesced_entries(0, 1_001, None), after)
     assert [(one.created_wall_ns, one.is_over) for one in open_group.entries] == [

@@ -61,9 +61,7 @@ def find_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gz"))
 
 
-def test_rank_0_says_what_a_capture_will_cost_where_it_is_and_what_it_has_cost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_0_tells_expected_and_real_cost_of_a_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captures = make(tmp_path)
     captures.events_a_step = 1000.0
     run(captures, 0, 8)
@@ -91,9 +89,7 @@ def test_price_that_is_not_known_is_not_said(tmp_path: Path, capsys: pytest.Capt
     )
 
 
-def test_capture_that_costs_too_much_is_left_out_and_that_is_said_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_costly_capture_is_left_out_and_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captures = make(tmp_path, capture_pause_s_max="0.5", capture_options="shapes")
     captures.events_a_step = 10_000.0
     captures.window_ns_an_event = 7_500.0  # three times as slow as where the costs were measured
@@ -142,7 +138,7 @@ def test_no_capture_begins_while_two_wait_for_their_files(tmp_path: Path, capsys
     assert f"the capture of steps 22 to 23 was refused: {BEHIND}" in capsys.readouterr().err
 
 
-def test_no_capture_begins_after_the_files_have_their_largest_size(
+def test_no_capture_begins_once_files_reach_their_largest_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     captures = make(tmp_path)
@@ -212,7 +208,7 @@ def test_price_follows_the_options(options: RecordOptions, us_an_event: float) -
         ({}, 0),
     ],
 )
-def test_traces_of_plain_captures_are_kept_where_ratios_come_from_them(
+def test_traces_of_plain_captures_are_kept_if_ratios_need_them(
     tmp_path: Path, settings: dict[str, str], traces: int
 ) -> None:
     captures = make(tmp_path, 0, TEXT, **settings)
@@ -228,7 +224,7 @@ def test_trace_too_large_to_be_read_is_empty(tmp_path: Path) -> None:
     assert read_trace(written, 5) == CapturedTrace(CaptureSteps(5, 6, 7), b"", 5)
 
 
-def test_capture_before_the_first_graph_of_a_run_that_captures_is_refused_with_the_reason(
+def test_capture_before_the_first_graph_is_refused_with_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     graphs = GraphCaptures(cuda_graphs=YES)

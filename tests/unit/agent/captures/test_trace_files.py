@@ -88,7 +88,7 @@ def test_folder_that_cannot_be_made_costs_the_capture(tmp_path: Path) -> None:
     assert "NotADirectoryError" in files.write(capture(Session())).problem
 
 
-def test_captures_after_an_elastic_restart_have_a_folder_of_their_own(tmp_path: Path) -> None:
+def test_captures_after_an_elastic_restart_have_their_own_folder(tmp_path: Path) -> None:
     TraceFiles(str(tmp_path), "run", 0, bytes_max=MIB).write(capture(Session()))
     TraceFiles(str(tmp_path), "run", 0, bytes_max=MIB, restart_count=1).write(capture(Session()))
     name = "steps-4-6/rank-0.pt.trace.json.gz"

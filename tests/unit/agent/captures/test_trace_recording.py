@@ -101,7 +101,7 @@ def test_scheduled_steps_are_captured_and_no_others() -> None:
     assert [step for step in range(20) if rank.recording.is_captured(step)] == [8, 9, 10, 11, 14, 15, 16, 17]
 
 
-def test_capture_whose_collectives_are_not_over_ends_later_with_its_own_steps() -> None:
+def test_capture_with_open_collectives_ends_later_with_its_steps() -> None:
     rank = Rank("wait=3, warmup=0, active=2")
     rank.run(0, 4)
     rank.is_settled = False
@@ -170,7 +170,7 @@ def test_pause_is_the_time_of_begin_steps_and_end() -> None:
     assert [one.pause_ns for one in rank.finished] == [3_000_000], "start, one step, stop"
 
 
-def test_asked_capture_begins_with_the_next_step_and_a_second_is_refused() -> None:
+def test_asked_capture_begins_next_step_and_a_second_is_refused() -> None:
     rank = Rank()
     assert rank.recording.find_next(6) is None
     assert rank.recording.ask(2)
@@ -189,7 +189,7 @@ def test_asked_steps_are_bounded(asked: int, taken: int) -> None:
     assert rank.steps == [(1, taken, "")]
 
 
-def test_asked_capture_takes_the_place_of_a_scheduled_one_that_begins_meanwhile() -> None:
+def test_asked_capture_replaces_a_scheduled_one_begun_meanwhile() -> None:
     rank = Rank("wait=5, warmup=0, active=2, repeat=2")
     rank.run(0, 4)
     rank.recording.ask(3)
@@ -199,13 +199,13 @@ def test_asked_capture_takes_the_place_of_a_scheduled_one_that_begins_meanwhile(
     assert rank.refused == [(5, 6, TOO_LATE)]
 
 
-def test_obstacle_leaves_a_capture_out_with_the_steps_that_it_would_record() -> None:
+def test_obstacle_refuses_a_capture_naming_its_steps() -> None:
     rank = Rank("wait=5, warmup=1, active=2", obstacle="{} steps are too many")
     rank.run(0, 30)
     assert (rank.refused, rank.sessions.calls) == ([(6, 7, "2 steps are too many")], [])
 
 
-def test_no_capture_begins_while_a_profiler_of_the_script_is_on_or_a_graph_is_captured() -> None:
+def test_no_capture_begins_amid_script_profiler_or_graph_capture() -> None:
     rank = Rank("wait=5, warmup=0, active=2, repeat=3")
     rank.recording.on_script_profiler(begins=True)
     rank.run(0, 6)
@@ -218,7 +218,7 @@ def test_no_capture_begins_while_a_profiler_of_the_script_is_on_or_a_graph_is_ca
     assert rank.steps == [(19, 20, "")]
 
 
-def test_profiler_of_the_script_ends_a_capture_before_it_begins_itself() -> None:
+def test_script_profiler_ends_a_capture_before_it_begins() -> None:
     rank = Rank("wait=5, warmup=0, active=9")
     rank.run(0, 7)
     rank.recording.on_script_profiler(begins=True)
@@ -226,7 +226,7 @@ def test_profiler_of_the_script_ends_a_capture_before_it_begins_itself() -> None
     assert rank.steps == [(5, 6, SCRIPT_PROFILER)], "step 7 was not over"
 
 
-def test_profiler_of_another_thread_waits_for_the_boundary_that_ends_the_capture() -> None:
+def test_profiler_on_another_thread_waits_for_the_captures_end() -> None:
     rank = Rank("wait=5, warmup=0, active=9", wait_s=60.0)
     rank.run(0, 7)
     begins = threading.Thread(target=lambda: rank.recording.on_script_profiler(begins=True))
@@ -239,7 +239,7 @@ def test_profiler_of_another_thread_waits_for_the_boundary_that_ends_the_capture
     assert rank.steps == [(5, 7, SCRIPT_PROFILER)]
 
 
-def test_evaluation_ends_a_capture_and_one_without_a_whole_step_is_refused() -> None:
+def test_evaluation_ends_a_capture_or_refuses_one_with_no_step() -> None:
     rank = Rank("wait=5, warmup=0, active=9, repeat=2")
     rank.run(0, 5)
     rank.recording.close()
@@ -267,7 +267,7 @@ def test_capture_of_long_steps_ends_early() -> None:
     assert rank.steps == [(1, 3, TOO_LONG)]
 
 
-def test_capture_whose_end_falls_into_the_capture_of_a_graph_goes_on_until_that_is_over() -> None:
+def test_capture_ending_amid_a_graph_capture_waits_for_its_end() -> None:
     rank = Rank("wait=1, warmup=0, active=2")
     rank.run(0, 2)
     rank.graph_is_captured = True
@@ -309,7 +309,7 @@ def test_only_the_last_captures_are_remembered() -> None:
     assert rank.recording.is_captured(399)
 
 
-def test_boundary_of_another_part_begins_no_capture_that_is_switched_off() -> None:
+def test_boundary_of_another_part_begins_no_switched_off_capture() -> None:
     rank = Rank("wait=1, warmup=0, active=5")
     rank.guard.record(PART, RuntimeError())
     rank.guard.record(PART, RuntimeError())

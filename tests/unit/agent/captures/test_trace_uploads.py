@@ -83,7 +83,7 @@ def problems(over: list[Uploaded]) -> list[str]:
     return [one.problem for one in over]
 
 
-def test_file_goes_below_the_url_by_its_folders_and_is_deleted_here(world: World) -> None:
+def test_file_keeps_its_folders_below_the_url_and_is_removed(world: World) -> None:
     path = world.submit(5)
     assert world.uploads.collect() == []
     target = "s3://bucket/captures/job/steps-5-5/rank-0.pt.trace.json.gz"
@@ -151,7 +151,7 @@ def test_child_that_cannot_be_started_costs_its_file(world: World) -> None:
     assert not path.exists()
 
 
-def test_upload_that_runs_at_the_end_may_finish_until_the_deadline(world: World) -> None:
+def test_upload_running_at_the_end_may_finish_until_the_deadline(world: World) -> None:
     world.submit(5)
     world.on_wait = world.end_last
     assert problems(world.uploads.finish(3 * NS_PER_S)) == [""]
@@ -159,7 +159,7 @@ def test_upload_that_runs_at_the_end_may_finish_until_the_deadline(world: World)
     assert not Path(world.uploads.folder).exists()
 
 
-def test_uploads_after_the_deadline_are_lost_and_nothing_stays_behind(world: World) -> None:
+def test_uploads_past_the_deadline_are_lost_and_leave_nothing(world: World) -> None:
     world.submit(5)
     world.submit(6)
     assert problems(world.uploads.finish(3 * NS_PER_S)) == [AT_END, AT_END]

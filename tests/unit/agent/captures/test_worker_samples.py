@@ -203,14 +203,14 @@ def test_worker_that_does_not_end_is_awaited_until_the_end(samples: WorkerSample
     assert not samples.is_awaited(999)  # it has not begun for this one
 
 
-def test_workers_take_a_place_each_and_those_of_an_order_before_are_free(page: WorkerPage) -> None:
+def test_workers_take_a_place_each_and_new_orders_free_places(page: WorkerPage) -> None:
     for _ in range(2):
         page.order(WorkerOrder(1, 2))
         assert len({*answer(page, *[b"x"] * PLACES)}) == PLACES
         assert page.take_place() is None
 
 
-def test_place_that_another_worker_has_taken_at_the_same_time_is_left_to_it(page: WorkerPage) -> None:
+def test_place_taken_by_another_worker_meanwhile_is_left_to_it(page: WorkerPage) -> None:
     page.order(WorkerOrder(1, 2))
     (place,) = answer(page, b"mine")
     NUMBER.pack_into(page._page, place + NUMBER.size, os.getpid() + 1)
@@ -234,7 +234,7 @@ def interrupt(_number: int, _frame: FrameType | None) -> None:
     raise InterruptError
 
 
-def test_fetch_in_the_rank_passes_on_what_a_signal_handler_raises_and_no_error_of_ours(
+def test_fetch_passes_on_signal_handler_errors_and_none_of_ours(
     page: WorkerPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:

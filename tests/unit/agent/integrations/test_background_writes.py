@@ -40,7 +40,7 @@ def test_while_a_write_is_on_no_other_is_started() -> None:
     assert written == [2]
 
 
-def test_next_start_raises_the_error_of_a_write_and_writes_all_the_same() -> None:
+def test_start_raises_the_last_writes_error_and_still_writes() -> None:
     writes, written = BackgroundWrites(), list[int]()
     writes.start(lambda: 1 / 0)
     finish(writes)
@@ -92,7 +92,7 @@ def test_write_that_has_just_begun_is_finished_at_the_end() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "written\n", "")
 
 
-def test_without_a_thread_the_write_fails_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_without_a_thread_fails_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     writes, written = BackgroundWrites(), list[int]()
     allow_no_threads(monkeypatch)
     with pytest.raises(RuntimeError, match="can't start new thread"):

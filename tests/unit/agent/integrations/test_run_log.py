@@ -56,7 +56,7 @@ class Kept(RunLog):
         self.entries: list[tuple[LogEntry, int | None]] = []
 
 
-def test_known_numbers_are_logged_by_name_and_unknown_ones_are_not(world: World) -> None:
+def test_only_known_numbers_are_logged_each_by_its_name(world: World) -> None:
     world.receive(slowdown_ratio=1.5, data_wait_ratio=0.0)
     scalars = read_scalars(world.report())
     assert scalars == {
@@ -64,7 +64,7 @@ def test_known_numbers_are_logged_by_name_and_unknown_ones_are_not(world: World)
     }  # fmt: skip
 
 
-def test_what_a_handler_of_the_script_raises_amid_a_write_is_the_scripts(world: World) -> None:
+def test_error_of_a_script_handler_amid_a_write_is_the_scripts(world: World) -> None:
     def handle(_number: int, _frame: object) -> None:
         raise TimeoutError("the script's")
 
@@ -141,7 +141,7 @@ def test_failing_logger_is_reported_once_and_switched_off(world: World) -> None:
     assert "the last time: OSError: the disk is full" in world.lines[1]
 
 
-def test_logger_that_is_slow_every_time_is_said_once_and_switched_off(world: World) -> None:
+def test_always_slow_logger_is_told_once_and_switched_off(world: World) -> None:
     steps: list[int | None] = []
 
     def write(_entry: LogEntry, step: int | None) -> None:

@@ -81,7 +81,7 @@ def test_collector_is_that_of_the_agents_or_the_option(
 
 
 @pytest.mark.parametrize("run", ["bert", "gpt"])
-def test_one_of_several_collectors_has_the_preflights_of_all_runs(run: str) -> None:
+def test_one_of_several_collectors_has_all_preflights(run: str) -> None:
     found = find_collector({"RANKSCOPE_COLLECTOR": "tcp://a:1,tcp://b:1", "RANKSCOPE_RUN": run}, None)
     assert found is not None
     assert found.endpoint == choose_collector(COLLECTOR_KEY, ["tcp://a:1", "tcp://b:1"])

@@ -9,7 +9,7 @@ from rankscope.agent.preflight import command
 from tests.no_threads import allow_no_threads
 
 
-def test_without_a_thread_the_preflight_says_that_it_is_incomplete(
+def test_preflight_without_a_thread_says_it_is_incomplete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def leave(status: int) -> NoReturn:

@@ -156,7 +156,7 @@ def test_only_what_is_slow_twice_is_confirmed() -> None:
     assert [(one.node, one.ratio) for one in kept] == [("b", 0.6)]
 
 
-def test_what_was_slow_once_is_not_confirmed_without_a_second_measurement() -> None:
+def test_slowness_measured_once_is_not_confirmed_without_another() -> None:
     slow = [make_slow("a", 0.5)]
     assert confirm(slow, slow, repeated=()) == ()
     checks = list_checks(CPU)

@@ -169,7 +169,7 @@ def make_lines() -> WindowLines:
     return WindowLines(MAIN, (MAIN,), ScriptFiles({}), monotonic_ns=lambda: 0)
 
 
-def test_blocking_calls_of_whole_steps_come_with_the_lines_of_the_window() -> None:
+def test_blocking_calls_of_whole_steps_have_lines_of_the_window() -> None:
     lines = make_lines()
     lines.add(6_120, frame_in(SCRIPT, line=8, function="main"))
     reduced, skipped = reduce([*STEPS_5_TO_7, wait(6_110, 40), wait(8_110, 40)], lines=lines)
@@ -186,7 +186,7 @@ def test_without_samples_blocking_calls_have_no_line() -> None:
     assert [kind.line for kind in reduced.synchronizations.kinds] == [None]
 
 
-def test_sample_being_added_while_lines_are_packed_does_not_count() -> None:
+def test_sample_added_while_lines_are_packed_does_not_count() -> None:
     lines = make_lines()
     lines.add(6_120, frame_in(SCRIPT, line=8, function="main"))
     lines.times_host_ns.append(6_130)  # the sampler is between its two columns

@@ -65,12 +65,12 @@ def add(flops: FlopsWindows, count: int, samples: int | None, tokens: int | None
 # -- when -------------------------------------------------------------------------------------------------------------
 
 
-def test_windows_are_due_at_one_step_of_each_doubling_and_then_of_each_interval() -> None:
+def test_windows_are_due_once_a_doubling_then_once_an_interval() -> None:
     late = [find_chosen(block, REFRESH) for block in (1, 2, 3)]
     assert due_steps(make_flops(), 4 * REFRESH - 1) == [0, *EARLY, *late]
 
 
-def test_until_the_step_time_is_known_windows_are_due_at_one_step_of_each_doubling() -> None:
+def test_windows_are_due_once_a_doubling_for_unknown_step_times() -> None:
     assert due_steps(make_flops(None), 16_383) == [0, *EARLY, find_chosen(1, 4096), find_chosen(1, 8192)]
 
 
@@ -79,7 +79,7 @@ def test_none_is_due_in_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize("recorded_at", [None, 0, EARLY[0], EARLY[-1]])
-def test_recorded_window_makes_no_difference_to_the_steps_of_the_next(recorded_at: int | None) -> None:
+def test_recorded_window_does_not_move_the_next_windows_steps(recorded_at: int | None) -> None:
     flops = make_flops()
     add(flops, CHANGED_STEPS, 8)
     if recorded_at is not None:
@@ -144,7 +144,7 @@ def test_no_window_is_due_before_the_next_that_is_named(step_s: float | None) ->
         assert not any(flops.is_due(between) for between in range(at + 1, min(found, at + 5000)))
 
 
-def test_slower_rank_has_windows_at_some_of_the_steps_of_a_faster_one() -> None:
+def test_slower_rank_has_windows_at_some_steps_of_a_faster_one() -> None:
     found = []
     for step_s in (0.1, 0.13, 0.21, 0.5, 1.0, 3.0):
         flops = make_flops(step_s)
@@ -188,7 +188,7 @@ def test_first_window_whose_cost_is_known_has_shapes() -> None:
     assert taken(training) == [(0, False), (48, True), (67, False), (96, True), (134, False)], "due: 48 and 96"
 
 
-def test_window_has_no_shapes_while_the_one_before_it_is_not_paid() -> None:
+def test_window_has_no_shapes_while_the_last_one_is_not_paid() -> None:
     training = make_training()
     training.plan.learn_full(COST_NS)
     training.run(WARMUP_STEPS + EARLY[0] + FULL_STEPS)
@@ -196,7 +196,7 @@ def test_window_has_no_shapes_while_the_one_before_it_is_not_paid() -> None:
 
 
 @pytest.mark.parametrize("left_ns", [COST_TIMES * COST_NS - 1, COST_NS])
-def test_window_has_no_shapes_while_the_budget_does_not_pay_for_them(left_ns: int) -> None:
+def test_window_has_no_shapes_that_the_budget_cannot_pay(left_ns: int) -> None:
     training = make_training()
     training.plan.learn_full(COST_NS)
     training.plan.allow(MAY_SPEND._replace(budget_left_ns=left_ns))
@@ -212,7 +212,7 @@ def test_on_a_device_more_of_the_budget_must_be_left() -> None:
     assert training.profiler.log == ["full", "wait", "stop"]
 
 
-def test_window_after_a_discarded_one_is_recorded_at_the_next_due_step() -> None:
+def test_window_after_a_discarded_one_comes_at_the_next_due_step() -> None:
     training = make_training()
     training.plan.learn_full(COST_NS)
     training.run(WARMUP_STEPS + 1)

@@ -46,7 +46,7 @@ def test_flops_of_a_step_are_those_counted_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
-def test_convolutions_have_their_forward_exactly_and_at_most_twice_that_backward(name: str) -> None:
+def test_convolutions_have_exact_forward_and_bounded_backward(name: str) -> None:
     known = MODELS[name]()
     found = record(known.run)
     assert (found.reason, found.model_flops) == (None, 3 * known.forward)
@@ -61,7 +61,7 @@ def test_recomputed_convolution_is_as_its_forward() -> None:
     assert (found.model_flops, found.executed_flops) == (3 * forward, 4 * forward)
 
 
-def test_convolution_without_a_backward_has_no_figure_if_others_of_its_shapes_differ() -> None:
+def test_forward_only_convolution_has_no_flops_if_others_differ() -> None:
     one, other = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding=1)
     x = torch.randn(1, 2, 8, 8)
 
@@ -106,7 +106,7 @@ def test_function_of_the_script_has_no_figure() -> None:
     assert found.reason == f"products may be missing, of Own ({OWN_KERNELS}), OwnBackward ({OWN_KERNELS})"
 
 
-def test_operator_without_a_formula_has_no_figure_however_short_it_is() -> None:
+def test_operator_without_a_formula_has_no_flops_however_short() -> None:
     model, x = nn.Linear(256, 256), torch.randn(512, 256)
 
     def run() -> None:
@@ -186,7 +186,7 @@ def event(kind: str, handle: int, start_us: float) -> Any:
     return SimpleNamespace(kind=lambda: kind, handle=lambda: handle, start_us=lambda: start_us)
 
 
-def test_ranges_at_the_same_microsecond_nest_and_an_open_one_lasts_to_the_end() -> None:
+def test_ranges_in_one_microsecond_nest_and_open_ones_end_last() -> None:
     events = [event("mark", 0, 1.0), event("push", 1, 5.0), event("push", 2, 5.0), event("pop", 2, 5.0),
               event("pop", 9, 5.0), event("push", 3, 7.0)]  # fmt: skip
     outer, inner, last = HostOperators([events]).trace_activities()

@@ -20,7 +20,7 @@ ACTIONS: dict[str, Callable[[Training], object]] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_window_interrupted_anywhere_ends_and_the_script_gets_the_exception_once(name: str) -> None:
+def test_window_interrupted_anywhere_ends_and_raises_once(name: str) -> None:
     def make() -> Training:
         return Training(full=False).run(WARMUP_STEPS - 1 if name == "begin" else WARMUP_STEPS + 3)
 
@@ -43,7 +43,7 @@ def use_session(profiler: TorchProfiler) -> None:
     profiler.stop()
 
 
-def test_session_of_torch_interrupted_anywhere_is_on_or_off_and_the_next_one_is_taken() -> None:
+def test_torch_session_interrupted_anywhere_lets_the_next_begin() -> None:
     def check(profiler: TorchProfiler, came_out: BaseException | None) -> None:
         assert came_out is not None
         if profiler.has_session:

@@ -57,7 +57,7 @@ def test_each_sample_has_its_time_and_its_line() -> None:
     "inner",
     [TORCH, STANDARD, f"{agent.__path__[0]}/steps/torch_hooks.py", "<string>", "/home/me/torchinductor_me/ab/cab.py"],
 )
-def test_line_is_that_of_the_caller_of_torch_python_and_the_agent(inner: str) -> None:
+def test_line_is_that_of_the_caller_of_torch_python_and_agent(inner: str) -> None:
     assert line_of(frame_in("/home/me/outer.py", SCRIPT, inner, line=3)) == "train.py:3 (wait)"
 
 
@@ -116,7 +116,7 @@ def test_walk_that_was_interrupted_has_no_line(walk_ns: int, place: int) -> None
     assert list(sample(frame_in(SCRIPT), walk_ns=walk_ns).places) == [place]
 
 
-def test_samples_of_too_many_lines_are_left_out_and_that_is_known() -> None:
+def test_samples_of_too_many_lines_are_left_out_and_marked() -> None:
     found = sample(*(frame_in(SCRIPT, line=line + 1) for line in range(LINES_MAX + 2)))
     assert (len(found.lines), len(found.places), found.is_cut) == (LINES_MAX, LINES_MAX, True)
 

@@ -110,7 +110,7 @@ def test_operators_of_the_host_give_them_then() -> None:
     assert rank.update(MEASURED) is None
 
 
-def test_operators_of_the_host_are_counted_again_for_another_batch() -> None:
+def test_host_operators_are_counted_again_for_another_batch() -> None:
     rank = Rank()
     rank.operators.replaces_windows = True
     rank.update(MEASURED)

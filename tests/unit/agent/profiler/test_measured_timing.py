@@ -163,7 +163,7 @@ def test_a_profiler_in_the_reference_makes_it_begin_anew() -> None:
     assert job.run(1).groups[0].is_timed
 
 
-def test_a_profiler_amid_the_comparison_leaves_the_effect_unknown() -> None:
+def test_profiler_amid_the_comparison_leaves_the_effect_unknown() -> None:
     job = Job(Group(), slowdown=0.25).run(SWITCH_STEP + SETTLED + STRETCH_STEPS_MIN)
     assert job.timing.ratio == pytest.approx(0.25)
     job.timing.on_profiler(begins=True)

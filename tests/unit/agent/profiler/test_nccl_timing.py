@@ -165,7 +165,7 @@ def test_what_is_said_has_value_cost_and_cure() -> None:
     assert describe_too_late().startswith("NCCL's collectives are not timed: the agent was started after init_process")
 
 
-def test_what_is_said_of_collectives_that_are_not_timed_has_the_cure() -> None:
+def test_text_about_untimed_collectives_has_the_cure() -> None:
     assert describe_timing({TIMING_VARIABLE: "0"}) == (
         "NCCL's collectives are not timed (TORCH_NCCL_ENABLE_TIMING was 0). When ranks enqueue some of them is read "
         "from torch's flight recorder instead; RANKSCOPE_NCCL_TIMING=off stops that (docs/cost.md)."

@@ -40,7 +40,7 @@ def on_another_thread(action: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("state", [EffectState.ENDED, EffectState.ON_DEMAND])
-def test_once_windows_are_off_a_session_of_the_host_begins_at_the_first_chosen_step_after_the_reference(
+def test_host_session_begins_after_the_reference_without_windows(
     state: EffectState,
 ) -> None:
     training = make_training(state).run(BEGIN + FULL_STEPS)
@@ -55,7 +55,7 @@ def begins(training: Training) -> list[int]:
     return [window.steps[0].step - WARMUP_STEPS for window in training.windows_taken]
 
 
-def test_after_the_comparison_sessions_begin_at_the_steps_of_all_ranks() -> None:
+def test_sessions_after_comparison_begin_at_steps_of_all_ranks() -> None:
     training = make_training().run(20 * STRETCH_STEPS_MIN)
     assert training.operators_effect.state is EffectState.KEPT
     assert begins(training) == [48, 193, 387], "at 96 the steps after the first one are still being compared"
@@ -79,7 +79,7 @@ def test_no_session_while_the_budget_does_not_pay_for_it() -> None:
     assert begins(training.run(WARMUP_STEPS + 193 - 3 * BEGIN + FULL_STEPS)) == [193]
 
 
-def test_what_the_last_session_cost_is_what_the_next_one_is_expected_to() -> None:
+def test_next_session_is_expected_to_cost_what_the_last_one_did() -> None:
     training = make_training()
     training.windows.operators.learn(COST_ASSUMED_NS + 1)
     assert training.run(2 * BEGIN).profiler.log == []
@@ -93,7 +93,7 @@ def test_no_session_if_the_governor_has_dropped_full_windows() -> None:
     assert training.run(2 * BEGIN).profiler.log == []
 
 
-def test_no_session_in_a_process_with_a_cuda_graph_nor_during_a_capture() -> None:
+def test_no_session_beside_a_cuda_graph_or_during_its_capture() -> None:
     training = make_training()
     training.launches_graphs = True
     assert training.run(2 * BEGIN).profiler.log == []
@@ -109,7 +109,7 @@ def test_no_session_where_torch_cannot_have_one() -> None:
     assert training.run(2 * BEGIN).profiler.log == []
 
 
-def test_no_session_without_a_device_nor_where_flops_are_not_measured() -> None:
+def test_no_session_without_a_device_or_without_measured_flops() -> None:
     training = make_training()
     training.profiler.sees_device = False
     assert not training.windows.operators.replaces_windows
@@ -128,7 +128,7 @@ def test_session_waits_until_the_users_profiler_is_off() -> None:
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_session_ends_at_the_next_boundary_after_a_profiler_of_another_thread(*, has_ended: bool) -> None:
+def test_session_ends_at_boundary_after_another_threads_profiler(*, has_ended: bool) -> None:
     training = make_training().run(BEGIN)
     for begins in (True, False)[: 1 + has_ended]:
         on_another_thread(functools.partial(training.windows.on_user_profiler, begins=begins))
@@ -139,7 +139,7 @@ def test_session_ends_at_the_next_boundary_after_a_profiler_of_another_thread(*,
     assert training.guard.errors == {}
 
 
-def test_boundaries_at_which_a_session_may_begin_are_looked_at_and_the_end_of_the_reference() -> None:
+def test_boundaries_of_sessions_and_reference_are_inspected() -> None:
     training = make_training(budget_ns=0)
     gate = training.windows.operators
     assert gate.find_next(0, 10**9) == WARMUP_STEPS

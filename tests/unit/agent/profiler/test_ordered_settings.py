@@ -39,7 +39,7 @@ class Rank:
         return sampler.is_paused
 
 
-def test_windows_come_as_often_as_is_ordered_until_the_next_order() -> None:
+def test_windows_come_as_often_as_ordered_until_the_next_order() -> None:
     rank = Rank()
     assert rank.interval_steps == 256  # 20 s are 200 steps
     assert rank.order(OFTEN) == SettingsTaken(id="1")

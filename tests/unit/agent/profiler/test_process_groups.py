@@ -183,7 +183,7 @@ def test_timed_collectives_are_not_read_where_that_is_unsafe() -> None:
         ("1", "xccl", False),
     ],
 )
-def test_collectives_of_nccl_are_read_whether_they_are_timed_or_not(
+def test_nccl_collectives_are_read_whether_timed_or_not(
     monkeypatch: pytest.MonkeyPatch, setting: str, backend: str, expected: bool
 ) -> None:
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", object, raising=False)
@@ -283,7 +283,7 @@ def test_the_whole_world_is_a_group_of_everybody() -> None:
     assert (group.label, group.ranks, group.backend) == ("default_pg", (0, 1, 2, 3), "fake")
 
 
-def test_group_without_a_named_backend_has_those_that_torch_has_chosen() -> None:
+def test_group_without_a_named_backend_has_those_torch_chose() -> None:
     dist.init_process_group(store=c10d.HashStore(), rank=0, world_size=1)
     try:
         (group,) = ProcessGroups(1).read().values()
@@ -310,7 +310,7 @@ def test_groups_of_the_same_members_are_distinguished() -> None:
     assert [group.label for group in groups.read().values()][1:] == [labels[2], labels[3], labels[1]]
 
 
-def test_groups_can_be_read_before_each_line_that_creates_or_destroys_one() -> None:
+def test_groups_can_be_read_before_any_line_that_changes_them() -> None:
     """As the agent's thread may: the training thread can lose the interpreter's lock before any line of torch's."""
     seen: set[tuple[str, ...]] = set()
 
@@ -335,7 +335,7 @@ def test_groups_can_be_read_before_each_line_that_creates_or_destroys_one() -> N
 
 
 @pytest.mark.usefixtures("world_of_four")
-def test_group_that_is_destroyed_while_it_is_described_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_destroyed_while_it_is_described_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, read_ranks = dist.new_group([0, 1], group_desc="pair"), dist.get_process_group_ranks
 
     def read_ranks_and_destroy(group: Any) -> list[int]:

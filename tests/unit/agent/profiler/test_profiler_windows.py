@@ -54,7 +54,7 @@ def test_cupti_may_be_detached_once_a_window_has_shown_no_graph(graphs_seen: boo
     assert windows.may_detach() is may
 
 
-def test_cupti_is_not_detached_after_a_capture_or_where_torch_cannot() -> None:
+def test_cupti_stays_attached_after_captures_or_if_torch_cannot() -> None:
     windows = make_windows()
     windows.graphs_seen = False
     windows._captures.wrap_begin(lambda: None)()
@@ -79,7 +79,7 @@ def test_the_end_of_windows_is_logged_once_with_what_was_seen(capfd: pytest.Capt
     assert "steps were 34 % longer than before it. Whether the profiler library" in line
 
 
-def test_interpreter_without_frames_of_threads_has_no_lines_and_says_why(
+def test_python_without_thread_frames_has_no_lines_and_says_why(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)

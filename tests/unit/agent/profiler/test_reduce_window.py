@@ -84,7 +84,7 @@ def test_a_window_with_work_at_impossible_times_is_not_used(length_us: int) -> N
     assert answer == WindowAnswer(first_step=10, on_device=True, has_impossible_times=True)
 
 
-def test_work_that_ends_within_a_minute_after_the_window_is_possible() -> None:
+def test_work_ending_a_minute_after_the_window_is_possible() -> None:
     answer = reduce([*QUEUE, *ran(215, 300, 60_000_000)], BOUNDS_US)
     assert ([found.first_step for found in answer.breakdowns], answer.has_impossible_times) == ([10, 11], False)
 
@@ -152,7 +152,7 @@ def test_collective_has_torchs_metadata_and_its_kernels_time() -> None:
     assert (first.communication_ns, first.overlap_ns, first.exposed_communication_ns) == (50_000, 10_000, 40_000)
 
 
-def test_kernel_of_the_users_own_is_communication_and_no_collective() -> None:
+def test_users_communication_kernel_is_no_collective() -> None:
     # Step 10 lasts from 60 to 230; my_ring runs from 130 to 180, compute until 140 and copies from 150 to 190.
     events = [*QUEUE, *ran(40, 130, 50, "my_ring<float>"), *ran(41, 120, 5, NCCL, metadata=metadata_of(9))]
     usual, own = reduce(events, BOUNDS_US), reduce(events, BOUNDS_US, communication_kernels="^my_ring")

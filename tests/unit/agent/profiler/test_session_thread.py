@@ -83,7 +83,7 @@ def test_action_is_not_called_in_a_forked_child() -> None:
     assert called == [1]
 
 
-def test_main_thread_is_not_watched_also_once_gevent_has_given_it_another_number(
+def test_main_thread_is_not_watched_even_renumbered_by_gevent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called: list[int] = []
@@ -102,7 +102,7 @@ def fetch() -> None:
     next(iter(torch.utils.data.DataLoader([1])))  # type: ignore[arg-type]
 
 
-def test_question_changes_no_hooks_of_optimizers_through_which_torch_may_be_going() -> None:
+def test_question_leaves_running_hooks_of_optimizers_unchanged() -> None:
     before = dict(optimizers._global_optimizer_pre_hooks)
     next_call = NextCall(0, lambda: None)
     next_call.install()

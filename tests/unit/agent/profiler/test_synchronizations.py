@@ -55,7 +55,7 @@ def find_one(activities: Sequence[TracedActivity], lines: LineSamples | None = N
 # -- which calls ------------------------------------------------------------------------------------------------------
 
 
-def test_window_without_a_blocking_call_reports_that_there_was_none() -> None:
+def test_window_without_a_blocking_call_reports_none() -> None:
     assert find([]) == WindowSynchronizations(first_step=10, step_count=2)
 
 
@@ -109,7 +109,7 @@ def test_sums_are_by_call_and_kind() -> None:
     assert found.waits_ns == 54_000
 
 
-def test_wait_for_a_collective_alone_is_no_wait_for_the_own_device() -> None:
+def test_waiting_for_a_collective_is_no_wait_for_the_own_device() -> None:
     # From 60 to 75 us only the all-reduce runs, on another stream, and another rank is waited for. With it, it is over.
     late = ran(15, 50, 25, "ncclDevKernel_AllReduce", metadata=metadata_of(1))
     assert find_one([*late, wait(30, 46)]).waits_ns == (75 - 30 - 15) * 1000
@@ -204,7 +204,7 @@ def test_training_thread_is_known_by_any_of_its_numbers(threads: tuple[int, ...]
     assert find_one([wait(30, 30)], seen((40, "train.py:8 (main)"), threads=threads)).line == line
 
 
-def test_call_that_ends_long_after_the_device_did_waited_until_then() -> None:
+def test_call_outlasting_the_device_waited_until_the_devices_end() -> None:
     # The kernel ends at 60 us; from there to 80 us the host waits for a core.
     assert find([wait(30, 50)]).call_ns == {SYNCHRONIZE: 30_000}
 

@@ -190,7 +190,7 @@ def test_steps_that_the_ring_has_lost_are_counted() -> None:
     assert rank.timed.skipped == {"timed_too_old": 2}
 
 
-def test_a_ring_that_lost_nothing_has_the_steps_before_its_first_entry() -> None:
+def test_complete_ring_has_the_steps_before_its_first_entry() -> None:
     rank = Rank([entry(7_000), entry(8_300)], ring=(2, 1_300), recorded=2)
     assert timed(rank.add_steps(5, 6, 7, 8)) == [(5, 8)]
     assert rank.timed.skipped == {}
@@ -293,7 +293,7 @@ def test_without_budget_nothing_is_read(share: float, left_ns: int) -> None:
     assert (rank.reads, rank.timed.is_held) == (2, False)
 
 
-def test_reading_that_was_not_begun_is_tried_with_the_next_report() -> None:
+def test_reading_that_did_not_begin_is_retried_at_next_report() -> None:
     rank = Rank([entry(5_000)], began=False)
     rank.add_steps(5)
     assert not rank.timed.is_used
@@ -325,7 +325,7 @@ def test_reading_without_a_result_is_repeated_as_its_cost_allows() -> None:
     assert reads == [1, 1, 2]
 
 
-def test_timing_that_the_job_has_asked_for_is_no_cost_of_the_agent() -> None:
+def test_timing_requested_by_the_job_is_no_cost_of_the_agent() -> None:
     rank = Rank([entry(5_000)])
     rank.timed = TimedCollectives(
         rank, dict, monotonic_ns=lambda: 0, thread_cpu_ns=lambda: 0, timing_is_ours=lambda: False
@@ -334,7 +334,7 @@ def test_timing_that_the_job_has_asked_for_is_no_cost_of_the_agent() -> None:
     assert (rank.timed.is_used, rank.timed.timing_ns) == (True, None)
 
 
-def test_of_timing_that_began_late_earlier_steps_and_entries_do_not_count() -> None:
+def test_steps_and_entries_before_a_late_timing_do_not_count() -> None:
     rank = Rank([entry(6_900, None), entry(7_300), entry(8_300)], recorded=500)
     rank.timed = TimedCollectives(
         rank, lambda: {"0": WORLD}, monotonic_ns=lambda: rank.now_ns, thread_cpu_ns=lambda: 0,
@@ -415,7 +415,7 @@ def test_while_nothing_is_over_a_duration_may_still_come() -> None:
     assert timed(rank.add_steps()) == [(5, 5)]
 
 
-def test_untimed_steps_without_communication_and_apart_are_reported() -> None:
+def test_untimed_steps_apart_and_without_traffic_are_reported() -> None:
     rank = Rank([untimed(5_000), untimed(8_300)], ring=(2, 3_300), recorded=2)
     rank.timed.leave_to_window(steps(6))
     assert enqueued(rank.add_steps(5, 6, 7, 8)) == ([(5, 5_000, 5_000), (8, 8_300, 8_300)], ((5, 5), (7, 8)))
@@ -432,7 +432,7 @@ def test_of_a_coalesced_group_the_first_member_counts() -> None:
     assert enqueued(Rank(members).add_steps(5))[0] == [(5, 7, 5_000)]
 
 
-def test_of_many_collectives_those_that_all_ranks_choose_are_reported() -> None:
+def test_of_many_collectives_the_choice_of_all_ranks_is_reported() -> None:
     rank = Rank([untimed(5_000 + number) for number in range(900)])
     rows, ranges = enqueued(rank.add_steps(5))
     assert ranges == ((5, 5),)

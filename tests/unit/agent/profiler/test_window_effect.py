@@ -68,7 +68,7 @@ def test_stretches_of_short_steps_have_more_of_them(step_ns: int, steps: int) ->
     assert effect.attached_ratio == 0
 
 
-def test_a_profiler_within_the_reference_costs_the_block_that_it_interrupts() -> None:
+def test_profiler_in_the_reference_costs_the_block_it_interrupts() -> None:
     block = STRETCH_STEPS_MIN // STRETCH_BLOCKS
     run = Run().train(WARMUP_STEPS + STRETCH_STEPS_MIN - 1).train(1, in_window=True)
     run.train(SETTLE_STEPS, ratio=9.0).train(block - 1)
@@ -128,7 +128,7 @@ def test_detaching_may_help_only_when_the_last_rank_has_done_it() -> None:
     assert (run.effect.state, run.effect.detached_ratio) == (EffectState.ENDED, 0)
 
 
-def test_where_cupti_stays_attached_two_more_stretches_must_be_slower() -> None:
+def test_with_cupti_attached_two_more_stretches_must_be_slower() -> None:
     run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     run.effect.on_stays_attached()
     assert run.effect.allows_windows
@@ -204,7 +204,7 @@ def test_a_checkpoint_in_a_stretch_does_not_count() -> None:
     assert (run.effect.state, run.effect.attached_ratio) == (EffectState.KEPT, 0)
 
 
-def test_a_loop_that_waits_for_its_device_every_fourth_step_is_compared_by_its_means() -> None:
+def test_loop_waiting_every_fourth_step_is_compared_by_means() -> None:
     """The host launches three steps in 20 ms each and waits for 100: CUPTI makes the launches dearer, not the steps."""
     run = Run()
 
@@ -220,7 +220,7 @@ def test_a_loop_that_waits_for_its_device_every_fourth_step_is_compared_by_its_m
     assert run.effect.attached_ratio == pytest.approx(0, abs=1e-6)
 
 
-def test_a_tenth_of_noise_does_not_end_windows_and_a_third_is_seen_in_it() -> None:
+def test_noise_of_a_tenth_ends_no_windows_and_hides_no_third() -> None:
     ended = {0.0: 0, 0.35: 0}
     for ratio in ended:
         for seed in range(200):

@@ -251,7 +251,7 @@ def test_a_light_window_ends_where_the_next_cannot_be_paid() -> None:
     assert (plan.is_light(WARMUP_STEPS + 31), plan.is_light(WARMUP_STEPS + 32)) == (True, False)
 
 
-def test_second_full_window_before_the_next_allowance_is_paid_beside_the_first() -> None:
+def test_budget_pays_a_second_full_window_before_next_allowance() -> None:
     plan = plan_at(step_ms=100)
     plan.allow(PLENTY._replace(budget_left_ns=19 * NS_PER_MS))  # 10 ms each
     assert plan.affords_full()

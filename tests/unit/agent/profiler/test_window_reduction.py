@@ -179,11 +179,11 @@ def find_exposed_ns(world: World) -> list[int | None]:
     return [one.exposed_ns for one in reduced.collectives]
 
 
-def test_collective_is_exposed_from_the_last_start_before_its_end() -> None:
+def test_collective_is_exposed_from_last_start_before_its_end() -> None:
     assert find_exposed_ns(only_world()) == [5_400 - 5_150, 5_500 - 5_400, 200]
 
 
-def test_collective_is_not_exposed_before_the_backward_has_done_its_own_work() -> None:
+def test_collective_is_hidden_until_backwards_own_work_ends() -> None:
     world = World(groups={"0": WORLD}, backward_ends=[5_380])
     assert find_exposed_ns(world) == [5_400 - 5_380, 5_500 - 5_400, 200]
 
@@ -193,7 +193,7 @@ def test_group_that_is_not_on_the_host_alone_has_no_exposed_part() -> None:
     assert find_exposed_ns(world) == [None] * 3
 
 
-def test_end_of_another_backward_says_nothing_of_a_later_collective() -> None:
+def test_end_of_another_backward_exposes_no_later_collective() -> None:
     world = World(groups={"0": WORLD}, backward_ends=[5_050, 6_050])
     assert find_exposed_ns(world) == [250, 100, 200]
 
@@ -293,7 +293,7 @@ def test_transfer_between_steps_is_in_none() -> None:
     assert [one.op for one in reduced.collectives] == ["all_reduce"]
 
 
-def test_window_in_which_the_recorder_begins_to_count_covers_no_step() -> None:
+def test_window_where_the_recorder_begins_to_count_has_no_steps() -> None:
     # Sequence 600 of a group of which the recorder knew nothing, since it had only sent and received.
     reducing = reduction(World({"0": WORLD}, transfers=[]))
     switching = window([gloo("barrier", 5_400)], {0: (1, 601)})._replace(enqueued_before={UNRECORDED_NUMBERS_FROM: 600})
@@ -445,7 +445,7 @@ def test_gil_is_released_after_each_batch_of_events() -> None:
     assert len(let_go) == 3
 
 
-def test_operators_around_calls_count_to_a_batch_and_are_kept_once() -> None:
+def test_operators_around_calls_fill_batches_and_are_held_once() -> None:
     # Two calls of one operator, as a copy and a wait: each call is two readings, so a batch has half as many.
     around = TracedActivity("aten::_local_scalar_dense", "cpu_op", 5_100, 9, 7)
     calls = [

@@ -108,7 +108,7 @@ def test_without_windows_there_are_no_results() -> None:
     assert (rank.results.skipped, rank.results.child_cpu_ns) == ({}, 0)
 
 
-def test_a_light_window_gives_its_collectives_and_teaches_its_cost() -> None:
+def test_light_window_gives_its_collectives_and_teaches_its_cost() -> None:
     rank = Rank()
     rank.finish(light())
     (found,) = rank.collect()
@@ -163,7 +163,7 @@ def test_windows_beyond_those_that_may_wait_are_refused() -> None:
     assert len(rank.collect()) == RAW_WINDOWS_MAX
 
 
-def test_windows_are_not_reduced_while_a_profiler_of_the_user_records_the_calls_of_all_threads() -> None:
+def test_windows_wait_while_a_user_profiler_records_all_threads() -> None:
     rank = Rank()
     no_profiler: Any = None
     rank.windows.scheduler = scheduler = WindowScheduler(
@@ -209,7 +209,7 @@ STEP = StepRecord(step=5, start_host_ns=5_000, duration_ns=1_000, phases_ns={})
 ON_DEVICE = {"0": GroupInfo(label="default_pg", description="default_pg", ranks=(0, 1), backend="nccl")}
 
 
-def test_timed_collectives_cost_no_windows_if_they_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_timed_collectives_cost_no_windows(capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank(lambda: ON_DEVICE, Failing())
     rank.finish(light())
     assert len(rank.collect(STEP)) == 1
@@ -232,7 +232,7 @@ def test_readings_without_a_result_are_told_with_the_windows() -> None:
     assert rank.results.skipped == {"timed_lost": 3}
 
 
-def test_error_in_finding_whether_collectives_are_timed_costs_no_report() -> None:
+def test_error_in_finding_timed_collectives_costs_no_report() -> None:
     def find_groups() -> dict[str, GroupInfo]:
         raise RuntimeError("torch has changed")
 
@@ -277,7 +277,7 @@ def test_steps_of_a_finished_window_are_not_told_by_the_recorder() -> None:
     assert (timed.timed_steps, [record.step for record in timed.collectives]) == ((4, 4), [4])
 
 
-def test_untimed_collectives_are_read_once_no_full_window_has_come_for_a_minute(
+def test_untimed_collectives_are_read_a_minute_after_a_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", object, raising=False)
@@ -302,7 +302,7 @@ def test_untimed_collectives_are_read_once_no_full_window_has_come_for_a_minute(
     assert source.requests == before + 1, "durations are read beside windows"
 
 
-def test_captures_of_a_process_without_a_device_are_not_broken_down() -> None:
+def test_captures_without_a_device_are_not_broken_down() -> None:
     rank = Rank(RANKSCOPE_DEVICE_WINDOWS="on_demand")
     rank.results.add_captured([CapturedTrace(CaptureSteps(4, 5, 5), b"no trace", 0)])
     assert rank.collect(StepRecord(step=5, start_host_ns=5, duration_ns=1, phases_ns={}, captured=True)) == []

@@ -223,7 +223,7 @@ def test_closing_on_another_thread_leaves_the_window_to_its_own() -> None:
     assert training.run(LIGHT).spans() == [("light", 2, 9)]
 
 
-def test_window_is_discarded_where_training_goes_on_on_another_thread() -> None:
+def test_window_is_discarded_where_another_thread_trains_on() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 1)
     assert error_on_another_thread(lambda: training.run(3 * LIGHT)) is None
     assert (training.profiler.log, training.windows.skipped) == (["light"], {"another_thread": 1})
@@ -244,7 +244,7 @@ def test_no_window_begins_after_three_of_changing_threads() -> None:
     assert training.run(3 * LIGHT).profiler.log == ["light", "stop"] * 3
 
 
-def test_stop_on_another_thread_leaves_the_session_and_no_other_begins() -> None:
+def test_stop_elsewhere_leaves_the_session_and_no_other_begins() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 3)
     assert error_on_another_thread(training.windows.stop) is None
     assert (training.profiler.is_on, training.windows.thread) == (True, threading.get_ident())
@@ -256,7 +256,7 @@ def test_stop_on_another_thread_leaves_the_session_and_no_other_begins() -> None
 # -- collectives that are not over ------------------------------------------------------------------------------------
 
 
-def test_window_whose_collectives_are_not_over_ends_at_a_later_boundary_with_its_own_steps() -> None:
+def test_window_with_open_collectives_ends_later_with_its_steps() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 1)
     training.profiler.collectives_are_over = False
     training.run(LIGHT + 1)
@@ -280,7 +280,7 @@ def test_no_window_begins_while_one_may_not_end() -> None:
     assert training.profiler.log.count("full") == 1
 
 
-def test_window_closed_amid_a_collective_is_passed_on_at_the_next_boundary() -> None:
+def test_window_closed_amid_a_collective_comes_at_next_boundary() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 3)
     training.profiler.collectives_are_over = False
     training.windows.close()
@@ -311,7 +311,7 @@ def test_users_profiler_begins_whatever_collectives_do(is_over: bool) -> None:
     assert len(training.windows_taken) == is_over
 
 
-def test_part_that_is_off_ends_its_window_once_collectives_are_over() -> None:
+def test_part_that_is_off_ends_its_window_after_the_collectives() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 1)
     training.profiler.collectives_are_over = False
     for _ in range(3):
@@ -321,7 +321,7 @@ def test_part_that_is_off_ends_its_window_once_collectives_are_over() -> None:
     assert training.run(5).profiler.log == ["light", "pause", "pause", "stop"]
 
 
-def test_session_given_up_for_the_users_profiler_is_not_ended_later() -> None:
+def test_session_given_to_the_users_profiler_is_not_ended_later() -> None:
     training = Training(full=False, wait_s=0.0).run(WARMUP_STEPS + 3)
     training.profiler.collectives_are_over = False
     training.run(LIGHT)
@@ -369,7 +369,7 @@ def test_session_must_end_before_the_process_does() -> None:
     assert training.profiler.waits_s[-1] >= 1.0
 
 
-def test_users_profiler_on_another_thread_ends_a_window_that_waits_for_collectives() -> None:
+def test_users_profiler_elsewhere_ends_a_window_that_still_waits() -> None:
     training = Training(full=False, wait_s=DEADLINE_S).run(WARMUP_STEPS + 1)
     training.profiler.collectives_are_over = False
     training.run(LIGHT)

@@ -96,7 +96,7 @@ def test_light_windows_are_left_out_while_not_useful() -> None:
 
 
 @pytest.mark.parametrize("state", [EffectState.ENDED, EffectState.ON_DEMAND, EffectState.REFERENCE, EffectState.SLOWER])
-def test_no_light_window_where_a_device_is_in_use_whose_windows_may_not_begin(state: EffectState) -> None:
+def test_no_light_window_where_device_windows_may_not_begin(state: EffectState) -> None:
     training = Training(full=False, effect=WindowEffect(warmup_steps=WARMUP_STEPS, state=state))
     training.profiler.sees_device = True
     training.run(WARMUP_STEPS + 2 * LIGHT)
@@ -163,7 +163,7 @@ def test_error_in_finding_the_device_is_counted() -> None:
 # -- the end of a window ----------------------------------------------------------------------------------------------
 
 
-def test_window_of_a_device_ends_when_the_device_has_done_its_work() -> None:
+def test_device_window_ends_when_the_device_has_done_its_work() -> None:
     training = Training(light=False)
     training.profiler.sees_device = True
     training.run(WARMUP_STEPS + FULL_STEPS + 1)
@@ -201,7 +201,7 @@ def test_a_device_that_is_never_done_in_time_has_no_more_windows() -> None:
     assert training.plan.dropped == {"full_windows"}
 
 
-def test_users_profiler_that_begins_meanwhile_gets_the_session_ended_at_once() -> None:
+def test_users_profiler_amid_the_wait_ends_the_session_at_once() -> None:
     training = Training(light=False)
     training.profiler.sees_device = True
     training.profiler.while_waiting = lambda: setattr(training.windows, "_user_profilers", 1)
@@ -210,7 +210,7 @@ def test_users_profiler_that_begins_meanwhile_gets_the_session_ended_at_once() -
     assert training.windows.skipped == {FIRST_OF_DEVICE: 1, "user_profiler": 1}
 
 
-def test_session_given_up_for_the_users_profiler_is_not_ended_within_it() -> None:
+def test_session_given_to_users_profiler_is_not_ended_amid_it() -> None:
     training = Training(light=False)
     training.profiler.sees_device = True
     training.profiler.while_waiting = lambda: setattr(training.windows, "_window", None)
@@ -218,7 +218,7 @@ def test_session_given_up_for_the_users_profiler_is_not_ended_within_it() -> Non
     assert training.profiler.log == ["full", "stop", "full", "wait"]
 
 
-def test_what_a_signal_handler_raises_is_kept_for_the_script_and_the_window_ends_later() -> None:
+def test_signal_error_amid_the_wait_is_kept_and_the_window_ends() -> None:
     def preempt() -> None:
         training.profiler.while_waiting = lambda: None
         raise ScriptInterruptError(TimeoutError("preempted"))
@@ -264,14 +264,14 @@ def run_until_slower(training: Training) -> Training:
     return training
 
 
-def test_first_window_of_a_governed_device_waits_for_the_reference() -> None:
+def test_first_governed_device_window_waits_for_the_reference() -> None:
     training = governed().run(FIRST - 1)
     assert training.profiler.log == []
     assert training.run(2).profiler.log[:2] == ["full", "stop"]
     assert training.windows.skipped == {FIRST_OF_DEVICE: 1}
 
 
-def test_boundaries_are_inspected_only_where_something_may_change() -> None:
+def test_boundaries_are_inspected_only_where_a_change_may_come() -> None:
     training = governed()
     inspected = 0
     while training.step < FIRST + 6 * STRETCH_STEPS_MIN:
@@ -339,7 +339,7 @@ def test_nothing_is_detached_during_a_capture() -> None:
     assert "detach" in training.run(2).profiler.log
 
 
-def test_users_profiler_after_detaching_leaves_it_unjudged_and_windows_end() -> None:
+def test_users_profiler_after_detaching_ends_windows_unjudged() -> None:
     training = run_until_slower(governed()).run(1)
     training.windows.on_user_profiler(True)
     training.windows.on_user_profiler(False)
@@ -353,7 +353,7 @@ def test_first_window_follows_the_one_that_is_discarded() -> None:
     assert training.spans() == [("full", FIRST + 1, FIRST + 1 + FULL_STEPS)]
 
 
-def test_nothing_attaches_while_the_budget_does_not_allow_full_windows() -> None:
+def test_nothing_attaches_without_budget_for_full_windows() -> None:
     training = governed()
     training.plan.allow(Allowance(0.0, 0, 0, frozenset({"full_windows"})))
     training.run(FIRST + STRETCH_STEPS_MIN)
@@ -375,7 +375,7 @@ def test_what_does_not_become_known_within_a_minute_counts_as_no() -> None:
     assert states == [EffectState.ATTACHED, EffectState.ENDED]
 
 
-def test_cupti_is_not_attached_again_once_a_graph_has_been_captured() -> None:
+def test_cupti_is_not_reattached_after_a_graph_capture() -> None:
     training = run_until_slower(governed()).run(1)
     training.detaches = False
     training.run(10 * STRETCH_STEPS_MIN)
@@ -392,13 +392,13 @@ def test_steps_before_a_device_is_in_use_are_no_reference() -> None:
     assert training.effect.state is EffectState.REFERENCE
 
 
-def test_error_in_finding_when_a_window_is_due_leaves_the_steps_alone() -> None:
+def test_error_in_finding_a_due_window_leaves_the_steps_alone() -> None:
     training = without_driver()
     assert training.windows.find_next(0) == training.plan.find_next(0)
     assert training.guard.errors == {PART: 1}
 
 
-def test_where_a_device_may_not_be_recorded_only_the_host_has_windows() -> None:
+def test_only_the_host_has_windows_where_device_recording_is_off() -> None:
     training = Training(light=False, effect=WindowEffect(warmup_steps=WARMUP_STEPS, state=EffectState.ENDED))
     training.run(WARMUP_STEPS + FULL_STEPS)
     training.profiler.sees_device = True
@@ -457,7 +457,7 @@ def test_sampling_ends_before_the_device_is_waited_for() -> None:
     assert training.windows_taken[0].lines is not None
 
 
-def test_lines_are_kept_when_a_signal_of_the_script_ends_the_wait() -> None:
+def test_lines_are_kept_when_a_script_signal_ends_the_wait() -> None:
     training = Training(light=False)
     training.profiler.sees_device = True
     interrupts = [ScriptInterruptError(TimeoutError("preempted"))]
@@ -487,7 +487,7 @@ def test_sampling_ends_with_a_window_that_is_given_up(is_ours: bool) -> None:
 
 
 @pytest.mark.parametrize("sees_device", [True, False])
-def test_no_session_begins_before_the_first_graph_of_a_run_that_captures(sees_device: bool) -> None:
+def test_no_session_begins_before_a_capturing_runs_first_graph(sees_device: bool) -> None:
     training = Training(cuda_graphs=YES)
     training.profiler.sees_device = sees_device
     training.run(WARMUP_STEPS + 8)
@@ -510,7 +510,7 @@ def test_reference_of_a_device_begins_anew_after_the_first_graph() -> None:
     assert effect._reference.median_ns == NS_PER_S
 
 
-def test_graph_that_does_not_come_is_waited_for_for_so_many_steps() -> None:
+def test_graph_that_does_not_come_is_awaited_for_a_few_steps() -> None:
     training = Training(light=False, cuda_graphs=YES)
     training.profiler.sees_device = True
     training.run(WAIT_STEPS)
@@ -520,7 +520,7 @@ def test_graph_that_does_not_come_is_waited_for_for_so_many_steps() -> None:
     assert training.first_graph.describe() is not None
 
 
-def test_profiler_of_the_script_ends_the_wait_for_the_first_graph() -> None:
+def test_script_profiler_ends_the_wait_for_the_first_graph() -> None:
     training = Training(light=False, cuda_graphs=YES)
     training.profiler.sees_device = True
     training.run(WARMUP_STEPS + 1)

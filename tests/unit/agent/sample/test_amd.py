@@ -116,7 +116,7 @@ def test_older_gpu_has_an_unspecified_throttle_reason(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("count", ["N/A", 0])
-def test_energy_that_is_not_counted_is_absent_and_all_else_is_read(machine: Machine, count: Any) -> None:
+def test_uncounted_energy_is_absent_and_all_else_is_read(machine: Machine, count: Any) -> None:
     machine.gpu["energy"]["energy_accumulator"] = count
     sample = machine.sample()
     assert (sample.energy_joules, sample.absent["energy_joules"], sample.power_watts) == (None, "not_available", 702.0)

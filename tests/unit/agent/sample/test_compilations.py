@@ -52,7 +52,7 @@ def collect(records: list[SimpleNamespace], *steps: StepRecord, last: bool = Fal
     return make_reader().collect(records, steps, last=last)
 
 
-def test_compilation_belongs_to_the_first_step_that_ends_after_it() -> None:
+def test_compilation_belongs_to_the_first_step_ending_after_it() -> None:
     records = [record(10, 80), record(210, 20, "0/1", recompile_reason="0/0: k == 4   # return x * k")]
     seen = collect(records, step(0, 0, 100), step(1, 100, 200), step(2, 200, 300))
     assert seen.frames == (
@@ -78,7 +78,7 @@ def test_at_the_end_it_waits_no_more() -> None:
     assert [one.step for one in collect([record(110, 80)], step(0, 0, 100), last=True).frames] == [-1]
 
 
-def test_first_steps_are_told_up_to_the_last_that_compilation_has_made_longer() -> None:
+def test_start_reaches_to_the_last_step_made_longer_by_compiling() -> None:
     # 38 of the 50 s from the begin of step 0 to the end of step 1; 1 ms of 1 s in step 2 makes it no longer.
     records = [
         record(1_000, 30_000), record(31_000, 4_000, "1/0", co_firstlineno=60), record(42_000, 4_000, "0/1"),
@@ -88,7 +88,7 @@ def test_first_steps_are_told_up_to_the_last_that_compilation_has_made_longer() 
     assert seen.start == CompiledStart(last_step=1, elapsed_ns=50 * S, compile_ns=38 * S, frames=2)
 
 
-def test_what_was_compiled_before_the_first_step_belongs_to_the_start() -> None:
+def test_compilation_before_the_first_step_belongs_to_the_start() -> None:
     seen = collect([record(1_000, 3_000)], step(0, 5_000, 6_000))
     assert seen.start == CompiledStart(last_step=0, elapsed_ns=5 * S, compile_ns=3 * S, frames=1)
 
@@ -149,7 +149,7 @@ def dynamo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_process_that_has_not_imported_the_compiler_has_compiled_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_the_compiler_has_compiled_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     assert make_samples().collect_compilations([], last=True) is NO_COMPILATIONS
 

@@ -156,7 +156,7 @@ def test_interfaces_beyond_the_limit_are_counted(tmp_path: Path) -> None:
     assert (len(interfaces.samples), interfaces.left_out) == (INTERFACES_MAX, 3)
 
 
-def test_interfaces_that_are_down_or_carried_nothing_take_no_place(tmp_path: Path) -> None:
+def test_interfaces_down_or_without_traffic_take_no_place(tmp_path: Path) -> None:
     for number in range(INTERFACES_MAX):
         add_interface(tmp_path, f"a{number}", operstate="down", rx_bytes=5)
         add_interface(tmp_path, f"b{number}")

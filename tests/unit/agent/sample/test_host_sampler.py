@@ -236,7 +236,7 @@ def test_wait_for_block_io_is_in_ticks(tmp_path: Path) -> None:
         ("1\n", "4711 (train.py) R 4", "stat cannot be read: list index out of range"),
     ],
 )
-def test_wait_that_the_kernel_does_not_count_is_absent_with_the_reason(
+def test_wait_the_kernel_does_not_count_is_absent_with_reason(
     tmp_path: Path, switch: str | None, stat: str, reason: str
 ) -> None:
     sample = HostSampler(ManualClock(), block_io=block_io(tmp_path, switch, stat)).sample()

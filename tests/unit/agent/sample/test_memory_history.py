@@ -229,7 +229,7 @@ def test_snapshot_that_fails_costs_no_notice(tmp_path: Path) -> None:
     assert rank.guard.errors == {HISTORY: 1}
 
 
-def test_recording_that_fails_is_switched_off_and_not_tried_for_ever() -> None:
+def test_failing_recording_is_switched_off_and_not_retried() -> None:
     rank = Rank()
     rank.cuda.memory._record_memory_history = lambda *_given, **_named: 1 / 0
     for _ in range(9):

@@ -178,7 +178,7 @@ def test_last_report_waits_for_nothing() -> None:
     assert [notice.number for notice in rank.collect(last=True)] == [1]
 
 
-def test_of_many_errors_the_newest_are_reported_and_all_are_counted() -> None:
+def test_newest_of_many_errors_are_reported_and_all_counted() -> None:
     rank = Rank()
     for _ in range(10):
         rank.run_out()
@@ -186,7 +186,7 @@ def test_of_many_errors_the_newest_are_reported_and_all_are_counted() -> None:
     assert NOTICES_MAX == 4
 
 
-def test_observer_is_attached_once_and_only_when_cuda_is_initialized() -> None:
+def test_observer_is_attached_once_and_only_to_initialized_cuda() -> None:
     cuda = Cuda()
     cuda.initialized = False
     rank = Rank(cuda=cuda)
@@ -271,7 +271,7 @@ def with_history(*blocks: dict[str, Any]) -> Rank:
     return rank
 
 
-def test_held_memory_is_summed_by_stack_and_reported_again_under_its_number() -> None:
+def test_held_memory_is_summed_by_stack_and_keeps_its_number() -> None:
     rank = with_history(
         block(GIB, ("??", 0, "at::empty"), MODEL, LOOP),
         block(3 * GIB, MODEL, LOOP),

@@ -67,7 +67,7 @@ def test_each_sample_of_the_machine_is_reported_once() -> None:
     samples.close()
 
 
-def test_pauses_of_the_garbage_collector_are_counted_between_start_and_stop() -> None:
+def test_gc_pauses_are_counted_between_start_and_stop() -> None:
     samples = make_samples()
     callbacks = len(gc.callbacks)
     samples.start()

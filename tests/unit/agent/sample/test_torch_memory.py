@@ -139,7 +139,7 @@ def test_step_that_ends_while_the_allocator_is_read_is_in_doubt() -> None:
     assert (steps.after_step, steps.by_step) == (0, 4)
 
 
-def test_steps_that_are_reported_in_time_are_as_those_reported_late() -> None:
+def test_steps_reported_in_time_equal_those_reported_late() -> None:
     steps = PeakSteps()
     steps.add_ends([(0, 10)])
     steps.add_reading(15, 15, 5)

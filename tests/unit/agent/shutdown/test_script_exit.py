@@ -45,7 +45,7 @@ def test_uncaught_exception_fails_the_script(monkeypatch: pytest.MonkeyPatch) ->
     assert len(passed_on) == 2, "the previous hook is there again"
 
 
-def test_error_is_recorded_and_shown_though_a_signal_handler_raises_amid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_is_recorded_and_shown_despite_a_raising_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     error = ValueError("no data")
     shown: list[BaseException] = []
 

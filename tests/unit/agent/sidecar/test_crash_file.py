@@ -77,7 +77,7 @@ def test_crash_of_a_forked_worker_is_none_of_the_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_number_that_the_script_uses_for_a_file_of_its_own_is_left_alone(tmp_path: Path) -> None:
+def test_file_number_the_script_reused_is_left_alone(tmp_path: Path) -> None:
     done = run(tmp_path, "reused")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
     assert (tmp_path / "own").read_text() == "of the script"

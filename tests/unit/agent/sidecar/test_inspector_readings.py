@@ -94,7 +94,7 @@ def test_collector_that_was_started_anew_has_it_within_a_minute(sidecar: Sidecar
     assert [len(one) for one in notices] == [1, 1, 0, 0, 0, 1, 0]
 
 
-def test_stall_that_begins_is_read_about_at_once_but_not_again_and_again(sidecar: Sidecar) -> None:
+def test_begun_stall_is_read_about_at_once_but_not_repeatedly(sidecar: Sidecar) -> None:
     sidecar.complete()
     sidecar.read()
     assert sidecar.run_pass(since_ns=5, after_ns=READ_NS_MIN - 1) == []
@@ -137,7 +137,7 @@ def test_without_the_plugin_nothing_is_read(tmp_path: Path) -> None:
     assert sidecar.works == []
 
 
-def test_reading_that_does_not_end_is_said_once_and_no_other_begins(sidecar: Sidecar) -> None:
+def test_endless_reading_is_told_once_and_no_other_begins(sidecar: Sidecar) -> None:
     sidecar.complete()
     sidecar.run_pass()
     assert sidecar.run_pass(after_ns=STUCK_NS - 1) == []

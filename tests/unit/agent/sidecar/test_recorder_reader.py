@@ -212,7 +212,7 @@ def test_late_answer_is_used_and_the_last(tmp_path: Path, took_s: float, expecte
     assert reader.request(SINCE) is not expected
 
 
-def test_a_server_that_does_not_answer_in_time_is_not_asked_again(tmp_path: Path) -> None:
+def test_server_that_does_not_answer_in_time_is_not_asked_again(tmp_path: Path) -> None:
     asked = []
 
     def ask(_path: str, question: str, _seconds: float) -> bytes:

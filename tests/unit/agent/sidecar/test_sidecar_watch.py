@@ -90,7 +90,7 @@ def test_end_that_differs_from_the_goodbye_is_reported(
         (AGENT_ENDED, CRASH, ["crashed"]),
     ],
 )
-def test_goodbye_stands_where_the_launcher_has_taken_the_exit_status(
+def test_goodbye_stands_where_the_launcher_took_the_exit_status(
     node: Node, monkeypatch: pytest.MonkeyPatch, state: int, crash: str, reasons: list[str]
 ) -> None:
     # As srun does under a kernel that has no exit status behind a pidfd.

@@ -245,7 +245,7 @@ def test_events_of_tails_are_used_again(training: PeerTraining) -> None:
 # -- nothing reaches the training -------------------------------------------------------------------------------------
 
 
-def test_engine_that_refuses_callbacks_ends_tails_and_nothing_else(
+def test_engine_refusing_callbacks_ends_tails_and_nothing_else(
     training: PeerTraining, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training.stop_waiting()

@@ -76,7 +76,7 @@ def test_events_before_a_marked_evaluation_count_to_no_step() -> None:
     assert (record.batches, record.start_host_ns) == (1, 50)  # after 10 and 20 of the first fetch, 30 and 40
 
 
-def test_loader_that_ends_and_a_backward_that_fails_end_their_events() -> None:
+def test_ended_loader_and_failed_backward_end_their_events() -> None:
     early = Early()
 
     def fail() -> None:

@@ -325,7 +325,7 @@ def test_spent_time_never_decreases() -> None:
     assert meter.spent_ns(10) == before_ns
 
 
-def test_what_a_signal_handler_raised_while_a_part_waited_comes_out_of_the_hook() -> None:
+def test_signal_error_raised_while_a_part_waited_leaves_the_hook() -> None:
     loop = Loop()
     loop.guard.hold(TimeoutError("preempted"))
     loop.write(loop.timer.data_begin, True)
@@ -336,7 +336,7 @@ def test_what_a_signal_handler_raised_while_a_part_waited_comes_out_of_the_hook(
     assert loop.guard.errors == {}
 
 
-def test_events_after_one_that_a_signal_has_interrupted_are_still_handled() -> None:
+def test_events_after_one_interrupted_by_a_signal_are_handled() -> None:
     loop, handled = Loop(), list[int]()
 
     def interrupt(_now_ns: int) -> None:

@@ -131,7 +131,7 @@ def dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
         (compile_with(backend="eager"), None),
     ],
 )
-def test_call_of_torch_compile_shows_whether_graphs_are_asked_for(
+def test_torch_compile_call_shows_whether_graphs_are_asked_for(
     call: Callable[[], object], expected: str | None
 ) -> None:
     assert find_sign() is None

@@ -128,7 +128,7 @@ def test_works_that_are_kept_in_number_make_their_time_unknown() -> None:
     assert process.transfers.find_between(process.from_ns, monotonic_ns()) is None
 
 
-def test_wait_for_another_work_at_the_same_address_is_no_transfer() -> None:
+def test_wait_for_another_work_at_the_address_is_no_transfer() -> None:
     process = Process()
     address = id(work := process.group.send([FLOATS], 1))
     gone = weakref.ref(work)
@@ -139,7 +139,7 @@ def test_wait_for_another_work_at_the_same_address_is_no_transfer() -> None:
     assert (other.wait(), process.find()) == (0, [])
 
 
-def test_wait_of_another_thread_than_the_training_one_is_left_out() -> None:
+def test_wait_outside_the_training_thread_is_left_out() -> None:
     process = Process()
     thread = threading.Thread(target=process.group.send([FLOATS], 1).wait)
     thread.start()

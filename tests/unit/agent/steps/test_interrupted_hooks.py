@@ -96,7 +96,7 @@ def restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_steps_after_an_interruption_at_any_line_of_a_hook_are_counted(name: str) -> None:
+def test_steps_after_an_interruption_anywhere_in_a_hook_count(name: str) -> None:
     run = LOOPS[name]
 
     def make() -> Training:

@@ -188,7 +188,7 @@ def test_losses_are_those_without_timers_to_the_bit() -> None:
     assert timed.losses == losses
 
 
-def test_hooks_are_gone_where_the_optimizer_steps_and_in_steps_that_are_not_timed() -> None:
+def test_hooks_are_gone_at_optimizer_steps_and_in_untimed_steps() -> None:
     clock = Clock()
     training = Training(Model(clock), clock)
     training.timers.on_boundary(0)
@@ -200,7 +200,7 @@ def test_hooks_are_gone_where_the_optimizer_steps_and_in_steps_that_are_not_time
     assert hooks_of(training.model) == 0
 
 
-def test_model_that_is_copied_or_saved_amid_a_timed_step_works_elsewhere() -> None:
+def test_model_copied_or_saved_amid_a_timed_step_works_elsewhere() -> None:
     clock = Clock()
     training = Training(Model(None), clock)
     training.timers.on_boundary(0)
@@ -258,7 +258,7 @@ def test_copy_of_the_model_that_does_not_train_is_no_layer() -> None:
     assert times_of(found) == (EXPECTED_FORWARD, EXPECTED_BACKWARD)
 
 
-def test_block_whose_inputs_are_keywords_or_need_no_gradient_has_what_is_known() -> None:
+def test_block_with_keyword_or_gradless_inputs_has_what_is_known() -> None:
     clock = Clock()
     model = Model(clock)
     model.embed.requires_grad_(False)
@@ -334,7 +334,7 @@ def train_graphs(wrap: Callable[[nn.Module], nn.Module], timed: bool) -> tuple[i
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it compiles
 @pytest.mark.parametrize("wrap", [compile_block, compile_in_place])
-def test_compiled_blocks_are_timed_without_a_compilation_or_a_break(wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_compiled_blocks_are_timed_without_compilation_or_break(wrap: Callable[[nn.Module], nn.Module]) -> None:
     plain, _, _ = train_graphs(wrap, timed=False)
     graphs, found, training = train_graphs(wrap, timed=True)
     assert (graphs, breaks()) == (plain, {})
@@ -345,7 +345,7 @@ def test_compiled_blocks_are_timed_without_a_compilation_or_a_break(wrap: Callab
     assert hooks_of(training.model) == 0
 
 
-def test_blocks_within_a_compiled_model_are_left_alone_and_it_says_so() -> None:
+def test_blocks_in_a_compiled_model_are_left_alone_with_notice() -> None:
     def run(*, timed: bool) -> tuple[int, Training]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
@@ -535,7 +535,7 @@ def test_error_of_the_device_ends_it_and_not_the_training() -> None:
     assert training.timers.find_next(3) > 1 << 60
 
 
-def test_error_in_a_hook_ends_it_and_leaves_the_training_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_hook_ends_it_and_leaves_the_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     training = Training(Model(clock), clock)
     training.step()

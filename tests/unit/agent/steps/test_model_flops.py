@@ -73,7 +73,7 @@ def test_sums_of_whole_flops_are_exact() -> None:
     assert flops.totals.model.flops == 3 * (2**60 + 1)
 
 
-def test_type_of_the_numbers_is_the_declared_one_else_the_measured() -> None:
+def test_number_type_is_the_declared_one_else_the_measured() -> None:
     flops = ModelFlops()
     assert flops.number_types == {}
     mixed = {"bf16": (0.75, 0.5), "fp32": (0.25, 0.5)}

@@ -96,7 +96,7 @@ def test_receive_outside_of_sessions_does_not_count(points: OpenCollectives) -> 
     assert not work.is_completed()
 
 
-def test_receive_on_a_device_and_one_of_another_kind_of_group_do_not_count(points: OpenCollectives) -> None:
+def test_receives_on_devices_and_other_groups_do_not_count(points: OpenCollectives) -> None:
     points.begin()
     kept = Group().recv([torch.ones(1, device="meta")]), Group().recv([]), Group().recv(7)
     points.end()
@@ -171,9 +171,7 @@ def threads(tmp_path: Path) -> Threads:
     ("call", "is_over"),
     [(IDLE, True), (IN_COLLECTIVE, False), (BEHIND_LOCK, False), ("running", False), ("0 0x3 0x0", False), ("", False)],
 )
-def test_thread_is_over_with_its_collective_only_where_it_waits_for_the_next(
-    threads: Threads, call: str, is_over: bool
-) -> None:
+def test_thread_is_over_only_when_it_awaits_its_next_collective(threads: Threads, call: str, is_over: bool) -> None:
     threads.show(1, "python", "running")
     threads.show(2, "pt_gloo_runloop", IDLE)
     threads.show(3, "pt_gloo_runloop", call)
@@ -225,7 +223,7 @@ def test_thread_that_has_ended_is_over(threads: Threads, monkeypatch: pytest.Mon
         ("python", "x86_64", IDLE, False),
     ],
 )
-def test_threads_can_be_watched_where_they_have_a_name_and_show_their_call(
+def test_threads_with_a_name_and_a_shown_call_can_be_watched(
     threads: Threads, name: str, machine: str, call: str, can_be_watched: bool
 ) -> None:
     threads.show(2, name, call)
@@ -246,7 +244,7 @@ def test_without_proc_nothing_can_be_watched(tmp_path: Path) -> None:
     assert collectives.are_over()
 
 
-def test_session_that_began_before_threads_that_cannot_be_watched_ends(threads: Threads) -> None:
+def test_session_begun_before_unwatchable_threads_ends(threads: Threads) -> None:
     threads.show(2, "pt_gloo_runloop", IN_COLLECTIVE)
     assert threads.watch(machine="riscv64").settle(LONG_S)
     (threads.folder / "2" / "syscall").unlink()
@@ -298,7 +296,7 @@ def test_process_without_gloo_reads_no_thread(threads: Threads, monkeypatch: pyt
 # -- a pause ----------------------------------------------------------------------------------------------------------
 
 
-def test_session_that_may_not_end_records_nothing_more_until_it_has(threads: Threads) -> None:
+def test_session_that_may_not_end_stops_recording_until_it_may(threads: Threads) -> None:
     switched: list[bool] = []
     threads.show(2, "pt_gloo_runloop", IN_COLLECTIVE)
     collectives = threads.watch(find_group_class=lambda: None, enable_recording=switched.append)

@@ -164,7 +164,7 @@ def test_stages_of_megatron_are_read(read: PipelineSchedules, monkeypatch: pytes
     )
 
 
-def test_chunks_of_megatron_are_stages_and_microbatches_may_be_unknown(
+def test_megatron_chunks_are_stages_with_or_without_microbatches(
     read: PipelineSchedules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_megatron(monkeypatch, ranks=4, held=2, microbatches=None)

@@ -45,7 +45,7 @@ def blocks_of(found: RepeatedBlocks | None) -> list[Any]:
     return [block() for one in found.containers for block in one.blocks]
 
 
-def test_blocks_are_found_in_each_kind_of_container_in_their_order() -> None:
+def test_blocks_are_found_in_order_in_each_kind_of_container() -> None:
     for make in (nn.ModuleList, Layers, lambda blocks: nn.Sequential(*blocks)):
         blocks = [Block() for _ in range(5)]
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), make(blocks))
@@ -81,7 +81,7 @@ def test_numbers_of_a_stage_are_those_of_its_names() -> None:
     assert found.containers[0].first == 0
 
 
-def test_class_with_most_parameters_is_chosen_with_all_of_its_containers() -> None:
+def test_class_with_most_parameters_is_chosen_in_all_containers() -> None:
     small = nn.ModuleList(Small() for _ in range(9))
     first, second = (nn.ModuleList(Block(16) for _ in range(4)) for _ in range(2))
     assert set(map(id, blocks_of(find(small)))) == set(map(id, [*first, *second]))

@@ -119,7 +119,7 @@ def test_without_a_loader_cpu_time_ends_at_the_optimizer_step() -> None:
 @pytest.mark.parametrize(
     ("of_each", "expected"), [((50,), 50), ((50, 30), 80), ((50, None), None), ((None, 50), None), ((), None)]
 )
-def test_cpu_time_in_backward_is_that_of_all_backwards_if_each_was_read(
+def test_backward_cpu_time_is_the_sum_if_each_backward_was_read(
     of_each: tuple[int | None, ...], expected: int | None
 ) -> None:
     loop = Loop().data(10)
@@ -129,7 +129,7 @@ def test_cpu_time_in_backward_is_that_of_all_backwards_if_each_was_read(
     assert record.backward_cpu_ns == expected
 
 
-def test_cpu_time_in_backward_is_of_the_whole_cycle_of_optimizers() -> None:
+def test_backward_cpu_time_covers_the_whole_cycle_of_optimizers() -> None:
     loop = Loop()
     for _ in range(3):
         loop.data().wait(100).backward(200, cpu_ns=50).optimizer(name=1).wait(50).backward(90, cpu_ns=30)

@@ -285,7 +285,7 @@ def test_compiled_step_is_counted_without_compiler_warnings(
     assert [record.backwards for record in watched.finish()] == [1] * BATCHES
 
 
-def test_first_compiled_step_of_another_thread_makes_no_compiler_warnings(watched: Watched) -> None:
+def test_first_compiled_step_of_a_thread_causes_no_warnings(watched: Watched) -> None:
     loop = Loop()
     torch._dynamo.reset()
     with warnings.catch_warnings(record=True) as caught:
@@ -299,7 +299,7 @@ def test_first_compiled_step_of_another_thread_makes_no_compiler_warnings(watche
 # -- which thread -----------------------------------------------------------------------------------------------------
 
 
-def test_second_loop_at_the_same_time_is_not_measured_but_noticed(watched: Watched) -> None:
+def test_second_loop_at_the_same_time_is_noticed_not_measured(watched: Watched) -> None:
     loop, other = Loop(), Loop()
     for number, (batch,) in enumerate(loop.batches):
         loop.loss(batch).backward()
@@ -348,7 +348,7 @@ def test_epochs_on_threads_of_their_own_are_no_moves_in_a_row(watched: Watched) 
     assert [record.backwards for record in watched.finish()] == [1] * 4 * (SETTLED_STEPS + 1)
 
 
-def test_steps_of_hooks_in_backwards_on_changing_threads_are_counted(watched: Watched) -> None:
+def test_steps_of_backward_hooks_on_changing_threads_are_counted(watched: Watched) -> None:
     loop = Loop()
     loop.model.bias.requires_grad_(False)  # one hook a backward
     loop.model.weight.register_post_accumulate_grad_hook(lambda _parameter: loop.optimizer.step())
@@ -359,7 +359,7 @@ def test_steps_of_hooks_in_backwards_on_changing_threads_are_counted(watched: Wa
     assert [record.backwards for record in watched.finish()] == [1] * 8
 
 
-def test_backwards_of_two_threads_before_the_first_step_may_overlap(watched: Watched) -> None:
+def test_backwards_of_two_threads_before_a_step_may_overlap(watched: Watched) -> None:
     is_begun, may_end = threading.Event(), threading.Event()
 
     def wait_inside(_gradient: Tensor) -> None:
@@ -385,7 +385,7 @@ def run_backward_with(hook: Callable[[Tensor], None]) -> None:
     x.sum().backward()
 
 
-def test_training_on_another_thread_is_counted_from_its_first_step(watched: Watched) -> None:
+def test_training_on_another_thread_counts_from_its_first_step(watched: Watched) -> None:
     run_on_a_thread(Loop().train)
     records = watched.finish()
     assert [(record.batches, record.backwards, record.samples) for record in records] == [(1, 1, 2)] * BATCHES
@@ -415,7 +415,7 @@ def test_batches_that_another_thread_prefetches_count_to_no_step(watched: Watche
     assert [(record.batches, record.backwards) for record in watched.finish()] == [(0, 1)] * BATCHES
 
 
-def test_backward_of_another_thread_before_training_counts_to_no_step(watched: Watched) -> None:
+def test_backward_elsewhere_before_training_counts_to_no_step(watched: Watched) -> None:
     loop = Loop()
     run_on_a_thread(lambda: loop.loss(torch.ones(2, 4)).backward())
     loop.train()
@@ -514,7 +514,7 @@ def test_the_users_trace_is_whole_when_ours_is_stopped_in_time(monkeypatch: pyte
     assert "aten::add" in {event.name for event in profile.events() or ()}
 
 
-def test_annotations_of_the_user_begin_where_a_session_of_ours_was_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_annotations_begin_where_a_session_of_ours_was_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     ours = TorchProfiler.find()
     hooks = TorchHooks(StepTimer(lambda _: None), Guard(3), lambda begins: ours.stop() if begins else None)
@@ -529,7 +529,7 @@ def test_annotations_of_the_user_begin_where_a_session_of_ours_was_on(monkeypatc
         hooks.remove()
 
 
-def test_annotations_of_the_user_notify_nobody_while_no_session_is_on(watched: Watched) -> None:
+def test_user_annotations_without_a_session_notify_nobody(watched: Watched) -> None:
     with torch.autograd.profiler.emit_itt():
         torch.ones(1)
     assert watched.user_profilers == []

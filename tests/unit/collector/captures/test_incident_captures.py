@@ -66,7 +66,7 @@ def test_incident_orders_its_rank_with_a_peer_and_a_neighbor() -> None:
     assert (orders.requests[0].ranks, orders.requests[0].asked_by) == ((1, 2, 3), "incident 1")
 
 
-def test_modules_are_recorded_on_a_gpu_whose_kernels_may_be_longer() -> None:
+def test_modules_are_recorded_on_gpus_with_maybe_longer_kernels() -> None:
     orders = Orders()
     orders.consider(incident(1))
     for rank in (1, 2, 3):

@@ -113,7 +113,7 @@ def test_finding_names_its_incident_also_without_captures() -> None:
     assert links.of_findings(replace(BERT, run_id="bert@20261126T103005Z"), [slow(2, number=4)])[0].incident is None
 
 
-def test_finding_about_a_node_and_one_about_a_rank_have_a_runbook_each() -> None:
+def test_findings_about_node_and_rank_have_runbooks_of_their_own() -> None:
     named = NO_LINKS.of_findings(BERT, [slow(2), replace(slow(2), nodes=("n1",))])
     assert [one.runbook for one in named] == ["RankscopeStragglerRank", "RankscopeStragglerNode"]
 

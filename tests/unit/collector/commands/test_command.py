@@ -54,7 +54,7 @@ def test_json_file_is_checked_without_being_made(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.json", "kept")]
 
 
-def test_reader_of_a_pipe_sees_no_end_before_there_is_something_to_read(tmp_path: Path) -> None:
+def test_reader_of_a_pipe_sees_no_end_before_the_first_data(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with os.fdopen(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
         polled = select.poll()

@@ -80,7 +80,7 @@ def test_serve_has_its_settings_in_groups(capsys: pytest.CaptureFixture[str]) ->
     assert text.index("\nlimits and intervals:") < text.index("  --runs-max VALUE")
 
 
-def test_help_of_serve_fits_on_two_screens_and_says_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_help_fits_two_screens_and_says_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = read_help(capsys, "serve")
     assert len(text.splitlines()) < 80
     assert "--help-all" in text

@@ -114,7 +114,7 @@ def test_the_costliest_is_by_idle_time(why: str, kinds: list[Synchronization], f
     assert (costliest[0].line, costliest[1]) == found, why
 
 
-def test_times_and_shares_of_a_hostile_rank_stay_within_their_range() -> None:
+def test_times_and_shares_of_a_hostile_rank_stay_in_their_range() -> None:
     below = WindowSynchronizations(first_step=4, step_count=1, call_ns={CALL: -5}, idle_ns=-5)
     added = add_synchronizations([below, window(kind("a.py:1 (f)", -7, -9, count=-1))])
     assert added is not None

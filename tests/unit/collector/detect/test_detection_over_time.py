@@ -87,7 +87,7 @@ def test_healthy_ranks_are_never_named(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [30, 38, 39])
-def test_noise_of_the_peers_counts_when_a_rank_is_quiet_by_chance(seed: int) -> None:
+def test_noise_of_peers_counts_when_a_rank_is_quiet_by_chance(seed: int) -> None:
     # By its own noise alone some rank of these runs would be named; the noise of its seven peers prevents it.
     noise = wandering(np.random.default_rng(seed), 300, 0.10, 0.9)
     assert [end for end, named in verdicts(noise) if named] == []
@@ -125,7 +125,7 @@ def test_recovered_rank_is_not_named_again() -> None:
     assert named_at == list(range(named_at[0], named_at[-1] + 1))
 
 
-def test_slow_rank_that_becomes_slower_is_slow_since_it_first_was() -> None:
+def test_slow_rank_becoming_slower_is_slow_since_it_first_was() -> None:
     times = steady(240)
     times[80:160, 5] += math.log(1.3)
     times[160:, 5] += math.log(2.0)
@@ -136,7 +136,7 @@ def test_slow_rank_that_becomes_slower_is_slow_since_it_first_was() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("steps", [3, 5, 8, 11])
-def test_rank_slower_twice_in_a_few_steps_is_slow_since_the_first(steps: int, seed: int) -> None:
+def test_rank_slowed_twice_in_few_steps_is_slow_since_the_first(steps: int, seed: int) -> None:
     # The first level lasts for fewer steps than a verdict takes: that is enough to date its begin.
     times = steady(84, seed)
     times[40:, 5] += math.log(3.0)
@@ -187,7 +187,7 @@ def test_closed_finding_does_not_reopen_from_kept_steps() -> None:
     assert [found.since_step for found in story.snapshot().findings] == [40]
 
 
-def test_finding_keeps_its_beginning_while_the_rank_becomes_slower() -> None:
+def test_finding_keeps_its_begin_while_the_rank_becomes_slower() -> None:
     story = Story(4).join().train(40).train(60, data={2: 50.0}).train(40, data={2: 150.0})
     (finding,) = story.snapshot().open_findings
     assert (finding.since_step, finding.cause) == (40, "data_loading")

@@ -36,7 +36,7 @@ def test_open_finding_says_who_how_much_why_and_what_it_costs() -> None:
     )
 
 
-def test_begin_has_its_time_of_day_and_its_range_where_that_is_wide() -> None:
+def test_begin_has_its_time_of_day_and_its_range_if_wide() -> None:
     timed = msgspec.structs.replace(SLOW, since_wall_s=50_520.0)
     assert timed.headline.endswith(" since step 60 (1970-01-01 14:02 UTC)")
     wide = msgspec.structs.replace(timed, since_step_min=43)
@@ -58,7 +58,7 @@ def test_closed_finding_has_its_period_in_place_of_its_begin(closing: dict[str, 
     assert (closed.figures, closed.why, closed.cost) == (SLOW.figures, SLOW.why, SLOW.cost)
 
 
-def test_closed_finding_with_an_unsure_begin_has_all_of_its_period() -> None:
+def test_closed_finding_with_an_unsure_begin_has_all_its_period() -> None:
     wide = msgspec.structs.replace(SLOW, since_step_min=43, since_wall_s=50_520.0)
     closed = close_finding(wide, until_step=159, until_wall_s=50_600.0, lasted_s=80.0)
     assert closed.headline.endswith(", steps 60-159 (1.3 min; 1970-01-01 14:02-14:03 UTC; began at 43-62)")
@@ -66,7 +66,7 @@ def test_closed_finding_with_an_unsure_begin_has_all_of_its_period() -> None:
     assert short.headline.endswith(", steps 60-70 (5 s; 1970-01-01 14:02 UTC; began at 43-62)")
 
 
-def test_begin_before_the_first_step_that_could_be_judged_is_said() -> None:
+def test_begin_before_the_first_judged_step_is_said() -> None:
     older = msgspec.structs.replace(SLOW, since_step_min=None, since_step_max=60)
     assert older.headline.endswith(" than its 3 peers since step 60 or before")
     assert older.is_older
@@ -126,7 +126,7 @@ def test_whole_cost_has_what_was_lost() -> None:
     assert write_whole_cost(close_finding(lost, lasted_s=9.0)) == f"{SLOW.cost}; 90 rank-seconds in all"
 
 
-def test_more_tokens_and_another_own_time_are_said_with_the_figures() -> None:
+def test_more_tokens_and_another_own_time_are_in_the_figures() -> None:
     of_phases = msgspec.structs.replace(
         SLOW, details={"own time": "in forward"}, evidence={**SLOW.evidence, "more_tokens_ratio": 1.5}
     )

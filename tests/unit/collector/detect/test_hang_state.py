@@ -120,7 +120,7 @@ def test_sidecar_view_takes_precedence_over_the_rank() -> None:
     assert [one.sequence for one in rank.pending] == [9]
 
 
-def test_a_rank_without_a_stall_has_no_frames_and_nothing_pending() -> None:
+def test_rank_without_a_stall_has_no_frames_and_nothing_pending() -> None:
     assert (moving().frames, moving().pending, moving().activity) == ((), (), None)
     assert still(stall=stall_of(line=None)).frames == ()
 

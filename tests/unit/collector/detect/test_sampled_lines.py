@@ -79,7 +79,7 @@ def test_costs_are_means_of_the_steps_that_both_have() -> None:
     assert [(one.ns / NS_PER_MS, (one.peer_ns or 0) / NS_PER_MS) for one in found.lines] == [(100, 40), (20, 80)]
 
 
-def test_ranks_without_a_step_in_common_are_compared_by_their_own() -> None:
+def test_ranks_without_common_steps_are_compared_by_their_own() -> None:
     found = compare(taken({SLEEP: 100, BACKWARD: 20}), taken({BACKWARD: 120}, first=90))
     assert (found.is_same_steps, found.is_named, found.last_step) == (False, True, 10)
 
@@ -103,7 +103,7 @@ def test_line_that_calls_several_functions_is_one_line() -> None:
     assert found.sentence == "105.0 ms per step at train.py:87 (fault); its peer rank 1: none."
 
 
-def test_line_that_is_reached_in_two_ways_is_told_as_in_most_of_its_time() -> None:
+def test_line_reached_in_two_ways_is_told_by_the_longer_way() -> None:
     load, seldom = at(7, call="file.read", waits_in="read of a.bin (nfs4)"), at(7, call="file.read")
     found = compare(taken({load: 90, seldom: 30, BACKWARD: 20}), taken({BACKWARD: 140}))
     assert found.sentence.startswith(
@@ -169,7 +169,7 @@ def stalled(*stacks: SampledStack, cores: float | None = 0.0) -> SamplesTaken:
 WAITING = at(60, "main", call="loss.backward", waits_in="futex")
 
 
-def test_stalled_ranks_at_one_line_are_told_together_after_those_they_wait_for() -> None:
+def test_ranks_stalled_at_one_line_are_told_after_who_they_await() -> None:
     found = describe_stalled({0: stalled(WAITING), 1: stalled(WAITING), 2: stalled(at(7, "load"), cores=0.97)}, (2,))
     assert found is not None
     assert [(one.ranks, one.line, one.call, one.waits_in) for one in found.lines] == [
@@ -223,7 +223,7 @@ def test_worker_that_needs_longer_for_a_batch_is_named() -> None:
     }
 
 
-def test_workers_that_need_alike_are_compared_with_those_of_the_peer() -> None:
+def test_workers_with_equal_needs_are_compared_with_the_peers() -> None:
     workers = worker(0, 10, works_ms=2000, rests_ms=0), worker(1, 10, works_ms=2100, rests_ms=0)
     found = compare_workers(*workers, peers=(worker(0, 10, works_ms=310, rests_ms=3290),))
     assert "Its 2 workers need 210.0 ms a batch" in found.sentence
@@ -241,7 +241,7 @@ def test_workers_that_began_one_batch_say_nothing() -> None:
     assert ("worker" in found.sentence, found.workers[0].batch_ns) == (False, None)
 
 
-def test_workers_are_not_told_where_the_rank_does_not_wait_for_them() -> None:
+def test_workers_their_rank_does_not_wait_for_are_not_told() -> None:
     rank = msgspec.structs.replace(taken({SLEEP: 100}), workers=(worker(0, 9, works_ms=3600, rests_ms=0),))
     assert compare(rank, taken({BACKWARD: 100})).workers == ()
 
@@ -252,7 +252,7 @@ def compare_queues(loader: SampledLoader, *workers: SampledWorker) -> SampledLin
     return compare(rank, taken({BACKWARD: 100}))
 
 
-def test_queues_say_which_batches_wait_and_which_workers_do_nothing() -> None:
+def test_queues_show_waiting_batches_and_idle_workers() -> None:
     works = [worker(number, 10, works_ms=310, rests_ms=3290) for number in (0, 2)]
     loader = SampledLoader(workers=3, start_method="spawn", looks=20, ready=44, early=42, unpinned=30)
     found = compare_queues(loader, worker(1, 15, works_ms=3180, rests_ms=420), *works)

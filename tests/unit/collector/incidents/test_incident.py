@@ -82,7 +82,7 @@ def test_other_ranks_or_another_cause_are_a_change() -> None:
     assert history(incident)[1:] == [(5.0, "updated", told)]
 
 
-def test_severity_rises_with_the_finding_and_does_not_fall_with_it() -> None:
+def test_severity_rises_with_the_finding_and_does_not_fall() -> None:
     worse = follow(begin(1, RUN, slow(), 0.0), slow(severity="critical"), None, 5.0, keep_since=False)
     assert worse.severity == "critical"
     assert history(worse)[1:] == [(5.0, "escalated", "warning -> critical: by its finding")]

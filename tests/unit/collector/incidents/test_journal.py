@@ -43,7 +43,7 @@ def fill_up(collector: Collector, pages_more: int = 0) -> None:
     store._connection.execute(f"PRAGMA max_page_count = {pages + pages_more}")
 
 
-def test_without_a_store_incidents_are_in_memory_and_nothing_is_counted() -> None:
+def test_incidents_without_a_store_are_in_memory_and_not_counted() -> None:
     collector = Collector(None)
     collector.tick(1.0, slow())
     collector.journal.shut_down(2.0)

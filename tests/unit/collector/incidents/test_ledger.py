@@ -175,7 +175,7 @@ def merged(ledger: Ledger) -> tuple[Incident, ...]:
     return ledger.incidents
 
 
-def test_the_incident_of_a_merged_finding_is_part_of_the_other_ones(ledger: Ledger) -> None:
+def test_incident_of_a_merged_finding_is_part_of_the_other_one(ledger: Ledger) -> None:
     origin, victim = merged(ledger)
     assert (victim.resolved_reason, victim.merged_into) == ("part of incident 1", 1)
     assert (origin.is_open, origin.ranks, origin.findings) == (True, (2, 3), (1, 2))

@@ -53,7 +53,7 @@ def test_held_bytes_stay_held_in_every_measurement(ends: tuple[socket.socket, so
     assert SIZE_BYTES - ROUNDING_BYTES < measured[-1] <= SIZE_BYTES
 
 
-def test_held_frames_cost_what_they_are_and_empty_parts_32_times_that() -> None:
+def test_held_frames_cost_their_size_and_empty_parts_32_times_it() -> None:
     frames, parts = HeapGrowth(), HeapGrowth()
     assert [frames.update(held, 1_000 + held) for held in (0, 100, 250)] == [0, 100, 250]
     assert [parts.update(held, 1_000 + 64 * held) for held in (0, 100, 250)] == [0, 3_200, 8_000]

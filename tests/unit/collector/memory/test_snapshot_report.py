@@ -62,7 +62,7 @@ def test_totals_and_fragmentation_of_a_device() -> None:
     assert device.fragmentation == pytest.approx(1 - 1.5 / 4)
 
 
-def test_memory_that_waits_for_another_stream_is_neither_free_nor_allocated() -> None:
+def test_memory_awaiting_another_stream_is_not_free_or_allocated() -> None:
     device = device_of(snapshot(segment(A, block(A, MIB, 9, state="active_pending_free"), block(A + MIB, 512, 512))))
     assert (device.allocated_bytes, device.pending_free_bytes, device.inactive_split_bytes) == (512, MIB, 0)
 
@@ -86,14 +86,14 @@ def test_segments_are_summed_by_kind_and_pool() -> None:
     ]
 
 
-def test_segment_in_use_with_free_memory_is_listed_and_an_empty_one_is_not() -> None:
+def test_only_segments_in_use_with_free_memory_are_listed() -> None:
     rows = device_of(snapshot(EMPTY, USED)).segments
     assert [(r.address, r.free_bytes, r.largest_free_bytes, r.free_block_count) for r in rows] == [
         ("0x7f0000000000", MIB // 2, MIB // 2, 1)
     ]
 
 
-def test_allocations_with_one_stack_are_one_row_at_the_users_line() -> None:
+def test_allocations_of_one_stack_are_one_row_at_the_users_line() -> None:
     blocks = [block(A + place * 512, 512, 500, frames=MODEL) for place in range(3)]
     rows = device_of(snapshot(segment(A, *blocks, block(A + 1536, 1024, 1024, frames=LOSS)))).allocations
     assert [(r.bytes, r.count, r.largest_bytes, r.place) for r in rows] == [
@@ -103,7 +103,7 @@ def test_allocations_with_one_stack_are_one_row_at_the_users_line() -> None:
     assert rows[0].stack[0] == "/venv/torch/nn/modules/linear.py:125 forward"
 
 
-def test_peak_counts_older_memory_that_is_there_or_is_freed_later() -> None:
+def test_peak_counts_older_memory_held_or_freed_later() -> None:
     history = history_of(snapshot(USED, EMPTY, traces=[HISTORY]))
     older = MIB // 2 + 600
     assert (history.peak_bytes, history.peak_older_bytes, history.peak_ns) == (4_000_000 + older, older, 0)
@@ -236,7 +236,7 @@ def failed_in(*segments: Any, asked: int = 8 * MIB, after: Any = ()) -> DeviceMe
     return device_of(snapshot(*segments, traces=[[entry("oom", MIB // 4, asked, 5), *after]]))
 
 
-def test_most_that_would_have_fitted_is_one_piece_or_what_the_device_had() -> None:
+def test_largest_fit_is_one_piece_or_what_the_device_had_free() -> None:
     small = segment(A + 64 * MIB, block(A + 64 * MIB, MIB, state="inactive"), kind="small")
     graph = segment(A + 96 * MIB, block(A + 96 * MIB, 9 * MIB, state="inactive"), segment_pool_id=(0, 1))
     room = failed_in(USED, EMPTY, small, graph).room

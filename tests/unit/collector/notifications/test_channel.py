@@ -65,7 +65,7 @@ def test_severity_that_was_changed_for_a_run_counts_for_that_run() -> None:
     assert world.deliver().receiver.kinds == ["opened"]
 
 
-def test_incident_below_the_lowest_severity_is_none_of_the_channel() -> None:
+def test_incident_below_the_lowest_severity_is_not_sent() -> None:
     assert World(severity_min="critical").show(opened()).receiver.kinds == []
     assert World(severity_min="info").show(opened(severity="info")).receiver.kinds == ["opened"]
 
@@ -94,7 +94,7 @@ def test_flapping_incident_that_is_what_it_was_is_no_event() -> None:
     assert world.wait(3_600).receiver.kinds == ["opened"]
 
 
-def test_incident_that_flaps_for_an_hour_is_bounded_by_the_interval() -> None:
+def test_incident_flapping_for_an_hour_is_bounded_by_interval() -> None:
     world = World()
     for _ in range(360):  # 3,600 s, a change every 10 s; at most one event in 60 s
         world.show(opened(cause="gpu_slow")).wait(5.0).show(opened(cause="data_loading")).wait(5.0)
@@ -118,7 +118,7 @@ def test_wall_clock_that_was_set_back_delays_nothing() -> None:
 # -- retries ----------------------------------------------------------------------------------------------------------
 
 
-def test_failed_try_is_repeated_with_growing_pauses_and_the_same_id() -> None:
+def test_failed_try_is_repeated_at_growing_pauses_with_its_id() -> None:
     world = World()
     world.receiver.answers = [TryResult(RETRIED, "away")] * 3
     world.show(opened()).wait(0.9)
@@ -154,7 +154,7 @@ def test_receiver_can_ask_for_a_longer_pause_up_to_a_limit() -> None:
     assert [event.incident.id for event in world.receiver.events] == [1, 2, 1]
 
 
-def test_refused_event_is_not_tried_again_and_does_not_hold_others() -> None:
+def test_refused_event_is_not_retried_and_does_not_hold_others() -> None:
     world = World()
     world.receiver.answers = [TryResult(FAILED, "answers 400")]
     world.show(opened(1), opened(2, run="gpt")).wait(3_600)
@@ -177,7 +177,7 @@ def test_incident_over_before_receiver_is_back_is_one_event() -> None:
     assert world.channel.counts.outcomes[DELIVERED] == 1
 
 
-def test_part_of_another_incident_that_was_never_told_is_no_event() -> None:
+def test_part_of_another_incident_never_told_is_no_event() -> None:
     part = resolve(opened(), "part of incident 2", WALL_S + 3_000.0, lost_rank_seconds=None, merged_into=2)
     assert World().show(part).receiver.kinds == []
 
@@ -232,7 +232,7 @@ def test_next_collector_does_not_deliver_again_and_goes_on(path: Path) -> None:
     assert second.receiver.events[0].number == 2
 
 
-def test_what_was_not_delivered_is_delivered_by_the_next_collector(path: Path) -> None:
+def test_undelivered_event_is_delivered_by_the_next_collector(path: Path) -> None:
     first = World(path)
     first.receiver.answers = [TryResult(RETRIED, "away")]
     first.show(opened())
@@ -251,12 +251,12 @@ def test_first_use_with_an_old_store_delivers_only_what_is_open(path: Path) -> N
     assert [event.incident.id for event in world.receiver.events] == [2]
 
 
-def test_incident_that_begins_and_ends_between_two_passes_is_an_event(path: Path) -> None:
+def test_incident_begun_and_ended_between_passes_is_an_event(path: Path) -> None:
     world = World(path, now_s=2_000.0).show(resolved(opened(at_s=WALL_S + 2_001.0)))
     assert [(event.kind, event.number) for event in world.receiver.events] == [("resolved", 1)]
 
 
-def test_incident_of_another_store_with_the_same_id_is_another_one(path: Path) -> None:
+def test_incident_of_another_store_with_the_same_id_is_new(path: Path) -> None:
     World(path).show(opened())
     assert World(path).show(opened(at_s=WALL_S + 2_500.0)).receiver.kinds == ["opened"]
 
@@ -300,7 +300,7 @@ class Gate:
         return TryResult(FAILED if cancelled.is_set() else DELIVERED, "cancelled" if cancelled.is_set() else "")
 
 
-def test_end_delivers_what_was_not_tried_even_within_the_interval() -> None:
+def test_end_delivers_untried_events_even_within_the_interval() -> None:
     world = World().show(opened())
     world.incidents = (resolved(opened()),)
     world.channel.begin_stop()

@@ -37,7 +37,7 @@ class Collector:
         self.journal.shut_down(WALL_S + 2_000.0)
 
 
-def test_each_receiver_gets_the_incident_and_has_a_file_beside_the_store(tmp_path: Path) -> None:
+def test_each_receiver_gets_the_incident_and_a_file_at_the_store(tmp_path: Path) -> None:
     store, receivers = tmp_path / "runs.db", {"webhook": Receiver(), "otlp": Receiver()}
     Collector(store, receivers).run()
     assert [receiver.kinds for receiver in receivers.values()] == [["resolved"], ["resolved"]]  # its run is not known
@@ -45,7 +45,7 @@ def test_each_receiver_gets_the_incident_and_has_a_file_beside_the_store(tmp_pat
         assert find_file(store, name).exists()
 
 
-def test_files_beside_the_store_of_another_collector_are_not_touched(tmp_path: Path) -> None:
+def test_file_beside_a_store_of_another_collector_is_untouched(tmp_path: Path) -> None:
     store, receiver = tmp_path / "runs.db", Receiver()
     with closing(IncidentStore(store)):
         Collector(store, {"webhook": receiver}).run()

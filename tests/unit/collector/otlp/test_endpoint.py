@@ -130,7 +130,7 @@ def test_interval_is_that_of_the_variable() -> None:
 
 
 @pytest.mark.parametrize("value", ["15s", "-1", "0", "999", "3600001", "1.5e4", "9" * 5000, "\u0663000"])
-def test_interval_that_is_no_number_or_beyond_the_limits_is_named(value: str) -> None:
+def test_interval_not_a_number_or_beyond_limits_is_named(value: str) -> None:
     assert problem_of(CollectorConfig(), {"OTEL_METRIC_EXPORT_INTERVAL": value}) == (
         f"OTEL_METRIC_EXPORT_INTERVAL is {value[:80]!r}; it must be a whole number of milliseconds from 1_000 to "
         "3_600_000."

@@ -68,7 +68,7 @@ def test_without_a_token_everything_is_open() -> None:
     assert read_http_auth(token_file="", certificate_file="", key_file="") == OPEN
 
 
-def test_the_token_is_the_file_s_text_without_the_end_of_its_line(tmp_path: Path) -> None:
+def test_token_is_the_text_of_the_file_without_its_newline(tmp_path: Path) -> None:
     path = write(tmp_path / "token", f"{TOKEN}\n")
     assert read_http_auth(token_file=path, certificate_file="", key_file="").token == TOKEN
 

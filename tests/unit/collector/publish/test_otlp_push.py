@@ -74,7 +74,7 @@ def test_push_is_delivered_when_all_requests_are() -> None:
     assert world.push.counts.success_wall_s is not None
 
 
-def test_points_left_out_are_summed_and_logged_once_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+def test_points_left_out_are_summed_and_logged_once_a_while(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.sender.partials = [(3, ""), (0, ""), (4, "too old")] * 2
     with caplog.at_level(logging.INFO):
@@ -169,7 +169,7 @@ def test_intervals_that_a_slow_push_took_are_counted() -> None:
     assert push.counts.outcomes["skipped"] == 2
 
 
-def test_nothing_is_pushed_without_the_setting_or_with_a_wrong_one() -> None:
+def test_nothing_is_pushed_without_or_with_a_wrong_setting() -> None:
     assert make_push(CollectorConfig(), 1, lambda: Snapshot(wall_s=0.0, version="0")) is None
     wrong = CollectorConfig(otlp=True, otlp_endpoint="no-address")
     assert make_push(wrong, 1, lambda: Snapshot(wall_s=0.0, version="0")) is None

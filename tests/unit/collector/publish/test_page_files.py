@@ -25,7 +25,7 @@ def test_browser_gets_the_page_under_its_policy() -> None:
     assert answer.headers["Vary"] == "Accept"
 
 
-def test_every_file_is_served_as_what_it_is_and_under_the_same_policy() -> None:
+def test_every_file_has_its_type_and_the_same_policy() -> None:
     kinds = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
     for name, body in read_page_files().items():
         answer = find_page_file(f"/live/{name}", "*/*")
@@ -63,7 +63,7 @@ def test_runbook_of_each_finding_is_served_as_text() -> None:
         assert answer.headers.items() >= HEADERS.items()
 
 
-def test_everything_the_files_ask_for_is_there_and_nothing_is_there_for_nothing() -> None:
+def test_all_files_asked_for_are_there_and_no_others() -> None:
     found = read_page_files()
     page = found["index.html"].decode()
     asked = {name.removeprefix("live/") for name in re.findall(r'(?:src|href)="(live/[^"]+)"', page)}

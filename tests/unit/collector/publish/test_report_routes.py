@@ -59,13 +59,13 @@ def test_a_collector_without_a_store_has_no_report_and_says_why() -> None:
     assert "this collector keeps no history; set `store` to a file to keep it" in answer.body.decode()
 
 
-def test_readiness_says_what_the_collector_does_without_and_stays_good() -> None:
+def test_readiness_names_what_is_degraded_and_stays_good() -> None:
     assert ask("/readyz").body == b"ok\n"
     answer = ask("/readyz", degradation="the disk is full")
     assert (answer.status, answer.body) == (HTTPStatus.OK, b"ok, but the disk is full\n")
 
 
-def test_what_is_not_ready_is_not_ready_whatever_else_it_does_without() -> None:
+def test_unready_collector_is_unready_whatever_else_is_degraded() -> None:
     answer = ask("/readyz", unready="stopping", degradation="the disk is full")
     assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert msgspec.json.decode(answer.body) == {"error": "stopping"}

@@ -39,7 +39,7 @@ def routes_of(snapshot: Snapshot, *incidents: Incident) -> Routes:
 
 @pytest.mark.parametrize("path", [METRICS_PATH, RANKS_PATH])
 @pytest.mark.parametrize("ranks_max", [0, 64])
-def test_metrics_are_those_of_the_latest_run_and_no_series_is_there_twice(path: str, ranks_max: int) -> None:
+def test_metrics_are_of_the_latest_run_with_no_series_twice(path: str, ranks_max: int) -> None:
     pages = MetricPages(metrics_ranks_max=ranks_max)
     text = b"".join(pages.render(BOTH, Page(path), TextFormat.CLASSIC)).decode()
     series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
@@ -71,13 +71,13 @@ def test_run_is_found_by_its_id_and_the_latest_by_the_name(asked: str, run_id: s
     assert picture.run.run_id == run_id
 
 
-def test_id_of_no_run_is_not_found_though_there_are_runs_of_the_name() -> None:
+def test_id_of_no_run_is_not_found_despite_runs_of_the_name() -> None:
     answer = routes_of(BOTH).answer("/api/v1/runs/bert@20261125T000000Z")
     assert answer.status == HTTPStatus.NOT_FOUND
 
 
 @pytest.mark.parametrize(("asked", "ids"), [("bert", [2, 1]), (FORMER, [1]), ("t5", [])])
-def test_incidents_of_a_name_are_those_of_all_its_runs_and_of_an_id_its_own(asked: str, ids: list[int]) -> None:
+def test_name_has_incidents_of_all_its_runs_and_id_only_its_own(asked: str, ids: list[int]) -> None:
     incidents = begin(1, FORMER, slow(), 0.0), begin(2, LATEST, slow(), 1.0)
     answer = routes_of(BOTH, *incidents).answer(f"/api/v1/incidents?run={asked}")
     assert [incident["id"] for incident in msgspec.json.decode(answer.body)["incidents"]] == ids
@@ -91,7 +91,7 @@ def test_shares_of_two_runs_of_a_name_are_not_mixed() -> None:
     assert [[one.steps for one in shares.of(run_id)] for run_id in (FORMER, LATEST)] == [[3], [5]]
 
 
-def test_incident_of_an_early_store_belongs_to_the_run_of_its_name() -> None:
+def test_incident_of_an_early_store_is_of_the_run_of_its_name() -> None:
     told = msgspec.to_builtins(begin(1, "bert", slow(), 0.0))
     del told["run_id"]
     incident = msgspec.convert(told, Incident)

@@ -26,7 +26,7 @@ def times_of(readings: list[HeldGpu]) -> list[tuple[int | None, int | None]]:
     ]
 
 
-def test_idle_time_begins_with_the_first_reading_without_a_kernel() -> None:
+def test_idle_time_begins_with_the_first_reading_without_kernel() -> None:
     work = gpu_of(ANA, utilization=0.01)
     assert times_of([work, gpu_of(ANA), gpu_of(ANA), work, gpu_of(ANA)]) == [
         (0, 0),
@@ -37,7 +37,7 @@ def test_idle_time_begins_with_the_first_reading_without_a_kernel() -> None:
     ]
 
 
-def test_other_users_or_jobs_begin_anew_and_other_processes_do_not() -> None:
+def test_other_users_or_jobs_begin_anew_but_not_other_processes() -> None:
     restarted = msgspec.structs.replace(ANA, pid=9)
     assert times_of([gpu_of(ANA), gpu_of(restarted), gpu_of(BEN), gpu_of(BEN)]) == [(0, 0), (10, 10), (0, 0), (10, 10)]
 

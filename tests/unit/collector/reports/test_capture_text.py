@@ -99,7 +99,7 @@ def test_capture_that_is_too_costly_has_its_cure() -> None:
     ]
 
 
-def test_command_of_a_capture_that_is_too_costly_can_be_pasted_into_a_shell() -> None:
+def test_command_of_a_too_costly_capture_can_be_pasted() -> None:
     refused = replace(
         ORDERED, run="llama 7b; ls", state="failed", problem="capture_pause_s_max", options=("stacks", "memory"),
         first_step=None, ranks=ORDERED.ranks[:1],

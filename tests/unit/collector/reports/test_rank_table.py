@@ -111,7 +111,7 @@ def test_ranks_without_peers_are_told() -> None:
     assert "  2 of 2 ranks had no peers with equal work: judged by their own past only" in ended
 
 
-def test_rank_that_waited_least_is_told_unless_a_finding_names_it() -> None:
+def test_rank_that_waited_least_is_told_unless_a_finding_has_it() -> None:
     least = LeastWaiting(rank=1, steps=40, share=0.95, margin_ns=8e6)
     said = (
         "Rank 1 waited for others least in 95 % of 40 steps, the next one 8.0 ms longer: it is slower, or has more work"

@@ -141,7 +141,7 @@ def test_text_has_every_part(path: Path) -> None:
     assert re.search(r"^      0  76-79 .* 1,000\.000  2,000\.000$", text, re.MULTILINE)
 
 
-def test_report_without_a_finding_begins_with_that_or_with_its_failure(path: Path) -> None:
+def test_report_without_a_finding_begins_with_that_or_a_failure(path: Path) -> None:
     plain = msgspec.structs.replace(report_of(path), findings=())
     assert render_text(plain, 20).startswith("No finding is stored of this run.\n\nrun bert: 2 ranks")
     crashed = msgspec.structs.replace(plain, end=RunEnd(reason="crashed", ranks={"crashed": 1}))
@@ -172,7 +172,7 @@ def test_report_of_a_past_run_says_whose_it_was(tmp_path: Path) -> None:
     assert re.search(r"origin +Slurm job 4711, user ada", render_text(report, 20))
 
 
-def test_facts_have_mfu_of_the_last_minute_where_all_ranks_have_it(path: Path) -> None:
+def test_facts_have_mfu_of_the_last_minute_if_all_ranks_have_it(path: Path) -> None:
     batch = WriteBatch()
     flops = StepFlops(model=FlopSum(3e15, 10, 10 * S), source="declared", peak_flops_per_s=1e15)
     batch.ranks["bert", 0] = 0, msgspec.structs.replace(life_of("bert", 0), flops=flops)
@@ -201,7 +201,7 @@ def test_hfu_of_executed_flops_at_most_is_at_most(path: Path, bounded: tuple[int
     assert f"HFU              {said} in the last minute of steps" in render_text(report_of(path), 20)
 
 
-def test_checkpoints_are_a_fact_and_in_the_json_where_they_are_marked(path: Path) -> None:
+def test_marked_checkpoints_are_a_fact_and_in_the_json(path: Path) -> None:
     assert "checkpoints" not in render_text(report_of(path), 20)
     last = Checkpoint(attempt=0, step=60, wall_s=WALL_S, duration_ns=2 * S, rank=0)
     marked = Checkpoints(count=2, duration_ns=5 * S, latest=(last,))

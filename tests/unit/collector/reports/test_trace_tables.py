@@ -187,7 +187,7 @@ def test_finding_repeated_by_advice_is_listed_once_and_first() -> None:
     assert [(row[0], row[3]) for row in rows] == [("warning", "Rank 7 is slow."), ("warning", "Else.")]
 
 
-def test_several_findings_that_one_advice_repeats_are_listed_once() -> None:
+def test_several_findings_repeated_by_one_advice_are_listed_once() -> None:
     other = msgspec.structs.replace(SLOW, rank=5, sentence="Rank 5 took twice as long as its peers.")
     advice = [advice_of("Else."), advice_of(f"{SLOW.sentence} {other.sentence}")]
     rows = shown(section("verdict", report_of(rank_of(7), cross_rank=across(findings=[SLOW, other]), advice=advice)))
@@ -211,7 +211,7 @@ def test_report_of_one_rank_has_no_comparing_columns() -> None:
     assert "on rank" not in heads
 
 
-def test_ranges_have_their_host_time_for_each_step_where_steps_are_known() -> None:
+def test_ranges_have_host_time_per_step_where_steps_are_known() -> None:
     # Rank 0 has the range for 6 + 2 ms in 2 steps, rank 1 for 1 ms in 1 step: 9 ms in 3 steps.
     def ranges(*host_ms: int) -> list[RangeRow]:
         return [RangeRow(name="attend", count=2, host_total_ns=one * MS, device_total_ns=None) for one in host_ms]

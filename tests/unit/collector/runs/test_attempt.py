@@ -197,7 +197,7 @@ def test_windows_that_cannot_be_are_left_out_and_noted() -> None:
     assert ratios.read_ratios(rank.breakdown)["compute"] == 0.7
 
 
-def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_own_time() -> None:
+def test_timed_steps_count_collectives_but_have_no_own_time() -> None:
     chance = np.random.default_rng(5)
     run = RunState("r", CollectorConfig())
     for rank in range(RANKS):
@@ -215,7 +215,7 @@ def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_own_time()
     assert [(one.count, one.matched) for one in totals] == [(3, 3)] * RANKS
 
 
-def test_enqueues_of_all_ranks_are_compared_on_the_collectors_clock() -> None:
+def test_enqueues_of_all_ranks_are_compared_on_collector_time() -> None:
     chance = np.random.default_rng(5)
     run = RunState("r", CollectorConfig())
     for rank in range(RANKS):

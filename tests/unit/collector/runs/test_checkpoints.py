@@ -67,7 +67,7 @@ def test_call_that_saves_nothing_is_no_checkpoint(spent_ns: int | None) -> None:
     assert seen_of((0, report_of(record_of(7, 2 * S), record_of(8, spent_ns)))).count == 1
 
 
-def test_checkpoints_of_a_report_that_comes_late_are_put_in_order() -> None:
+def test_checkpoints_of_a_late_report_are_put_in_order() -> None:
     seen = seen_of((0, report_of(record_of(20, S))), (1, report_of(record_of(10, 2 * S))))
     assert [one.step for one in seen.latest] == [10, 20]
     assert (seen.count, seen.duration_ns) == (2, 3 * S)

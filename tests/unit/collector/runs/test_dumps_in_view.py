@@ -63,7 +63,7 @@ def find(*ranks: RankState) -> Mapping[int, InspectorRead]:
     return find_dumps(by_rank, build_hang_states(by_rank, NOW_NS), NOW_NS)
 
 
-def test_reading_counts_once_all_that_was_enqueued_may_have_been_written() -> None:
+def test_reading_counts_once_all_enqueued_may_have_been_written() -> None:
     late, early = read_at(0, ENOUGH_NS), read_at(1, ENOUGH_NS - 1)
     assert find(rank_of(0, late), rank_of(1, early)) == {0: late}
 
@@ -92,7 +92,7 @@ def test_clock_that_is_not_known() -> None:
     assert find(unknown, rank_of(1, None)) == {}
 
 
-def test_dump_of_a_rank_that_ended_or_is_stopped_need_not_be_whole() -> None:
+def test_dump_of_an_ended_or_stopped_rank_need_not_be_whole() -> None:
     rank = rank_of(0, read_at(0, ENOUGH_NS))
     ended = rank.liveness.record_end(
         RankEnded(sequence=1, identity=identity_of(0), host_ns=NOW_NS, wall_ns=0, reason="crashed"), rank.clock, NOW_NS

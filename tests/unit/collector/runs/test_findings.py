@@ -105,7 +105,7 @@ def test_no_single_straggler_held_until_a_straggler_began() -> None:
     assert closed.finding.lasted_s < 0.006  # it began after step 1, and steps are of 1 ms
 
 
-def test_finding_that_cannot_be_judged_any_more_closes_with_the_reason() -> None:
+def test_finding_no_longer_judged_closes_with_the_reason() -> None:
     told, verdicts = started(slow(2), slow(3))
     told.answer, told.passed = [], Abstain("full windows ended after step 80")
     closed = [one for one in look(verdicts, told, view_until(5)) if isinstance(one, CloseFinding)]
@@ -137,7 +137,7 @@ def test_each_step_is_charged_once_with_unknown_ones_before() -> None:
     assert lost.lost_rank_seconds == pytest.approx(4 * lost_s)
 
 
-def test_step_of_unknown_loss_is_charged_as_the_next_known_one_under_its_own_number() -> None:
+def test_step_of_unknown_loss_is_charged_as_the_next_known_one() -> None:
     # So that a run that has charged it to another finding counts it once.
     told, verdicts = started()
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, np.nan, 0.2))]
@@ -147,7 +147,7 @@ def test_step_of_unknown_loss_is_charged_as_the_next_known_one_under_its_own_num
     assert (lost_ns / 1e9).tolist() == pytest.approx([0.1, 0.2, 0.2])
 
 
-def test_stall_is_charged_once_also_where_another_finding_about_its_rank_follows() -> None:
+def test_stall_is_charged_once_even_if_another_finding_follows() -> None:
     told, verdicts = started()
     stalls = SingleLosses(np.array([1, 3, 5]), seconds(0.1, 0.2, 0.4))
     told.answer = [Candidate(slow(2, since_step=1), SingleLosses(stalls.steps[:2], stalls.lost_ns[:2]))]
@@ -175,7 +175,7 @@ def test_group_is_charged_to_a_rank_only_where_one_is_named(ranks: tuple[int, ..
 
 
 @pytest.mark.parametrize(("pattern", "lost_s"), [("steady", 100 * 0.5), ("intermittent", 0.5)])
-def test_slow_step_of_some_stands_for_none_that_has_left_the_table(pattern: str, lost_s: float) -> None:
+def test_slow_step_of_some_stands_for_none_that_left_the_table(pattern: str, lost_s: float) -> None:
     told, verdicts = started()
     told.answer = [Candidate(msgspec.structs.replace(slow(2, since_step=1), pattern=pattern), seconds(0.5))]
     own_ns = np.full((1, 4), 1.0 * NS_PER_S)
@@ -231,7 +231,7 @@ def stated(verdicts: RunFindings) -> float | None:
     return finding.run_slowdown_ratio
 
 
-def test_slowness_of_some_steps_costs_what_it_was_charged_of_all_since_it_began() -> None:
+def test_slowness_of_some_steps_costs_all_it_was_charged_so_far() -> None:
     told, verdicts = Told(), RunFindings(RUN, 10)
     found = slow(2, since_step=2, pattern="intermittent", run_slowdown_ratio=1.9)
     told.answer = [Candidate(found, seconds(0, 0, 0.5, 0, 0, 0, 0.5, 0, 0, 0))]
@@ -249,7 +249,7 @@ def test_steady_slowness_costs_what_its_present_size_does() -> None:
     assert stated(verdicts) == 1.9
 
 
-def test_slowness_that_comes_and_goes_costs_what_all_its_times_do() -> None:
+def test_slowness_that_comes_and_goes_costs_all_its_times() -> None:
     told, verdicts = Told(), RunFindings(RUN, 10)
     told.answer = [Candidate(slow(2, since_step=5), seconds(*[0] * 5, *[0.4] * 5))]
     look(verdicts, told, steps_of(0, 9))
@@ -318,7 +318,7 @@ def test_paused_straggler_that_is_found_again_is_the_same() -> None:
     assert len(clock.look(440, is_slow=False)) == 1
 
 
-def test_straggler_that_has_come_back_has_the_range_of_its_first_begin() -> None:
+def test_returned_straggler_has_the_range_of_its_first_begin() -> None:
     found = slow(2, since_step=70)
     before = msgspec.structs.replace(found, since_step=60, since_step_min=55, since_step_max=61)
     kept = _Open(before, 59, recurs=True).describe(msgspec.structs.replace(found, since_step_min=66, since_step_max=71))
@@ -353,7 +353,7 @@ def test_most_severe_findings_come_first_and_equals_by_rank() -> None:
     assert [one.ranks for one in verdicts.open_findings] == [(1,), (0,), (2,), (3,)]
 
 
-def test_straggler_that_comes_again_keeps_its_cause_where_none_is_known_now() -> None:
+def test_returned_straggler_keeps_its_cause_if_none_is_known_now() -> None:
     known = msgspec.structs.replace(slow(2, since_step=60), cause="data_loading", why="late data")
     unknown = msgspec.structs.replace(slow(2, since_step=70), cause="unattributed", why="no known cause")
     told, verdicts = started()

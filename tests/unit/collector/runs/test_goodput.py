@@ -47,7 +47,7 @@ def test_only_the_first_rank_begins_the_run() -> None:
     assert spent(goodput, BEGIN + 10) == {"unreported": 10}
 
 
-def test_steps_of_reports_that_come_together_fill_the_gap_before_them() -> None:
+def test_steps_of_bunched_reports_fill_the_gap_before_them() -> None:
     # A healthy run makes 10 s of steps in 10 s. Its collector does not run from 20 to 45, and then gets 25 reports.
     goodput = Goodput()
     goodput.begin(0)
@@ -58,7 +58,7 @@ def test_steps_of_reports_that_come_together_fill_the_gap_before_them() -> None:
     assert spent(goodput, 45 * S) == {"productive": 45 * S}
 
 
-def test_reports_that_were_dropped_leave_their_steps_in_the_totals() -> None:
+def test_dropped_reports_leave_their_steps_in_the_totals() -> None:
     goodput = Goodput()
     goodput.begin(0)
     goodput.add_steps(10 * S, 10 * S)
@@ -96,7 +96,7 @@ def test_steps_before_the_collector_came_are_not_counted() -> None:
     assert spent(goodput, BEGIN + 12) == {"productive": 2 + 4, "between_steps": 6}
 
 
-def test_steps_that_were_kept_for_a_late_collector_count_by_what_is_reported_of_them() -> None:
+def test_steps_kept_for_a_late_collector_count_as_reported() -> None:
     goodput = Goodput(hold_ns=10)
     goodput.begin(BEGIN)
     goodput.add_steps(BEGIN + 1, 40, reported_ns=40)

@@ -240,7 +240,7 @@ def sentence_of(story: HangStory) -> str:
     return finding.sentence
 
 
-def test_answer_of_nccl_joins_the_finding_under_the_rank_of_the_run(story: HangStory) -> None:
+def test_nccl_answer_joins_the_finding_under_the_rank_of_the_run(story: HangStory) -> None:
     story.hang(2, LIMIT_S + 1)
     assert "NCCL RAS" not in sentence_of(story)
     answer(story, 1_002)
@@ -249,7 +249,7 @@ def test_answer_of_nccl_joins_the_finding_under_the_rank_of_the_run(story: HangS
     assert story.hangs() == [("missing_rank", (2,))]
 
 
-def test_dumps_of_nccl_join_the_finding_once_they_are_of_the_stall(story: HangStory) -> None:
+def test_nccl_dumps_join_the_finding_once_they_are_of_the_stall(story: HangStory) -> None:
     story.hang(2, LIMIT_S + 1)
     for ago_s, is_said in ((LIMIT_S, False), (0.0, True)):
         for rank in range(4):
@@ -269,7 +269,7 @@ def test_dumps_of_nccl_join_the_finding_once_they_are_of_the_stall(story: HangSt
     assert story.hangs() == [("missing_rank", (2,))]
 
 
-def test_process_that_is_not_surely_a_rank_keeps_its_communicator_rank(story: HangStory) -> None:
+def test_process_not_surely_a_rank_keeps_its_communicator_rank(story: HangStory) -> None:
     for pids, is_own in (((9_999,), True), ((1_002,), None)):
         answer(story, *pids, is_own=is_own)
         story.hang(2, LIMIT_S + 1)

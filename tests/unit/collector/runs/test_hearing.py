@@ -49,7 +49,7 @@ def test_run_that_falls_silent_beside_another_is_lost() -> None:
     assert (cluster.ends, cluster.nothing_heard) == (["lost", None], [])
 
 
-def test_runs_that_fall_silent_together_are_not_lost_but_not_heard() -> None:
+def test_runs_falling_silent_together_are_not_heard_but_not_lost() -> None:
     cluster = Cluster(3).go_on(10)
     for _ in range(25):
         cluster.go_on(1, cut=(0, 1, 2))
@@ -67,7 +67,7 @@ def test_runs_that_are_heard_again_have_not_ended() -> None:
     assert (cluster.ends, cluster.nothing_heard) == ([None, None], [])
 
 
-def test_run_that_does_not_come_back_with_the_others_is_lost_once_it_had_the_time() -> None:
+def test_run_that_alone_stays_silent_is_lost_after_its_time() -> None:
     cluster = Cluster(2).go_on(10).go_on(25, cut=(0, 1))
     assert cluster.go_on(14, cut=(0,)).ends == ["not_heard", None]
     assert cluster.go_on(3, cut=(0,)).ends == ["lost", None]
@@ -81,7 +81,7 @@ def test_only_run_is_told_as_what_is_known_of_it() -> None:
     assert sentence.endswith("2 ranks on 1 node; whether they go on: not known.")
 
 
-def test_run_of_which_a_rank_has_failed_is_no_question_of_hearing() -> None:
+def test_run_with_a_failed_rank_is_no_question_of_hearing() -> None:
     silent = [SilentRun("run", RunEnd(reason="failed"), 2, {"n0"})]
     assert find_nothing_heard(silent, is_anybody_heard=False) == {}
 

@@ -116,7 +116,7 @@ def test_time_of_steps_is_unknown_without_a_report() -> None:
     assert len(of_steps(0, None, 100.0).find_wall_s()) == 0
 
 
-def test_times_begin_anew_with_an_attempt_and_with_a_clock_set_back() -> None:
+def test_times_begin_anew_at_an_attempt_and_a_clock_set_back() -> None:
     first = of_steps(9, of_steps(5, None, 100.0), 108.0)
     assert of_steps(9, first, 200.0, attempt=1).marked_steps.tolist() == [8]
     assert of_steps(12, first, 50.0).marked_steps.tolist() == [11]

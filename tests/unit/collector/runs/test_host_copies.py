@@ -50,7 +50,7 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
     assert describe_copies_of_run([Totals(), Totals(window_ns=5, host_copies=HostCopies())]) == ""
 
 
-def test_copies_of_a_run_are_those_of_the_processes_that_tell_them() -> None:
+def test_copies_of_a_run_are_those_of_the_reporting_processes() -> None:
     # 6 of 100 ms, and 6 of 300 of the other: 12 of 400.
     told = [Totals(window_ns=100 * MS, host_copies=COPIES), Totals(window_ns=300 * MS, host_copies=COPIES)]
     said = "exposed 3.0 % of the time (10.0 GB/s); 25.0 % of the bytes from pageable memory"

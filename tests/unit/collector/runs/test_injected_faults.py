@@ -27,7 +27,7 @@ def slow_story() -> Story:
     return story().train(40, data={2: 50.0})
 
 
-def test_every_finding_of_the_run_states_it_now_and_when_it_has_passed() -> None:
+def test_every_finding_states_the_fault_now_and_once_passed() -> None:
     slow = slow_story()
     (finding,) = slow.snapshot().open_findings
     assert finding.sentence.endswith(f". {STATED}")
@@ -43,7 +43,7 @@ def test_a_run_without_a_fault_states_nothing() -> None:
     assert "purpose" not in summarize(snapshot)
 
 
-def test_status_report_and_screen_state_it_before_anything_is_found() -> None:
+def test_status_report_and_screen_state_it_before_any_finding() -> None:
     snapshot = story().snapshot()
     assert snapshot.open_findings == ()
     assert f"\n  {STATED}" in render_status(build_status(snapshot, 4))
@@ -63,7 +63,7 @@ def test_the_end_of_the_run_states_it() -> None:
     assert STATED in draw_screen(snapshot)
 
 
-def test_the_next_process_of_the_rank_has_no_fault_unless_it_says_so() -> None:
+def test_next_process_of_the_rank_has_no_fault_unless_it_says_so() -> None:
     again = story()
     again.faults = {}
     assert again.restart().train(3).snapshot().injected_faults == ""

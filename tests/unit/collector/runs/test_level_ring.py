@@ -49,7 +49,7 @@ def test_full_ring_has_blocks_of_twice_the_length() -> None:
     assert levels[:2] == (MemoryLevel(0, 0, 99), MemoryLevel(2 * SPAN_S, 2 * FIRST_SPAN_NS, 97))
 
 
-def test_sample_right_after_a_merger_may_belong_to_the_last_block() -> None:
+def test_sample_right_after_a_merger_may_be_of_the_last_block() -> None:
     ring = ring_of(*((SPAN_S * n, 50) for n in range(BLOCKS_MAX)))
     at_s = SPAN_S * (BLOCKS_MAX - 2) + 2 * SPAN_S - 1  # within the block that the last two became
     ring.append(at_s + 1, SPAN_S * BLOCKS_MAX * S - 1, 7)

@@ -7,7 +7,7 @@ from rankscope.collector.steps.step_levels import StepLevels
 from tests.unit.collector.steps.step_series import series_of, view_of
 
 
-def test_steps_are_kept_once_and_when_no_rank_is_awaited_any_more() -> None:
+def test_steps_are_kept_once_when_no_rank_is_awaited_for_them() -> None:
     levels = StepLevels()
     tokens = [[10.0, 30.0]] * 100
     keep_levels(levels, view_of(series_of([[100.0, 120.0]] * 80, tokens=tokens[:80])))

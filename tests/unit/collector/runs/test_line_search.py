@@ -68,7 +68,7 @@ def make() -> Search:
     return search
 
 
-def test_slow_rank_and_its_healthiest_peer_are_asked_for_whole_steps() -> None:
+def test_slow_rank_and_healthiest_peer_are_asked_for_whole_steps() -> None:
     asked = make().tick(SLOW)
     assert [one.boot_id for one in asked] == [boot_of(1), boot_of(0)]
     order = asked[0].order
@@ -96,7 +96,7 @@ def test_rare_slow_steps_are_as_long_as_the_finding_says() -> None:
     assert search.search.pop()[7].sentence.startswith("100.0 ms per slow step in time.sleep")
 
 
-def test_line_that_explains_too_little_of_the_finding_is_not_named() -> None:
+def test_line_explaining_too_little_of_the_finding_is_not_named() -> None:
     search = make()
     slow = msgspec.structs.replace(SLOW, evidence={"own_ns": 500.0 * MS, "peers_own_ns": 50.0 * MS})
     (one, _) = search.tick(slow)
@@ -149,7 +149,7 @@ def test_what_could_not_be_had_is_asked_for_again_a_few_times() -> None:
     assert asked == TRIES_MAX
 
 
-def test_answer_of_the_rank_alone_is_used_when_its_peer_says_nothing() -> None:
+def test_answer_of_the_rank_alone_is_used_if_its_peer_is_silent() -> None:
     search = make()
     (one, _) = search.tick(SLOW)
     search.answer(one.order, 1, SLEEP)

@@ -140,7 +140,7 @@ def test_rank_is_named_by_the_changed_threshold_and_not_before() -> None:
     assert found.sentence.endswith("Judged with slowdown_ratio_min 1.05 instead of 1.2.")
 
 
-def test_finding_closes_when_the_threshold_is_back_although_it_would_be_held() -> None:
+def test_finding_closes_at_the_restored_threshold_though_held() -> None:
     story = slow(Story(4, OWN).join(), 1.15)  # held from 1.1 on, half of 1.2
     change(story, want({"slowdown_ratio_min": 1.05}))
     assert len(find_open(slow(story, 1.15))) == 1

@@ -199,7 +199,7 @@ def report_progress(at_host_ns: int, enqueued: int | None) -> ReportFields:
     return ReportFields.of(Report(sequence=1, host_ns=at_host_ns, progress=progress))
 
 
-def test_progress_is_unchanged_since_the_first_report_that_had_it() -> None:
+def test_progress_is_unchanged_since_the_first_report_with_it() -> None:
     liveness = Liveness()
     assert liveness.progress_unchanged_ns is None
     unchanged = []
@@ -222,7 +222,7 @@ def test_progress_of_each_group_is_dated_in_a_stall() -> None:
     assert found == [(0, None), (0, None), (0, 3 * S), (0, 6 * S), (1 * S, 7 * S), (0, None)]
 
 
-def test_group_of_which_nothing_was_known_before_a_stall_has_no_age_of_its_own() -> None:
+def test_group_unknown_before_a_stall_has_no_age_of_its_own() -> None:
     first = Report(sequence=1, host_ns=5 * S, progress=progress_of(7), stalled_since_host_ns=1 * S)
     assert Liveness().record_report(ReportFields.of(first)).group_unchanged_ns == {}
 

@@ -41,7 +41,7 @@ def test_processes_are_known_until_the_attempt_after_the_next() -> None:
     assert "boot-0003" not in processes
 
 
-def test_boot_ids_that_are_not_those_of_the_ranks_break_an_invariant() -> None:
+def test_foreign_boot_ids_break_an_invariant() -> None:
     processes = RankProcesses()
     processes.add(identity_of(3))
     with pytest.raises(InvariantError, match="boot ids and ranks differ"):

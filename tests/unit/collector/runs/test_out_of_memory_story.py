@@ -48,7 +48,7 @@ def test_end_of_the_run_says_that_memory_ran_out_before() -> None:
     assert [finding.headline for finding in found_in(story)] == [HEADLINE]
 
 
-def test_end_long_after_an_error_that_was_caught_does_not_name_it() -> None:
+def test_end_long_after_a_caught_error_does_not_name_it() -> None:
     story = failing_story()
     for rank in (0, 1):
         story.report(rank, [], [])

@@ -66,7 +66,7 @@ def test_peers_are_searched_again_when_a_model_becomes_known() -> None:
     assert search.find(numbers, {}, ranks, {}).of(2).members == (2, 3)
 
 
-def test_ranks_whose_batches_have_more_tokens_are_no_peers_of_the_others() -> None:
+def test_ranks_with_more_tokens_a_batch_are_no_peers_of_others() -> None:
     search, ranks = PeerSearch(), ranks_on("", "", "", "")
     numbers = (0, 1, 2, 3)
     assert search.find(numbers, {}, ranks, {}).of(0).members == numbers

@@ -338,7 +338,7 @@ def test_first_distance_of_a_new_rank_is_from_its_begin() -> None:
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
-def test_distances_after_a_restart_of_the_collector_are_from_its_first_report(is_restored: bool) -> None:
+def test_distances_after_collector_restart_start_at_first_report(is_restored: bool) -> None:
     """The rank has reported for 100 s, up to step 5,000, to an earlier collector, which saved that or did not. This one
     sees steps up to 5,099, then windows of the steps 5,120 and 5,220, 10 s apart; the next one does not come.
     """
@@ -374,7 +374,7 @@ def table_to(step: int) -> Table:
     return steps_to_table([StepRecord(step=step, start_host_ns=0, duration_ns=10, phases_ns={})])
 
 
-def test_flops_of_the_last_steps_are_those_of_the_last_report_also_after_a_restart() -> None:
+def test_flops_are_those_of_the_last_report_after_a_restart_too() -> None:
     flops = StepFlops(model=FlopSum(6e15, 10, 20_000), source="declared", peak_flops_per_s=1e15)
     rank = report_to(report_to(joined(), 1), 2, flops=flops)
     assert rank.build(JOINED_NS, NO_MEDIANS, ()).flops == flops

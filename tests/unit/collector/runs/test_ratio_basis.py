@@ -75,18 +75,18 @@ def test_windows_before_the_newest_one_change_no_times() -> None:
     assert note_windows(STEADY, [window_of(150), window_of(301)], 99 * S, FROM_BEGIN) is STEADY
 
 
-def test_first_distance_is_from_the_first_report_of_this_collector() -> None:
+def test_first_distance_begins_at_the_collectors_first_report() -> None:
     """An earlier collector had windows up to step 5,000; the first report here is of step 5,120, after 600 s."""
     times = times_of((5_199, 610), first_seen=FirstSeen(5_120, 600 * S))
     assert (times.interval_steps, times.interval_ns) == (5_200 - 5_120, 10 * S)
 
 
-def test_window_in_the_first_report_of_this_collector_has_no_distance() -> None:
+def test_window_in_the_collectors_first_report_has_no_distance() -> None:
     times = times_of((5_099, 600), first_seen=FirstSeen(5_120, 600 * S))
     assert (times.interval_steps, times.interval_ns) == (0, 0)
 
 
-def test_newest_window_is_not_old_for_ten_minutes_while_one_distance_is_known() -> None:
+def test_newest_window_lasts_ten_minutes_with_one_known_distance() -> None:
     """The first window ends with step 37 after 3 s; the second is late."""
     first = times_of((36, 3))
     assert basis_at(first, last_step=9_000, at_s=603).absent is None
@@ -143,7 +143,7 @@ def test_ratios_stay_while_windows_are_paused_for_their_cost(state: str) -> None
     assert basis_at(STEADY, 302, 30, cost).absent is None
 
 
-def test_windows_of_a_gpu_that_is_not_to_have_any_ended_by_the_setting() -> None:
+def test_windows_of_a_gpu_set_to_have_none_ended_by_the_setting() -> None:
     expected = "full windows ended after step 301 because device_windows = off"
     assert basis_at(STEADY, 302, 30, AgentCost(window_effect="ended")).absent == expected
 
@@ -154,7 +154,7 @@ def test_captures_on_demand_are_said_to_be_some(state: str) -> None:
     assert not basis_at(STEADY, 302, 30, AgentCost(window_effect=state)).on_demand
 
 
-def test_ratios_of_captures_stay_for_ten_minutes_whatever_lies_between_captures() -> None:
+def test_capture_ratios_stay_ten_minutes_whatever_lies_between() -> None:
     cost, times = AgentCost(window_effect="on_demand"), WindowTimes(301, 30 * S, 1, S, 1, S)
     assert basis_at(times, 9_301, 630, cost).absent is None
     found = basis_at(times, 9_301, 631, cost)

@@ -157,7 +157,7 @@ def left(rank: int = 1, at_s: float = 5.0) -> RankProcessEnd:
 
 
 @pytest.mark.parametrize("left_s", [4.9, 5.4])  # the end and the exception of its peer are told in any order
-def test_rank_that_left_ended_first_and_others_failed_for_want_of_it(left_s: float) -> None:
+def test_rank_that_left_ended_first_and_others_failed_without_it(left_s: float) -> None:
     end = end_of(life(0, "failed", 5.0, CLOSED), left(at_s=left_s), life(2, "failed", 5.2, CLOSED))
     assert end.reason == "failed"
     assert write_end(end) == (

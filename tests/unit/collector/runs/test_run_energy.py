@@ -18,12 +18,12 @@ def rank(*gpus: DeviceSample, steps: int = 10, tokens: int | None = None) -> tup
     return Totals(steps=steps, tokens=tokens), gpus
 
 
-def test_energy_is_the_sum_of_all_boards_by_step_and_by_the_tokens_of_all_ranks() -> None:
+def test_energy_sums_all_boards_per_step_and_token_of_all_ranks() -> None:
     found = find_run_energy([rank(gpu("A", 60.0), tokens=30), rank(gpu("B", 40.0), steps=9, tokens=20)], 0.25)
     assert found == RunEnergy(100.0, gpus=2, per_step=10.0, per_token=2.0, waiting_joules=25.0)
 
 
-def test_board_that_ranks_share_counts_once_as_the_rank_that_began_first_counts_it() -> None:
+def test_shared_board_counts_once_by_the_rank_that_began_first() -> None:
     found = find_run_energy([rank(gpu("A", 60.0)), rank(gpu("A", 55.0))])
     assert (found.joules, found.gpus) == (60.0, 1)
 
@@ -52,7 +52,7 @@ def test_run_without_gpus_says_nothing_of_energy() -> None:
     assert describe_run_energy(find_run_energy([rank(), rank()])) == ""
 
 
-def test_tokens_that_one_rank_does_not_know_are_not_those_of_the_run() -> None:
+def test_tokens_unknown_to_one_rank_are_not_those_of_the_run() -> None:
     assert find_run_energy([rank(gpu("A", 1.0), tokens=3), rank(gpu("B", 1.0))]).per_token is None
 
 

@@ -65,7 +65,7 @@ def test_one_rank_without_utilization_leaves_the_run_without(flops: StepFlops, s
     assert describe_run_flops(found) == said
 
 
-def test_nothing_is_said_of_a_run_whose_ranks_say_nothing_of_flops() -> None:
+def test_run_whose_ranks_report_no_flops_says_nothing_of_them() -> None:
     found = find_run_flops([rank_of(0, NO_FLOPS), rank_of(1, NO_FLOPS)])
     assert (found.mfu, found.model_flops_per_step, describe_run_flops(found)) == (None, None, "")
 

@@ -75,7 +75,7 @@ def test_a_reason_comes_before_a_window_not_seen_yet() -> None:
     assert describe_absence([]) is None
 
 
-def test_ratios_of_some_ranks_are_given_with_the_reason_of_others() -> None:
+def test_ratios_of_some_ranks_come_with_the_reason_of_others() -> None:
     text = describe_run_ratios(find_run_ratios([measured(0, 90, 2, age_steps=20), rank_of(1, ratio_basis=ENDED)]))
     known = (
         "compute 90 %, exposed communication 0 %, idle 10 %, from 2 of 100 steps; at the last report the newest window "
@@ -96,7 +96,7 @@ def test_run_whose_windows_lasted_no_time_says_so() -> None:
     assert describe_run_ratios(find_run_ratios([empty])) == "no ratios: it is empty"
 
 
-def test_steps_of_many_ranks_are_cut_where_they_cannot_be_encoded() -> None:
+def test_steps_of_many_ranks_are_capped_at_what_can_be_encoded() -> None:
     basis = RatioBasis(steps=NUMBER_MAX, of_steps=NUMBER_MAX, share=1.0, age_steps=1, age_s=1.0, absent=None)
     ranks = [msgspec.structs.replace(measured(rank, 90, 2, age_steps=20), ratio_basis=basis) for rank in (0, 1)]
     found = find_run_ratios(ranks)
@@ -213,7 +213,7 @@ def test_nothing_is_said_of_timing_before_a_comparison(rank: RankSnapshot) -> No
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
-def test_status_says_why_there_are_no_ratios_and_what_windows_cost() -> None:
+def test_status_says_why_there_are_no_ratios_and_window_costs() -> None:
     rank = msgspec.structs.replace(slowed(0, 0.29, 0.004), ratio_basis=ENDED)
     run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(rank,))
     lines = render_status(build_status(run, 1)).splitlines()

@@ -119,7 +119,7 @@ def test_status_of_an_ended_run_has_its_end_and_no_speed() -> None:
     ]
 
 
-def test_failed_run_says_first_that_it_failed_and_then_what_was_found() -> None:
+def test_failed_run_says_first_that_it_failed_then_the_findings() -> None:
     end = RunEnd(reason="killed", ranks={"killed": 1}, unheard=2)
     found = run_of(rank_of(0), end=end, findings=(SLOW,))
     last = [f"  never reported: 2 of {found.world_size} ranks", "  before that: Rank 3 is slow."]
@@ -129,7 +129,7 @@ def test_failed_run_says_first_that_it_failed_and_then_what_was_found() -> None:
     assert render_status(build_status(unjudged, 0)).splitlines()[-1] == text
 
 
-def test_run_that_was_ended_on_purpose_begins_with_what_was_found() -> None:
+def test_run_ended_on_purpose_begins_with_its_findings() -> None:
     run = run_of(rank_of(0), end=RunEnd(reason="interrupted", ranks={"interrupted": 1}), findings=(SLOW,))
     lines = render_status(build_status(run, 0)).splitlines()
     assert lines[0] == "run bert: Rank 3 is slow."

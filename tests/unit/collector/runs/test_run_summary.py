@@ -98,7 +98,7 @@ def test_finding_says_whom_what_and_since_when() -> None:
     )  # fmt: skip
 
 
-def test_summary_of_longest_texts_is_smaller_than_what_an_agent_accepts() -> None:
+def test_summary_of_longest_texts_is_smaller_than_agents_accept() -> None:
     widest = "\U00020000" * 10_000  # four bytes each
     finding = Finding(kind=widest, cause=widest, sentence=widest, nodes=(widest,), severity="critical")
     silent = StepFlops(absent={"model": widest})

@@ -163,7 +163,7 @@ def find_gone(story: Story) -> None:
         story.tick(3.0)
 
 
-def test_run_that_ended_with_its_collector_may_start_again_for_a_while() -> None:
+def test_run_ended_with_its_collector_may_restart_for_a_while() -> None:
     # A scheduler ends a job with the collector in it, and queues it again.
     story = kill(Story(2).join().train(20))
     assert not story.run.may_start_again(story.now_ns)
@@ -181,7 +181,7 @@ def test_run_that_a_collector_saw_end_has_failed_at_once() -> None:
     assert not kill(story).run.may_start_again(story.now_ns)
 
 
-def test_slurm_job_that_is_gone_with_its_sidecars_may_start_again() -> None:
+def test_slurm_job_gone_with_its_sidecars_may_start_again() -> None:
     story = Story(2)
     story.slurm_job_id = "4711"
     find_gone(story.join().train(20))
@@ -277,7 +277,7 @@ def medians_of(rank: RankSnapshot) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", ENDED)
-def test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart(name: str) -> None:
+def test_facts_of_an_ended_run_survive_a_restart_unchanged(name: str) -> None:
     story = ENDED[name]()
     before = story.snapshot()
     assert before.end is not None
@@ -292,7 +292,7 @@ def test_facts_of_a_run_that_has_ended_are_the_same_after_a_restart(name: str) -
         assert after.goodput == before.goodput
 
 
-def test_pipeline_layers_and_experts_of_an_ended_run_survive_a_restart() -> None:
+def test_pipeline_layers_and_experts_of_an_ended_run_survive() -> None:
     (full,) = full_snapshot().runs
     story = end_all(Story(2).join().train(20))
     assert story.run.attempt is not None
@@ -309,7 +309,7 @@ def test_medians_of_a_run_that_goes_on_come_with_its_next_steps() -> None:
     assert None not in {rank.step_ns_median for rank in story.come_back().train(40).snapshot().ranks}
 
 
-def test_restored_run_that_had_ended_is_judged_again_once_it_reports() -> None:
+def test_restored_ended_run_is_judged_again_once_it_reports() -> None:
     story = kill(ENDED["lost"]()).tick()
     assert story.run.view(story.now_ns) is None
     assert story.come_back().train(20).snapshot().end is None

@@ -33,7 +33,7 @@ class Ordered:
         self.orders.take(boot_of(rank), SettingsTaken(id=order_id, refused=refused))
 
 
-def test_nothing_is_ordered_of_a_run_in_which_nothing_of_the_ranks_was_changed() -> None:
+def test_nothing_is_ordered_without_a_changed_rank_setting() -> None:
     ordered = Ordered().set(slowdown_ratio_min=1.2)
     assert (ordered.tick(), ordered.orders.taken.text) == ([], "")
 

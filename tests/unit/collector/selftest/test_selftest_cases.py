@@ -57,7 +57,7 @@ def failed(rank: int, reason: str, detail: str) -> RunEnd:
     return RunEnd(reason=reason, first=FirstToFail(rank=rank, node="n0", reason=reason, detail=detail))
 
 
-def test_every_kind_of_fault_has_a_case_and_an_order_that_the_agent_takes() -> None:
+def test_every_fault_kind_has_a_case_and_an_order_for_the_agent() -> None:
     assert list(CASES) == list(KINDS)
     for name, case in CASES.items():
         spec = parse_fault(case.order(name))
@@ -97,7 +97,7 @@ def test_nothing_said_is_not_right() -> None:
 
 
 @pytest.mark.parametrize("kind", ["straggler", "hang"])
-def test_whoever_accuses_another_rank_is_wrong_beside_the_right_sentence(kind: str) -> None:
+def test_finding_on_another_rank_is_wrong_beside_the_right_one(kind: str) -> None:
     verdict = judge(CASE, run_of(found("unseen_wait", (1,), kind), found()))
     assert verdict.is_right
     assert verdict.wrong == f"{kind} unseen_wait (1,)"
@@ -108,7 +108,7 @@ def test_a_finding_about_the_whole_run_accuses_nobody() -> None:
     assert grade_of(judge(CASE, run_of(found("slower", (), "run_slowdown"), found()))) == RIGHT
 
 
-def test_rank_that_waits_for_a_core_beside_other_work_is_no_mistake() -> None:
+def test_core_wait_of_a_rank_beside_other_work_is_no_mistake() -> None:
     verdict = judge(CASE, run_of(found("cpu_pressure", (1,)), found()))
     assert (grade_of(verdict), grade_of(verdict, others_cores=0.6)) == (WRONG, RIGHT)
     other = judge(CASE, run_of(found("cpu_pressure", (1,)), found("unseen_wait", (3,)), found()))

@@ -132,7 +132,7 @@ def test_own_times_are_known_where_every_group_has_all_ranks(sizes: Mapping[str,
     assert bool(known_steps(series)) == is_known
 
 
-def test_nothing_is_known_where_a_group_of_several_ranks_lacks_some() -> None:
+def test_nothing_is_known_if_a_group_of_several_ranks_lacks_some() -> None:
     table = StepTable(KEPT, 4)
     table.set_group_size(GROUP, 4)
     table.set_group_size("mesh_tp/0-1", 2)
@@ -183,7 +183,7 @@ def test_timed_steps_tell_what_windows_have_not_measured() -> None:
     assert series.earlier_count == 2
 
 
-def test_devices_are_not_believed_once_the_last_windows_show_a_rank_to_wait_within() -> None:
+def test_device_times_are_doubted_once_windows_show_waits_within() -> None:
     # Up to step 20 both work 100 ns a step; then rank 1 is 80 ns late, and rank 0 waits for its buffers in forward.
     own_ns = np.full((40, 2), 100.0)
     own_ns[20:, 1] += 80.0

@@ -60,7 +60,7 @@ def in_us(row: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> list[float]
     return [round(float(value) / US, 3) for value in row]
 
 
-def test_lateness_is_against_the_median_member_on_the_collectors_clock() -> None:
+def test_lateness_is_over_the_median_member_by_collector_clock() -> None:
     job = Job()
     job.step(7, 1_000, 1_010, 1_020, 4_000)
     found = job.read()
@@ -80,7 +80,7 @@ def test_of_several_collectives_the_latest_counts() -> None:
     assert in_us(job.read().late_ns[0]) == [0, 0, 0, 500]
 
 
-def test_host_that_waits_in_its_collectives_is_late_in_the_first_one() -> None:
+def test_host_waiting_in_its_collectives_is_late_in_the_first() -> None:
     job = Job({WORLD: 4})
     for rank in range(4):
         first = (5, WORLD, 1, 400 if rank == 2 else 100)

@@ -66,14 +66,14 @@ def test_step_with_a_stall_in_backward_is_not_known() -> None:
     assert np.isnan(filled).any(axis=1).tolist() == [step == 5 for step in range(KNOWN_MIN)]
 
 
-def test_nothing_is_known_where_a_rank_always_waits_for_something_else_in_backward() -> None:
+def test_nothing_is_known_where_backward_always_has_another_wait() -> None:
     own_ms, unseen_ms = as_usual(), np.zeros((KNOWN_MIN, 2))
     own_ms[:, 1] += 60.0
     unseen_ms[:, 1] = 60.0
     assert np.isnan(fill_ms(np.full_like(own_ms, UNKNOWN), *train(own_ms, unseen_ms))).all()
 
 
-def test_windows_show_what_a_rank_does_in_backward_without_its_cpu() -> None:
+def test_windows_show_what_a_rank_does_off_its_cpu_in_backward() -> None:
     # 3 ms of rank 1 in each step: little enough for the rest, but windows show them.
     own_ms, unseen_ms = as_usual(steps=12), np.zeros((12, 2))
     own_ms[:, 1] += 3.0
@@ -83,7 +83,7 @@ def test_windows_show_what_a_rank_does_in_backward_without_its_cpu() -> None:
     assert fill_ms(measured_ms, *train(own_ms, unseen_ms)).tolist() == own_ms.tolist()
 
 
-def test_windows_in_a_busy_minute_do_not_undo_what_phases_tell() -> None:
+def test_busy_windows_do_not_undo_what_phases_tell() -> None:
     # While windows recorded, threads waited for cores in backward, as on a host that begins its work.
     own_ms = as_usual(steps=40)
     own_ms[20:, 1] += 60.0
@@ -95,7 +95,7 @@ def test_windows_in_a_busy_minute_do_not_undo_what_phases_tell() -> None:
     assert fill_ms(measured_ms, step_ms, off_cpu_ms)[12:].tolist() == own_ms[12:].tolist()
 
 
-def test_rest_that_is_much_longer_than_in_windows_is_no_transfer() -> None:
+def test_rest_much_longer_than_in_windows_is_no_transfer() -> None:
     # A rank sleeps 40 ms in backward from step 12 on: which one is not known.
     own_ms, unseen_ms = as_usual(steps=60), np.zeros((60, 2))
     own_ms[12:, 1] += 40.0
@@ -105,7 +105,7 @@ def test_rest_that_is_much_longer_than_in_windows_is_no_transfer() -> None:
     assert np.isnan(fill_ms(measured_ms, *train(own_ms, unseen_ms))[12:]).all()
 
 
-def test_windows_that_agree_allow_a_long_rest_and_groups_of_some_ranks() -> None:
+def test_agreeing_windows_allow_a_long_rest_and_partial_groups() -> None:
     own_ms = as_usual(steps=12)
     step_ms, off_cpu_ms = train(own_ms)
     step_ms, off_cpu_ms = step_ms + 20.0, off_cpu_ms + 20.0
@@ -144,7 +144,7 @@ def test_own_time_is_within_the_step() -> None:
     assert (filled[:, 0] == step_ms[:, 0]).all()
 
 
-def test_peer_that_waits_for_a_late_loader_in_forward_has_no_more_own_time() -> None:
+def test_wait_for_a_late_loader_in_forward_adds_no_own_time() -> None:
     # Rank 1 takes 60 ms more for its batch, and both others 60 ms more in forward: they are not in backward meanwhile.
     usual_ms, late_ms = as_usual(ranks=3, steps=12), np.zeros((12, 3))
     late_ms[4:, 1] = 60.0
@@ -179,7 +179,7 @@ def test_windows_say_where_a_rank_works_beside_a_late_loader() -> None:
     assert filled.tolist() == own_ms.tolist()
 
 
-def test_last_windows_count_where_ranks_wait_elsewhere_than_before() -> None:
+def test_last_windows_count_once_ranks_wait_elsewhere() -> None:
     # Up to step 20 ranks wait in backward. Then rank 1 is 60 ms late in `other`, for which rank 0 waits in forward.
     own_ms = as_usual(steps=40)
     step_ms, off_cpu_ms = train(own_ms)
@@ -206,7 +206,7 @@ def stall_at_the_end(steps: int, stalled: Sequence[int], stall_ms: float = 400.0
 
 
 @pytest.mark.parametrize("stalled", [(20, 24, 28, 32), range(20, 40)], ids=["some steps", "every step"])
-def test_rank_that_waits_in_forward_for_a_stall_before_has_no_more_own_time(stalled: Sequence[int]) -> None:
+def test_wait_in_forward_for_a_stall_before_is_no_own_time(stalled: Sequence[int]) -> None:
     own_ms, step_ms, forward_ms = stall_at_the_end(40, stalled)
     unknown_ms, rest_ms = np.full_like(own_ms, UNKNOWN), np.full_like(own_ms, REST_MS)
     assert fill_ms(unknown_ms, step_ms, rest_ms, forward_ms=forward_ms).tolist() == own_ms.tolist()
@@ -222,7 +222,7 @@ def test_rank_that_was_not_early_has_worked_as_long_as_it_seems() -> None:
     assert fill_ms(unknown_ms, step_ms, rest_ms, forward_ms=forward_ms)[21].tolist() == own_ms[21].tolist()
 
 
-def test_begins_are_not_compared_across_steps_that_are_not_known() -> None:
+def test_begins_are_not_compared_across_unknown_steps() -> None:
     own_ms, step_ms, forward_ms = stall_at_the_end(40, (20,))
     step_ms[15, 0] = UNKNOWN  # eight steps before one tell how ranks usually begin
     unknown_ms, rest_ms = np.full_like(own_ms, UNKNOWN), np.full_like(own_ms, REST_MS)

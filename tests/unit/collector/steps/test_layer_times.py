@@ -75,14 +75,14 @@ def test_two_ranks_are_enough_and_the_faster_one_is_not_named() -> None:
     assert slow_of(found_in(times((3, 2.0)), times())) == [(0, 3)]
 
 
-def test_rank_that_is_slow_in_all_blocks_has_none_that_stands_out() -> None:
+def test_rank_slow_in_all_blocks_has_none_that_stands_out() -> None:
     everywhere = [(number, 2.0) for number in range(BLOCKS)]
     assert found_in(times(), times(*everywhere), times()).slow == ()
     everywhere[2] = (2, 4.0)
     assert slow_of(found_in(times(), times(*everywhere), times())) == [(1, 2)]
 
 
-def test_blocks_that_differ_by_design_on_all_ranks_do_not_stand_out() -> None:
+def test_blocks_that_differ_by_design_do_not_stand_out() -> None:
     assert found_in(times((0, 5.0)), times((0, 5.0)), times((0, 5.0))).slow == ()
 
 
@@ -131,7 +131,7 @@ def test_ranks_without_peers_stand_alone() -> None:
     assert found.slow == ()
 
 
-def test_backward_that_one_rank_does_not_know_is_compared_by_nobody() -> None:
+def test_backward_unknown_to_one_rank_is_compared_by_nobody() -> None:
     half = times((4, 2.0))
     columns = (half.columns[0], (None,) * BLOCKS, half.columns[0], half.columns[0], half.columns[4])
     found = found_in(times(), times((4, 2.0), columns=columns, calls=2), times(), step_ns=80.0 * MS)

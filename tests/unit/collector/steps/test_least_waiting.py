@@ -50,6 +50,6 @@ def test_nobody_is_found_without_evidence(waits_ns: list[list[float]]) -> None:
     assert find_least_waiting(series_of(waits_ns)) is None
 
 
-def test_nobody_is_found_where_waiting_is_not_measured_or_there_is_no_other_rank() -> None:
+def test_nobody_waits_least_without_measurement_or_another_rank() -> None:
     assert find_least_waiting(series_of([[20.0, 3.0, 30.0]] * STEPS_MIN, is_measured=False)) is None
     assert find_least_waiting(series_of([[3.0]] * STEPS_MIN, (0,))) is None

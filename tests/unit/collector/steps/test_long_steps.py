@@ -61,7 +61,7 @@ def test_rank_that_others_wait_for_in_backward_is_the_owner() -> None:
     assert found == RareLongStep(LONG, 1, "forward", 200.0, 200.0, 400.0, 20.0, cpu_ns=7.0)
 
 
-def test_rank_that_others_wait_for_in_the_next_step_is_the_owner_once() -> None:
+def test_rank_awaited_in_the_next_step_is_the_owner_once() -> None:
     job = Job().add("other", 2, 300).add("backward", 0, 300, LONG + 1).add("backward", 1, 300, LONG + 1)
     assert owner_in(job) == (2, "other")
 
@@ -128,7 +128,7 @@ def test_noise_makes_no_long_step() -> None:
     assert seen_in(job.add("forward", 1, 20.0)) == ()
 
 
-def test_a_step_waits_for_the_steps_after_it_until_the_run_is_over() -> None:
+def test_step_waits_for_those_after_it_until_the_run_is_over() -> None:
     job, long_steps = Job(LONG + SIDE_STEPS).add("forward", 1, 90), LongSteps()
     long_steps.add(job.series(first_step=0))
     assert long_steps.read().steps == ()
@@ -147,7 +147,7 @@ def test_a_step_that_a_rank_lacks_waits_for_it_for_a_while() -> None:
     assert [(one.step, one.owner) for one in long_steps.read().steps] == [(LONG, UNKNOWN)]
 
 
-def test_rank_that_does_not_report_where_it_was_long_may_have_come_first() -> None:
+def test_rank_long_in_an_unreported_phase_may_have_come_first() -> None:
     job, long_steps = Job(ranks=2).add("data", 0, 90).add("forward", 1, 90), LongSteps()
     series = job.series(first_step=0)
     job.phases["data"][:, 0] = np.nan
@@ -162,7 +162,7 @@ def test_one_of_many_ranks_may_be_lacking() -> None:
 
 
 @pytest.mark.parametrize("phase", ["backward", "other"])
-def test_rank_that_was_ahead_after_the_step_before_waits_and_is_no_owner(phase: str) -> None:
+def test_rank_ahead_after_the_last_step_waits_and_is_no_owner(phase: str) -> None:
     # With FSDP rank 1 waits in forward for what rank 0 did at the end of the step before.
     job = Job(ranks=2).add(phase, 0, 300).add("forward", 1, 300, LONG + 1)
     assert {one.owner for one in seen_in(job)} <= {UNKNOWN, 0}
@@ -196,7 +196,7 @@ def test_phase_of_unknown_place_on_another_rank_may_come_first(phase: str) -> No
         (10.0, (200.0, 0.0), (UNKNOWN, "")),
     ],
 )
-def test_ranks_that_wait_for_their_devices_in_other_wait_for_the_owner(
+def test_ranks_awaiting_devices_in_other_wait_for_the_owner(
     usual_ms: float, held_ms: tuple[float, float], owner: tuple[int, str]
 ) -> None:
     job = Job().add("forward", 1, 200).add("other", 0, held_ms[0]).add("other", 2, held_ms[1])
@@ -205,9 +205,7 @@ def test_ranks_that_wait_for_their_devices_in_other_wait_for_the_owner(
 
 
 @pytest.mark.parametrize(("own_ms", "owner"), [((20, 220, 20), (1, "backward")), ((20, 220, 190), (UNKNOWN, ""))])
-def test_owner_is_the_rank_whose_own_time_is_longer_where_that_is_known(
-    own_ms: tuple[float, ...], owner: tuple[int, str]
-) -> None:
+def test_owner_is_the_rank_of_longer_own_time_where_known(own_ms: tuple[float, ...], owner: tuple[int, str]) -> None:
     job = Job().add("backward", 0, 200).add("backward", 1, 200).add("backward", 2, 200)
     series = job.series(first_step=0)
     own_ns = np.full_like(series.step_ns, 19.0)
@@ -218,7 +216,7 @@ def test_owner_is_the_rank_whose_own_time_is_longer_where_that_is_known(
     assert (found.owner, found.part) == owner
 
 
-def test_all_ranks_that_are_long_where_they_wait_for_their_devices_do_the_same() -> None:
+def test_ranks_all_long_where_they_await_devices_do_the_same() -> None:
     job = Job().add("other", 0, 200).add("other", 1, 200).add("other", 2, 200)
     job.phases["other"] += 9.0
     assert owner_in(job) == (EVERYBODY, "other")
@@ -229,14 +227,14 @@ def test_phase_of_the_user_is_owned_where_surely_the_others_wait() -> None:
     assert owner_in(Job(ranks=2).add("save", 0, 90).add("backward", 1, 90)) == (UNKNOWN, "")
 
 
-def test_stage_that_waits_in_forward_for_the_one_before_is_no_owner() -> None:
+def test_stage_waiting_in_forward_for_its_previous_is_no_owner() -> None:
     job, long_steps = Job().add("forward", 1, 90).add("backward", 0, 90), LongSteps()
     series = job.series(first_step=0)
     long_steps.add(replace(series, handover_ns=np.zeros_like(series.step_ns)))
     assert [one.owner for one in long_steps.read().steps] == [UNKNOWN]
 
 
-def test_time_of_steps_counts_a_wait_once_and_steps_that_were_not_seen() -> None:
+def test_time_of_steps_counts_each_wait_once_and_unseen_steps() -> None:
     job, long_steps = Job().add("other", 2, 300).add("backward", 0, 300, LONG + 1), LongSteps()
     long_steps.add(job.series(first_step=0), is_last=True)
     assert long_steps.read().total_ns == 2 * LONG * 20 + 300

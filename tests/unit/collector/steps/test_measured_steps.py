@@ -113,7 +113,7 @@ def test_phase_of_the_user_that_comes_later_took_no_time_before() -> None:
     assert mine[-1, 0] == 5
 
 
-def test_whole_series_has_the_steps_of_the_ring_before_those_that_are_judged() -> None:
+def test_whole_series_has_the_ring_steps_before_the_judged_ones() -> None:
     window = window_of(2, ring_steps=16)
     make(window, *range(30))
     assert read(window).steps.tolist() == list(range(22, 30))

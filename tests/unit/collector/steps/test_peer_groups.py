@@ -103,7 +103,7 @@ def test_ranks_that_do_not_take_part_are_not_peers() -> None:
     assert find_peers(1, dict.fromkeys(range(9), "a"), (1, 3, 5, 7)) == Peers((3, 5, 7), 3, do_same_work=True)
 
 
-def test_slow_ranks_of_a_small_group_are_left_out_of_the_others_comparison() -> None:
+def test_slow_ranks_of_a_small_group_are_no_peers_of_the_others() -> None:
     groups = find_peer_groups(range(4), {}).without({1})
     assert groups.of(0).peers_of(0).ranks == (2, 3)
     assert groups.of(1).peers_of(1).ranks == (0, 2, 3)
@@ -119,7 +119,7 @@ def test_slow_ranks_that_do_not_move_a_median_stay_in_it() -> None:
     assert groups.without(set(range(8))) is groups
 
 
-def test_many_slow_ranks_are_compared_with_the_others_at_any_size() -> None:
+def test_many_slow_ranks_are_compared_with_others_at_any_size() -> None:
     many = find_peer_groups(range(16_384), {}).without(set(range(8_000)))
     assert many.of(0).peers_of(0) == Peers(tuple(range(8_000, 16_384, 66)), 8_384, do_same_work=True, are_apart=True)
     assert many.of(8_000).peers_of(8_000).size == 8_383

@@ -89,7 +89,7 @@ def test_two_stages_of_a_rank_are_said_together() -> None:
     assert describe_pipeline(found)[1].startswith("stages 1, 2 set the pace: own time 82.0 ms per step")
 
 
-def test_schedule_without_formula_has_bubbles_and_the_bound_of_an_even_split() -> None:
+def test_schedule_without_formula_has_bubbles_and_even_bound() -> None:
     found = find_pipeline(series_of([[36.0, 18.0]] * STEPS_MIN), announce((0, 3), (1, 2), name="ScheduleZBVZeroBubble"))
     assert found is not None
     assert (found.ideal_ratio, found.pace) == (None, (1, 2))
@@ -106,7 +106,7 @@ def test_zero_bubble_counts_on_equal_parts_and_says_so() -> None:
     assert found.even_step_ns == pytest.approx(73 * MS), "whatever they last"
 
 
-def test_without_the_number_of_microbatches_there_is_no_ideal_and_that_is_said() -> None:
+def test_unknown_microbatch_number_gives_no_ideal_and_says_so() -> None:
     named = announce((0,), (1,), name="forward_backward_pipelining_without_interleaving")
     announced = {rank: msgspec.structs.replace(one, microbatches=0) for rank, one in named.items()}
     found = find_pipeline(series_of([[36.0, 18.0]] * STEPS_MIN), announced)

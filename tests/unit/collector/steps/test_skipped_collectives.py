@@ -118,7 +118,7 @@ def lag_through(*shifts_ns: tuple[int, int], behind: int = 1) -> list[dict[tuple
     return corrected
 
 
-def test_numbers_are_corrected_once_enough_steps_show_that_calls_of_one_place_meet() -> None:
+def test_numbers_are_corrected_once_enough_steps_show_the_match() -> None:
     # The distance between two calls varies by 40 ns, and that by place by 10: a quarter.
     steps = [(100, 0), (140, 10)] * (STEPS_MIN // 2)
     corrected = lag_through(*steps, (100, 0))
@@ -144,11 +144,11 @@ def test_waits_are_known_again_with_the_numbers_corrected() -> None:
 
 
 @pytest.mark.parametrize("unlike", [(140, 11), (100, 0)])
-def test_ends_that_vary_as_much_by_place_or_not_at_all_show_nothing(unlike: tuple[int, int]) -> None:
+def test_ends_varying_as_much_by_place_or_never_show_nothing(unlike: tuple[int, int]) -> None:
     assert lag_through(*[(100, 0), unlike] * STEPS_MIN)[-1] == {}
 
 
-def test_lag_that_changes_or_has_a_step_without_ends_is_shown_anew() -> None:
+def test_lag_is_shown_anew_after_a_change_or_step_without_ends() -> None:
     usual, lags = ended([10, 25], 7), Lags()
     mine = {number: step_of({0: usual, 1: ended([110, 125], number), 2: usual}) for number in (5, 6)}
     ends = find_ends(mine[6], find_lags(mine[6]))

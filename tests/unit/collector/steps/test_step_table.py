@@ -146,7 +146,7 @@ def test_waiting_is_known_once_every_rank_has_told_of_the_step() -> None:
     assert own_times(window, 0, 1) == [[70, 100]]
 
 
-def test_own_time_is_not_known_where_a_rank_waited_for_longer_than_its_step() -> None:
+def test_own_time_is_unknown_where_a_rank_waited_over_its_step() -> None:
     # Rank 0 waited 107 ns in steps of 100: it was in the collectives of another step, too. One of 0.5 ns is rounding.
     window = window_of(2, steps=1)
     reduce_all(window, 0, 127, 0)
@@ -495,7 +495,7 @@ def wait_caused(window: StepTable) -> list[list[float | None]]:
     return [[None if np.isnan(value) else value for value in row] for row in found.tolist()]
 
 
-def test_one_completed_step_is_attributed_in_rotation_where_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_attribution_takes_one_completed_step_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_table, "OPERATIONS_AT_ONCE", 0)
     window = window_of(2, steps=4)
     reduce_all(window, 0, 50, 0, 1, 2, 3)
@@ -517,7 +517,7 @@ def test_steps_that_take_little_are_attributed_together() -> None:
 
 
 @pytest.mark.parametrize(("members", "caused", "untraced"), [(2, [0, 40], 0), (3, [0, 0, 0], 80)])
-def test_wait_in_a_broadcast_is_charged_where_there_is_one_other_only(
+def test_broadcast_wait_is_charged_if_there_is_one_other_only(
     members: int, caused: list[float], untraced: float
 ) -> None:
     window = window_of(members, steps=1)
@@ -535,7 +535,7 @@ def test_wait_in_a_broadcast_is_charged_where_there_is_one_other_only(
 
 
 @pytest.mark.parametrize(("late_ns", "caused"), [(0, 40), (20, 60)], ids=["at once", "one beginning amid the other"])
-def test_waits_of_one_rank_in_operations_at_once_are_charged_once(late_ns: int, caused: int) -> None:
+def test_waits_of_a_rank_in_concurrent_operations_count_once(late_ns: int, caused: int) -> None:
     """Rank 0 starts two buckets, the second later; rank 1 comes 40 later to each, and both last 10."""
     window = window_of(2, steps=1)
     for rank, duration_ns in ((0, 50), (1, 10)):

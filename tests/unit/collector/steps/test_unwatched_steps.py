@@ -58,7 +58,7 @@ TAUGHT = {2: (3, "data"), 7: (1, "forward")}
 
 @pytest.mark.parametrize("waits_in", ["other", "optimizer", "backward"])
 @pytest.mark.parametrize("phase", ["data", "forward"])
-def test_step_of_a_late_rank_is_known_by_what_measured_steps_taught(waits_in: str, phase: str) -> None:
+def test_step_of_a_late_rank_is_known_from_measured_steps(waits_in: str, phase: str) -> None:
     steps = Steps(40, 12, {**TAUGHT, 25: (2, phase)}, waits_in=waits_in)
     filled = steps.fill()
     assert np.isfinite(filled).all()
@@ -72,7 +72,7 @@ def test_nothing_is_taught_while_ranks_have_not_waited() -> None:
 
 
 @pytest.mark.parametrize("waits_in", ["other", "optimizer", "backward"])
-def test_rank_that_is_late_in_all_measured_steps_teaches_where_the_others_wait(waits_in: str) -> None:
+def test_always_late_rank_teaches_where_the_others_wait(waits_in: str) -> None:
     # Its device is as noisy as each other's: from step to step the waits vary by that.
     on_device_ms = np.random.default_rng(5).normal(0, 3.0, (40, RANKS))
     late_in = dict.fromkeys(range(30), (2, "data"))
@@ -82,7 +82,7 @@ def test_rank_that_is_late_in_all_measured_steps_teaches_where_the_others_wait(w
     assert filled[:30] == pytest.approx(steps.own_ms[:30], abs=12.0)
 
 
-def test_rank_that_waits_in_another_phase_than_all_others_works_no_longer_than_is_known_of_it() -> None:
+def test_rank_waiting_in_another_phase_works_no_longer_than_seen() -> None:
     # As in a tree of gloo's broadcast: rank 0 has what it needs early, and waits in backward for the late rank 2.
     steps = Steps(40, 12, dict.fromkeys(range(4, 40), (2, "data")), waits_in="forward")
     waits_ms = np.where(np.arange(40) < 4, 0.0, LATE_MS)
@@ -95,7 +95,7 @@ def test_rank_that_waits_in_another_phase_than_all_others_works_no_longer_than_i
     assert filled == pytest.approx(steps.own_ms, abs=5.0)
 
 
-def test_nothing_is_known_once_the_last_measured_steps_show_a_rank_to_wait_elsewhere() -> None:
+def test_nothing_is_known_once_a_rank_is_seen_to_wait_elsewhere() -> None:
     # The others learn to wait in `other`; rank 0 waits in backward from step 20 on.
     late_in = TAUGHT | dict.fromkeys(range(20, 40), (2, "data"))
     steps = Steps(40, 20 + MEASURED_MIN, late_in)
@@ -110,7 +110,7 @@ def test_few_measured_steps_teach_nothing() -> None:
     assert np.isfinite(Steps(40, MEASURED_MIN, late).fill()).all()
 
 
-def test_rank_that_is_late_in_the_phase_with_waits_leaves_the_step_unknown() -> None:
+def test_rank_late_in_the_waiting_phase_leaves_the_step_unknown() -> None:
     steps = Steps(40, 12, {**TAUGHT, 25: (2, "other")})
     filled = steps.fill()
     assert np.isnan(filled[25]).all()
@@ -143,7 +143,7 @@ def test_all_measured_steps_stay_as_they_are() -> None:
     assert steps.fill() == pytest.approx(steps.own_ms)
 
 
-def test_rank_that_waits_in_a_distributed_save_has_no_more_own_time() -> None:
+def test_wait_in_a_distributed_save_adds_no_own_time() -> None:
     steps = Steps(40, 12, TAUGHT)
     steps.phases_ms["checkpoint_wait"] = np.zeros((40, RANKS))
     steps.phases_ms["checkpoint"] = np.zeros((40, RANKS))

@@ -117,7 +117,7 @@ def test_operation_behind_another_is_late_with_it() -> None:
     assert caused_ms(found) == [100, 0, 0, 0]
 
 
-def test_operation_that_began_before_a_wait_was_over_is_not_late_with_it() -> None:
+def test_operation_begun_before_a_wait_ended_is_not_late_with_it() -> None:
     # Rank 0 waits 50 for rank 2; both then take 10 and a bit, and again. Rank 1 begins both operations at once.
     found = blame_of(
         [Call(DP_02, 10, 52), Call("world", 72, 1), Call("world", 82, 1)],
@@ -183,7 +183,7 @@ def not_traced_ms(found: WaitAttribution) -> list[float]:
     return [waited_ns / MS for waited_ns in found.not_traced_ns.tolist()]
 
 
-def test_root_that_waits_for_a_late_receiver_passes_its_lateness_on() -> None:
+def test_root_awaiting_a_late_receiver_passes_lateness_on() -> None:
     # As in DDP with a buffer: rank 0 sends, rank 2 comes 60 late; rank 1 has its data at once, and waits later.
     found = blame_of(
         [broadcast(0, 62), Call("world", 72, 3)],
@@ -233,7 +233,7 @@ def test_wait_that_ended_with_nobodys_arrival_is_not_traced() -> None:
     assert (caused_ms(found), not_traced_ms(found)) == ([0, 0, 0], [90, 0, 0])
 
 
-def test_without_an_operation_that_all_leave_together_arrivals_are_not_compared() -> None:
+def test_arrivals_need_an_operation_that_all_leave_together() -> None:
     found = blame_of([broadcast(0, 62)], [broadcast(0, 2)], [broadcast(60, 2)])
     assert (caused_ms(found), not_traced_ms(found)) == ([0, 0, 0], [60, 0, 0])
 

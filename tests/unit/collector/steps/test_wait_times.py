@@ -122,7 +122,7 @@ def test_transfer_is_kept_where_a_rank_reports_no_exposure() -> None:
     assert not split_waits(step_of({0: told, 1: told}), {"world": 2}).is_transfer_kept
 
 
-def test_without_point_to_point_operations_nothing_is_told_of_them() -> None:
+def test_nothing_is_told_of_point_to_point_without_any() -> None:
     assert split_waits(step_of({0: calls(("all_reduce", 1, 0, 5))}), {"world": 1}).handover_ns is None
 
 
@@ -163,7 +163,7 @@ def test_exposed_part_of_operations_at_once_is_counted_once() -> None:
     assert split(both).exposed_ns == {0: 110 - 70}
 
 
-def test_transfer_of_a_host_stays_in_though_its_exposure_is_reported() -> None:
+def test_transfer_of_a_host_stays_in_despite_reported_exposure() -> None:
     # Rank 0 waits from 0 to 80, and was at work up to 30; the transfer takes 20.
     by_rank = {
         0: calls(("all_reduce", 1, 0, 100))._replace(exposed_ns=np.array([70])),

@@ -126,7 +126,7 @@ def test_store_of_an_earlier_version_has_none(path: Path) -> None:
         assert read_last_preflights(path) == {}
 
 
-def test_outcomes_wait_for_a_slow_transaction_of_the_store_thread(
+def test_outcomes_wait_for_a_slow_transaction_of_the_store(
     database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflights, "BUSY_S", 60.0)  # however busy this machine is

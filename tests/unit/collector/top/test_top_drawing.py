@@ -211,7 +211,7 @@ def test_widest_terminal_also_has_steps_waits_and_mfu() -> None:
     assert lines_of(Board(), shown, 200)[3].split()[10:13] == ["41", "7.0", "40"]
 
 
-def test_unknown_numbers_of_a_gpu_are_dashes_and_none_makes_no_columns() -> None:
+def test_unknown_gpu_numbers_are_dashes_and_no_gpu_no_columns() -> None:
     unknown = line(0, gpu=Gpu(memory_used_bytes=2**30))
     assert lines_of(Board(), view((unknown,)), 140)[3].split()[5:10] == ["-", "1.0", "-", "-", "-"]
     assert "util" not in lines_of(Board(shows_gpus=True), view((line(0),)), 140)[2]

@@ -73,7 +73,7 @@ def test_member_that_was_sent_the_most_is_named(tmp_path: Path) -> None:
     assert (first.split_count, first.peer_rank, first.peer_bytes, first.peer_ratio) == (2, 1, 400, 2.5)
 
 
-def test_calls_in_which_one_receives_most_above_the_median_come_first(tmp_path: Path) -> None:
+def test_calls_of_one_receiving_most_above_the_median_come_first(tmp_path: Path) -> None:
     found = sums_of(tmp_path, EVEN, UNEVEN)
     assert [call.sequence for call in found.calls] == [1, 0]
     call = found.calls[0]
@@ -94,7 +94,7 @@ def test_member_of_an_unknown_group_has_no_rank(tmp_path: Path) -> None:
     assert (first.peer_rank, first.peer_bytes) == (None, 300)
 
 
-def test_rank_that_receives_where_the_median_has_nothing_has_no_ratio(tmp_path: Path) -> None:
+def test_rank_receiving_where_the_median_has_none_has_no_ratio(tmp_path: Path) -> None:
     found = sums_of(tmp_path, ((0, 4, 0), (0, 4, 0), (0, 4, 0)))
     assert [row.received_ratio for row in found.ranks] == [None, None, None]
     assert (found.calls[0].received_most_bytes, found.calls[0].received_ratio) == (240, None)

@@ -55,7 +55,7 @@ def test_each_allocation_has_operator_step_size_and_lifetime(tmp_path: Path) -> 
     assert (first.end, second.end, third.bytes) == ("freed", "held", 16)
 
 
-def test_memory_from_before_the_trace_has_a_row_where_it_is_freed(tmp_path: Path) -> None:
+def test_memory_older_than_the_trace_has_a_row_where_it_is_freed(tmp_path: Path) -> None:
     row = rows_of(tmp_path, *KNOWN)[2]
     assert (row.operator, row.module, row.step, row.allocated_ns, row.lifetime_ns) == (None,) * 5
     assert (row.bytes, row.freed_ns, row.end) == (16, 60_000, "freed")

@@ -57,7 +57,7 @@ def test_calls_are_matched_in_their_order_with_their_own_times(tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_calls_that_are_new_and_gone_are_told_with_what_they_call(tmp_path: Path) -> None:
+def test_new_and_gone_calls_are_told_with_what_they_call(tmp_path: Path) -> None:
     there = step_of(1, ("aten::mm", 0, 50), ("aten::gelu", 60, 40), ("aten::tanh", 70, 10), ("aten::mm", 200, 50))
     here = step_of(1, ("aten::mm", 0, 50), ("aten::relu", 60, 10), ("aten::mm", 200, 50), ("aten::mm", 300, 50))
     found = matched(tmp_path, here, there)
@@ -93,7 +93,7 @@ def test_step_of_median_difference_is_matched(tmp_path: Path) -> None:
     assert {(row.step, row.against_step) for row in found.rows} == {(3, 3)}
 
 
-def test_steps_without_a_common_number_are_matched_by_their_order(tmp_path: Path) -> None:
+def test_steps_without_a_common_number_are_matched_in_order(tmp_path: Path) -> None:
     found = matched(tmp_path, step_of(7, *LINEAR), step_of(2, *LINEAR))
     assert {(row.step, row.against_step) for row in found.rows} == {(7, 2)}
 
@@ -149,7 +149,7 @@ def test_calls_without_another_side_are_refused(tmp_path: Path) -> None:
         analyze(write(tmp_path, "here", *step_of(1, *LINEAR)), calls=True)
 
 
-def test_tables_have_the_time_where_the_call_is_and_the_difference(tmp_path: Path) -> None:
+def test_tables_have_time_at_the_call_and_the_difference(tmp_path: Path) -> None:
     here = write(tmp_path, "here", *step_of(1, ("aten::mm", 0, 60), ("aten::relu", 100, 10)))
     there = write(tmp_path, "there", *step_of(1, ("aten::mm", 0, 100), ("aten::gelu", 100, 30)))
     sections = build_sections(analyze(here, against=there, calls=True), 20)

@@ -145,9 +145,7 @@ def test_path_is_held_against_the_work_of_the_device(stretches: list[tuple[str, 
     assert found == said if said is None else str(found).startswith(said)
 
 
-def test_path_that_contradicts_the_device_is_left_out_with_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_contradicting_the_device_is_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follow = Walk.follow
     monkeypatch.setattr(Walk, "follow", lambda walk, key, bounds: follow(walk, key, bounds)[1:])
     path = path_of(tmp_path, WAITS)
@@ -352,7 +350,7 @@ def cpu_rank(work_us: int) -> list[Event]:
     ]
 
 
-def test_on_a_cpu_the_host_waits_where_a_collective_ends_and_nothing_computes(tmp_path: Path) -> None:
+def test_cpu_path_has_host_and_communication_but_no_compute(tmp_path: Path) -> None:
     path = path_of(tmp_path, cpu_rank(30), cpu_rank(90))
     (step,) = path.steps
     assert (times_us(step), step.rank_ns) == ({"host": 110, "communication": 10}, {"0": 30_000, "1": 90_000})
@@ -378,7 +376,7 @@ def test_command_prints_the_path_and_writes_it(tmp_path: Path, capsys: pytest.Ca
     assert "Critical path of the steps" in page.read_text()
 
 
-def test_traces_without_work_have_a_reason_and_a_note_in_whole_sentences(
+def test_traces_without_work_have_a_reason_and_note_in_sentences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path_of(tmp_path, [STEP], [STEP])

@@ -56,7 +56,7 @@ def test_counters_are_summed_by_kernel_and_operator(tmp_path: Path) -> None:
     }
 
 
-def test_ranges_that_are_not_one_for_each_launch_have_no_operator(tmp_path: Path) -> None:
+def test_ranges_that_do_not_match_launches_have_no_operator(tmp_path: Path) -> None:
     rank = rank_of(tmp_path, *HOST, *RANGES[:3])
     assert {row.operator for row in rank.hardware_counters} == {None}
     assert (
@@ -147,7 +147,7 @@ def test_table_is_cut_to_the_largest_and_says_so(tmp_path: Path) -> None:
     assert found.left_out == 6 - COUNTER_KERNELS_MIN
 
 
-def test_common_start_of_the_counters_stands_once_above_the_table(tmp_path: Path) -> None:
+def test_common_prefix_of_counters_stands_once_above_the_table(tmp_path: Path) -> None:
     rank_of(tmp_path, counted("a", 0, smsp__inst_executed_add=1, smsp__inst_executed_mul=2))
     found = table_of(tmp_path)
     assert [row[0].text for row in found.rows] == ["...add", "...mul"]

@@ -39,7 +39,7 @@ def test_gap_before_work_launched_earlier_waits_on_the_device() -> None:
     assert kinds(stream) == (0, 3_000, 0)
 
 
-def test_launch_at_the_moment_the_stream_became_idle_is_the_host_s() -> None:
+def test_launch_just_as_the_stream_idles_counts_to_the_host() -> None:
     _, stream = idle_of(
         launch(0, 1), kernel("a", 5, 5, correlation=1), launch(10, 2), kernel("b", 13, 5, correlation=2)
     )

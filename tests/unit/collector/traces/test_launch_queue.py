@@ -33,7 +33,7 @@ def work(*called_start_length_us: tuple[int, int, int], device: int = 0, first: 
 KNOWN = (step(1, 0, 100), step(2, 100, 100), *work((10, 40, 20), (20, 60, 20), (30, 110, 30), (150, 160, 10)))
 
 
-def test_delay_is_from_the_call_to_the_start_by_step_of_the_launch() -> None:
+def test_delay_is_from_call_to_start_by_step_of_the_launch() -> None:
     # Step 1: 30, 40 and 80 us; step 2: 10 us.
     whole, first, second = queues_of(*KNOWN)
     assert [(row.step, row.launch_count) for row in (whole, first, second)] == [(None, 4), (1, 3), (2, 1)]
@@ -60,7 +60,7 @@ def test_device_is_starved_when_all_that_was_launched_has_ended() -> None:
     assert [row.starved_ns for row in (whole, first, second)] == [50_000, 10_000, 40_000]
 
 
-def test_queue_of_a_stream_is_full_from_the_last_launch_it_holds_on() -> None:
+def test_stream_queue_is_full_from_the_last_launch_it_can_hold() -> None:
     # A launch each us from 0 on: the 1,024th waits from 1,023 us on. A start each us from 2,000 on: when the 77th of
     # 1,100 starts, at 2,076 us, 1,023 wait.
     calls = [(one, 2_000 + one, 1) for one in range(1_100)]

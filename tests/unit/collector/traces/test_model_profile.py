@@ -125,7 +125,7 @@ def test_resnet_on_a_gpu_has_the_operations_of_its_layers() -> None:
     assert phases(rows["ResNet_0"]) == phases(found)
 
 
-def test_products_of_libraries_for_gpus_have_the_operations_of_their_shapes() -> None:
+def test_gpu_library_products_have_operations_of_their_shapes() -> None:
     found = profile_of(TRACES / "h200" / "products.json.gz")
     attention, convolution = 4 * 4 * 8 * 512 * 512 * 64, 2 * 8 * 32 * 32 * 32 * (16 // 4) * 9
     lstm, linear = 2 * 8 * 20 * 4 * 256 * (128 + 256), 2 * 64 * 1024 * 1024
@@ -200,7 +200,7 @@ def test_on_a_device_only_products_with_a_kernel_count(tmp_path: Path) -> None:
     assert not found.is_upper_bound
 
 
-def test_utilization_is_the_time_at_the_peak_over_that_of_the_steps(tmp_path: Path) -> None:
+def test_utilization_is_time_at_peak_over_time_of_the_steps(tmp_path: Path) -> None:
     found = profile_of(write(tmp_path, *STEP))
     # From the first kernel at 1,100 us to the end of the last at 1,420 us. The A100's fp32: 19.5 TFLOP/s.
     assert (found.window_ns, found.step_count) == (320_000, None)
@@ -277,13 +277,13 @@ def test_outer_product_with_another_inside_does_not_count(tmp_path: Path) -> Non
     assert profile_of(write(tmp_path, outer, product("aten::mm", 10), note=1)).executed_flops == 2 * MILLION
 
 
-def test_trace_without_numbers_of_autograd_says_that_it_has_no_recomputation(tmp_path: Path) -> None:
+def test_recomputation_is_not_told_without_autograd_numbers(tmp_path: Path) -> None:
     engine = event("cpu_op", "MmBackward", 100, 80, tid=2)
     found = profile_of(write(tmp_path, product("aten::mm", 0), engine, product("aten::mm", 110, tid=2), note=1))
     assert (phases(found), found.notes) == ((2 * MILLION, 0, 2 * MILLION), [NO_NUMBERS])
 
 
-def test_operators_with_much_of_the_time_and_no_formula_are_named(tmp_path: Path) -> None:
+def test_costly_operators_without_a_formula_are_named(tmp_path: Path) -> None:
     events = (
         product("aten::mm", 0), *on_device(1, 1, 50),
         event("cpu_op", "mylib::attention", 20, 8), *on_device(21, 2, 30),
@@ -449,7 +449,7 @@ def test_parameters_are_those_that_a_capture_has_counted(tmp_path: Path) -> None
     assert [row[-1].text for row in tables["flops_modules"].rows] == ["90", "40"]
 
 
-def test_modules_are_named_by_their_attributes_where_a_capture_says_them(tmp_path: Path) -> None:
+def test_modules_are_named_by_attribute_where_a_capture_has_it(tmp_path: Path) -> None:
     spans = (*SPANS, ("nn.Module: Linear_1", 20, 60))
     notes = {"paths": {"Net_0": "", "Linear_0": "layers.1", "Linear_1": "layers.1.mlp.0"}}
     path = record_modules(tmp_path / "trace.json", notes, spans)
@@ -470,7 +470,7 @@ def test_without_counts_there_is_no_column_of_parameters(notes: Any, tmp_path: P
     assert "parameters" not in [column.head for column in tables["flops_modules"].columns]
 
 
-def test_frames_have_the_counts_where_their_names_are_those_of_the_marked_ranges(tmp_path: Path) -> None:
+def test_frames_have_counts_where_named_like_the_marked_ranges(tmp_path: Path) -> None:
     assert parameters_of(record_modules(tmp_path / "same.json", NOTES, frames=SPANS)) == COUNTS
     other = (SPANS[0], ("nn.Module: Linear_1", 10, 80))
     found = parameters_of(record_modules(tmp_path / "other.json", NOTES, frames=other))

@@ -61,7 +61,7 @@ def rows_of(folder: Path, *events: Event) -> dict[str, ModuleRow]:
     return {row.path or row.name: row for row in rank_of(folder, *events).modules or ()}
 
 
-def test_ranges_that_a_capture_marks_are_modules_and_no_user_ranges(tmp_path: Path) -> None:
+def test_ranges_marked_by_a_capture_are_modules_not_user_ranges(tmp_path: Path) -> None:
     framed, marked = rank_of(tmp_path, *KNOWN), rank_of(tmp_path, *mark(KNOWN))
     assert marked.modules == framed.modules
     assert (marked.user_ranges, marked.warnings) == (framed.user_ranges, framed.warnings)
@@ -78,7 +78,7 @@ REPEATED = (
 )  # fmt: skip
 
 
-def test_forward_repeated_in_the_backward_belongs_where_the_instance_is_called(tmp_path: Path) -> None:
+def test_forward_repeated_in_backward_belongs_to_its_call_site(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, *mark(REPEATED))
     assert {path: (row.count, row.depth) for path, row in rows.items()} == {
         "Net_0": (1, 0), "Net_0/Linear_0": (2, 1), "Net_0/Linear_0/ReLU_0": (1, 2),
@@ -89,15 +89,13 @@ def test_forward_repeated_in_the_backward_belongs_where_the_instance_is_called(t
 
 
 @pytest.mark.parametrize("elsewhere", [(), (module("Other_0", 120, 40), module("Linear_0", 130, 20))])
-def test_repeated_forward_of_an_instance_with_no_single_caller_is_a_root(
-    tmp_path: Path, elsewhere: tuple[Event, ...]
-) -> None:
+def test_repeated_forward_without_a_single_caller_is_a_root(tmp_path: Path, elsewhere: tuple[Event, ...]) -> None:
     first = () if not elsewhere else REPEATED[:2]
     rows = rows_of(tmp_path, *mark((*first, *elsewhere, *REPEATED[5:8], module("Net_0", 500, 1))))
     assert (rows["Linear_0"].count, rows["Linear_0"].depth) == (1, 0)
 
 
-def test_trace_with_frames_and_ranges_of_modules_counts_each_call_once(tmp_path: Path) -> None:
+def test_trace_with_module_frames_and_ranges_counts_calls_once(tmp_path: Path) -> None:
     ranges = [one for one in mark(KNOWN) if one["cat"] == "user_annotation"]
     assert rank_of(tmp_path, *KNOWN, *ranges).modules == rank_of(tmp_path, *KNOWN).modules
 
@@ -142,7 +140,7 @@ def test_operators_are_counted_where_a_forward_calls_them(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_operators_of_a_repeated_forward_count_as_those_of_a_call(tmp_path: Path) -> None:
+def test_repeated_forwards_operators_count_as_those_of_a_call(tmp_path: Path) -> None:
     again = forward("aten::mm", 312, 2, 12, tid=2)
     rows = rows_of(tmp_path, *mark(REPEATED), again)
     assert (rows["Net_0/Linear_0"].operator_self_count, rows["Net_0"].operator_count) == (2, 2)

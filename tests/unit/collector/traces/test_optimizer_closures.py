@@ -78,9 +78,7 @@ def train_with_accelerate(path: Path) -> None:
 
 
 @pytest.mark.parametrize("train", [train_with_lightning, train_with_accelerate])
-def test_closures_of_frameworks_are_forward_backward_and_optimizer(
-    tmp_path: Path, train: Callable[[Path], None]
-) -> None:
+def test_framework_closures_are_forward_backward_and_optimizer(tmp_path: Path, train: Callable[[Path], None]) -> None:
     path = tmp_path / "rank0.json"
     train(path)
     (rank,) = analyze(str(path)).ranks

@@ -81,7 +81,7 @@ LARGE = 2 << 20
 """8 MiB in two steps are 4 MiB a step."""
 
 
-def test_large_collectives_over_gloo_are_named_with_their_exposed_time(tmp_path: Path) -> None:
+def test_large_gloo_collectives_are_named_with_exposed_time(tmp_path: Path) -> None:
     # From 300 to 900, of which the device works until 400: 500 of the 2,000 us.
     found = advice_of(report_of(tmp_path, *STEPS, *WORK, gloo(300, 600, LARGE)), "gloo_beside_devices")
     assert found is not None
@@ -114,7 +114,7 @@ def test_gradients_over_gloo_are_named_without_sizes(tmp_path: Path) -> None:
         [DDP, gloo(300, 600, 1_000), kernel("ncclDevKernel_AllReduce", 400, 5, stream=20)],
     ],
 )
-def test_control_hidden_and_late_collectives_over_gloo_are_normal(tmp_path: Path, events: list[Event]) -> None:
+def test_control_hidden_and_late_gloo_collectives_are_normal(tmp_path: Path, events: list[Event]) -> None:
     report = report_of(tmp_path, *STEPS, *WORK, *events)
     assert advice_of(report, "gloo_beside_devices") is None
     assert reason_of(report, "gloo_beside_devices") is None

@@ -109,7 +109,7 @@ def test_work_and_bubble_are_those_of_the_schedule(schedule: str, backend: str, 
     assert (staged.is_interleaved, staged.unpaired_count) == (schedule == "interleaved", 0)
 
 
-def test_last_stage_waits_for_the_first_forward_and_the_last_backward(tmp_path: Path) -> None:
+def test_last_stage_waits_for_first_forward_and_last_backward(tmp_path: Path) -> None:
     report, _ = analyzed(tmp_path, Job("1F1B", 4, 8))
     last = stages_of(report).stages[-1]
     assert last.warm_up_ns is not None
@@ -162,7 +162,7 @@ def test_missing_stage_is_named_and_no_rank_is_accused(
     assert not {"serial_communication", "communication_bound"} & {one.key for one in report.advice}
 
 
-def test_rank_of_a_pipeline_alone_is_not_judged_by_its_exposed_communication(tmp_path: Path) -> None:
+def test_lone_pipeline_rank_abstains_on_exposed_communication(tmp_path: Path) -> None:
     write_traces(tmp_path, Job("1F1B", 4, 8), backend="nccl")
     report = analyze(str(tmp_path / "rank3.json"))
     (reason,) = {one.reason for one in report.abstained if one.key == "serial_communication"}
@@ -189,7 +189,7 @@ def imbalance_of(report: TraceReport) -> list[tuple[Sequence[int], str]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_unequal_compute_of_equal_kernels_is_told_without_messages(backend: str, tmp_path: Path) -> None:
+def test_unequal_compute_of_equal_kernels_needs_no_messages(backend: str, tmp_path: Path) -> None:
     report, _ = analyzed(tmp_path, Job("1F1B", 4, 8, {1: 1.6}), backend=backend, with_peers=False)
     # 1.6 over the mean of 1, 1.6, 1 and 1.
     kernels = "operators" if backend == "gloo" else "kernels"
@@ -214,7 +214,7 @@ def halves_of(event: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**event, "dur": half_us}, {**event, "dur": half_us, "ts": event["ts"] + half_us}]
 
 
-def test_stages_with_other_kernels_are_not_compared_without_messages(tmp_path: Path) -> None:
+def test_stages_with_other_kernels_need_messages_to_be_compared(tmp_path: Path) -> None:
     write_traces(tmp_path, Job("1F1B", 4, 8, {1: 1.6}), backend="gloo", with_peers=False)
     path = tmp_path / "rank1.json"
     found = json.loads(path.read_text())

@@ -47,7 +47,7 @@ EVENTS = [
 ]  # fmt: skip
 
 
-def test_ranges_have_the_kernels_launched_inside_also_in_ranges_inside() -> None:
+def test_ranges_have_kernels_launched_inside_and_in_inner_ranges() -> None:
     assert counted(rows_of(*EVENTS)) == {
         ("outer", "b"): (1, 7, 0), ("outer", "a"): (1, 5, 5), ("inner", "b"): (2, 10, 10),
         (None, "c"): (1, 9, 9), (None, "d"): (1, 1, 1),
@@ -64,7 +64,7 @@ def test_range_with_the_most_is_first_and_no_range_last() -> None:
     assert (inner.mean_ns, inner.min_ns, inner.max_ns, inner.own_count) == (5_000, 3_000, 7_000, 2)
 
 
-def test_ranges_of_one_name_inside_each_other_count_their_work_once() -> None:
+def test_nested_ranges_of_one_name_count_their_work_once() -> None:
     # Recursion with another range between: a > b > a launches k (4 us) in the innermost.
     around = [annotation("a", 0, 30), annotation("b", 1, 20), annotation("a", 2, 10)]
     events = [*around, launch(3, 1), kernel("k", 50, 4, correlation=1)]
@@ -73,7 +73,7 @@ def test_ranges_of_one_name_inside_each_other_count_their_work_once() -> None:
     assert by_name == {"a": 4_000, "b": 4_000}
 
 
-def test_range_on_autograds_thread_is_inside_that_around_the_backward() -> None:
+def test_range_on_autograds_thread_is_inside_the_backward_range() -> None:
     # As FSDP marks its hooks: "post" on the engine's thread, inside of "backward" on that of the steps.
     engine = event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 12, 6, tid=2)
     around = [annotation("ProfilerStep#3", 0, 30), annotation("backward", 10, 10), annotation("post", 13, 3, tid=2)]
@@ -143,7 +143,7 @@ def test_more_kinds_of_work_than_can_be_told_apart_are_refused(tmp_path: Path, m
 # -- of the profiler's own ranges on the device -----------------------------------------------------------------------
 
 
-def test_ranges_on_the_device_have_number_least_most_and_deviation(tmp_path: Path) -> None:
+def test_device_ranges_have_number_least_most_and_deviation(tmp_path: Path) -> None:
     on_device = [event("gpu_user_annotation", "mine", *one) for one in ((20, 3), (30, 7))]
     report = report_of(tmp_path, annotation("mine", 0, 5), annotation("mine", 8, 1), *on_device, kernel("k", 21, 1))
     (row,) = report.ranks[0].user_ranges
@@ -155,7 +155,7 @@ def test_ranges_on_the_device_have_number_least_most_and_deviation(tmp_path: Pat
     assert [cell.text for cell in section.rows[0]][7:11] == ["0.010", "5.0", "7.0", "3.0"]
 
 
-def test_range_that_is_several_on_the_device_has_no_most_of_a_call(tmp_path: Path) -> None:
+def test_range_that_is_several_on_the_device_has_no_call_maximum(tmp_path: Path) -> None:
     on_device = [event("gpu_user_annotation", "mine", *one) for one in ((20, 3), (30, 7))]
     report = report_of(tmp_path, annotation("mine", 0, 5), *on_device, kernel("k", 21, 1))
     (section,) = [one for one in build_sorted_sections(report, 5, "gpu_total") if one.key == "sorted_ranges"]
@@ -262,9 +262,7 @@ def test_bandwidth_has_least_quantiles_and_most(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "expected"), [(0.625, 0.625e9), (0, 1e9), (-1, 1e9), ("fast", 1e9), (None, 1e9), (1e300, 1e9)]
 )
-def test_bandwidth_is_what_the_profiler_wrote_before_it_rounded_the_time(
-    tmp_path: Path, written: Any, expected: float
-) -> None:
+def test_bandwidth_is_as_written_before_the_time_was_rounded(tmp_path: Path, written: Any, expected: float) -> None:
     report = report_of(tmp_path, copy("Memcpy HtoD", 10, 1, bytes=1_000, **{"memory bandwidth (GB/s)": written}))
     assert report.ranks[0].copies[0].bandwidth_median_bytes_per_s == expected
 

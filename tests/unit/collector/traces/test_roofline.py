@@ -148,7 +148,7 @@ def test_peaks_are_dense_and_by_type(device: str, bf16: float | None) -> None:
 
 @pytest.mark.parametrize("device", ["NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H20", "NVIDIA GeForce RTX 4090",
                                     "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])  # fmt: skip
-def test_devices_of_which_sources_disagree_and_parts_of_devices_have_no_peaks(device: str) -> None:
+def test_disputed_devices_and_parts_of_devices_have_no_peaks(device: str) -> None:
     assert find_peaks(device) is None
 
 

@@ -119,7 +119,7 @@ def test_one_clock_needs_no_step_numbers() -> None:
     assert refusal(*(record(rank, REGULAR, 0, 12, numbered=False) for rank in (0, 1))) == ""
 
 
-def test_one_collective_apart_within_the_limit_of_the_ends_is_seen_on_one_clock() -> None:
+def test_collective_apart_within_the_limit_is_seen_on_one_clock() -> None:
     dense = Job([NOW_NS + place * MS for place in range(40)], [0] * 40)  # 1 ms apart, 2 ms are allowed
     first, other = record(0, dense, 0, 20, numbered=False), record(1, dense, 1, 21, numbered=False)
     assert "end closest together when those of one rank are shifted by 1:" in refusal(first, other)

@@ -223,7 +223,7 @@ def test_template_that_would_make_no_links_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_terminal_keeps_the_line_of_a_place_and_shortens_names_first(tmp_path: Path) -> None:
+def test_terminal_keeps_the_line_of_a_place_and_cuts_names_first(tmp_path: Path) -> None:
     long = "void at::native::" + "a_long_name_" * 12
     called = [frame("a/rather/deep/folder/with/more/of/them/model.py(120): forward", 0, 9), launch(1, 1)]
     rank_of(tmp_path, *called, kernel(long, 20, 5, correlation=1))

@@ -271,7 +271,7 @@ def test_mean_is_over_the_steps_of_all_ranks(tmp_path: Path) -> None:
     assert (found.ranks, found.steps, found.step_ns, found.difference_ns) == ([0, 1], 4, 64_500, 1_500)
 
 
-def test_steps_are_cut_by_the_hosts_clock_where_one_side_needs_it(tmp_path: Path, faster: str) -> None:
+def test_steps_are_cut_by_the_host_clock_if_one_side_needs_it(tmp_path: Path, faster: str) -> None:
     # The second step launches nothing.
     here = write(tmp_path / "a", [*run_of(SLOWER, 1), step_of(1)])
     found = compare(here, faster)

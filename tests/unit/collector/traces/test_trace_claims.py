@@ -58,7 +58,7 @@ def advice_of(report: TraceReport, key: str) -> Advice | None:
 # -- a net ------------------------------------------------------------------------------------------------------------
 
 
-def test_fault_becomes_a_reason_and_what_is_for_the_user_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_becomes_a_reason_and_user_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANKSCOPE_DEBUG", raising=False)
     assert attempt(lambda: 1 // 0, len) > 0
     with pytest.raises(SettingError):
@@ -134,7 +134,7 @@ def test_lone_rank_is_not_said_to_save_what_may_be_waiting(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["serial_communication", "communication_bound"])
-def test_waits_for_ranks_without_a_trace_are_not_said_to_be_left_out(tmp_path: Path, key: str) -> None:
+def test_waits_for_untraced_ranks_are_not_said_to_be_left_out(tmp_path: Path, key: str) -> None:
     # Of 3 ranks 2 are here: what both wait for the third is in no trace.
     group = {"Process Group Ranks": "[0, 1, 2]", "Group size": 3}
     ranks = [
@@ -214,7 +214,7 @@ def test_steps_whose_kernels_are_lost_are_not_judged(tmp_path: Path) -> None:
     assert [one.step_count for one in report.cross_rank.standings] == [3, 3]
 
 
-def test_idle_time_of_a_trace_without_most_of_its_kernels_is_not_judged(tmp_path: Path) -> None:
+def test_idle_time_of_a_trace_lacking_kernels_is_not_judged(tmp_path: Path) -> None:
     report = analyze(write(tmp_path, [*rank_of(3, lost=(0, 1, 2)), kernel("sgemm", 100, 5, correlation=1)]))
     reasons = {one.key: one.reason for one in report.abstained}
     assert reasons["low_gpu_utilization"] == "5 of 6 launches have no work in the trace: its idle time is not known"
@@ -308,7 +308,7 @@ def test_several_traces_in_one_file_are_refused(tmp_path: Path) -> None:
 # -- one rank ---------------------------------------------------------------------------------------------------------
 
 
-def test_rank_without_a_finding_is_told_first_where_its_time_went(tmp_path: Path) -> None:
+def test_rank_without_a_finding_is_told_first_where_time_went(tmp_path: Path) -> None:
     events = rank_of(4, compute_us=7_800, reduce_ends_us=8_000)
     report = analyze(write(tmp_path, events))
     assert report.advice == []
@@ -351,7 +351,7 @@ def test_host_that_polls_for_the_device_is_not_on_the_path(tmp_path: Path, polls
     assert step.host_ns < 500_000
 
 
-def test_host_that_works_while_the_device_communicates_is_on_the_path(tmp_path: Path) -> None:
+def test_host_work_during_device_communication_is_on_the_path(tmp_path: Path) -> None:
     # The kernel ends in the middle of the silence: what the host did until 9 ms was no waiting for it.
     events = [event("user_annotation", "dispatch", 10, 8_995), launch(20, 1), launch(9_100, 2)]
     work = [
@@ -363,7 +363,7 @@ def test_host_that_works_while_the_device_communicates_is_on_the_path(tmp_path: 
     assert path.steps[0].host_ns == 9_000_000
 
 
-def test_tasks_of_other_types_of_ascend_work_and_are_held_against_its_own_lane(tmp_path: Path) -> None:
+def test_other_ascend_task_types_are_work_of_their_own_lane(tmp_path: Path) -> None:
     def task(kind: str, start_us: int) -> Event:
         return {
             "ph": "X",
@@ -419,9 +419,7 @@ def test_name_of_a_megabyte_is_shortened_and_stays_distinct(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("asked", "more"), [({}, 0), ({"critical_path": True, "modules": True, "sequences": 4, "nest": True}, 5)]
 )
-def test_progress_tells_how_much_is_read_and_how_many_tables_are_made(
-    tmp_path: Path, asked: dict[str, Any], more: int
-) -> None:
+def test_progress_counts_what_is_read_and_the_tables_made(tmp_path: Path, asked: dict[str, Any], more: int) -> None:
     write(tmp_path, rank_of(2))
     told: list[float] = []
     analyze(str(tmp_path / "rank0.json"), progress=lambda done, of: told.append(done / of), **asked)
@@ -445,7 +443,7 @@ def test_kernel_with_an_old_stack_and_no_operator_has_no_source(tmp_path: Path) 
     assert rank.kernels[0].sources == []
 
 
-def test_steps_of_a_device_that_is_not_known_are_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_steps_of_an_unknown_device_are_not_said_to_be_missing(tmp_path: Path) -> None:
     report = analyze(write(tmp_path, [one for one in rank_of(3) if one["cat"] != "kernel"]))
     reasons = {one.key: one.reason for one in report.abstained}
     assert reasons["data_bound"] == "no device work in the trace"

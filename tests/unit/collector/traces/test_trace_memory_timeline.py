@@ -93,7 +93,7 @@ def test_marks_that_cannot_be_read_count_as_none(told: Any) -> None:
     assert not timeline_of(*STEP, rankscope_memory=told).has_model
 
 
-def test_what_was_there_at_the_peak_has_operator_line_and_category() -> None:
+def test_memory_at_the_peak_has_operator_line_and_category() -> None:
     rows = [(r.operator, r.source, r.category, r.bytes, r.count) for r in timeline_of(*STEP).at_peak]
     backward = "autograd::engine::evaluate_function: MmBackward0"
     assert rows == [

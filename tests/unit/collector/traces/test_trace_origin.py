@@ -85,7 +85,7 @@ def test_events_of_two_processes_are_refused_and_named() -> None:
         refuse_several(read_events(*calls))
 
 
-def test_calls_under_the_number_of_a_device_are_of_the_one_process() -> None:
+def test_calls_under_a_device_number_are_of_the_one_process() -> None:
     # As MTIA's runtime writes some of them: published by facebookresearch/HolisticTraceAnalysis.
     call = {**event("mtia_runtime", "synchronize", 5, 1, correlation=9), "pid": 17}
     refuse_several(read_events(event("cpu_op", "aten::mm", 0, 1), launch(1, 1), call))

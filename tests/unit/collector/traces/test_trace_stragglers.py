@@ -51,7 +51,7 @@ def test_difference_within_its_noise_is_not_named() -> None:
     assert slow_of(standings([1000, 701, 700], [700, 700, 700], last=[0] * 21)) == []
 
 
-def test_much_slower_rank_within_its_noise_is_doubted_and_not_named() -> None:
+def test_much_slower_rank_within_its_noise_is_doubted_not_named() -> None:
     # 600, 1 and 1 ms more than 700, 700 and 699: 200.7 ms, 1.287 times.
     # The standard error is 345.8 / sqrt(3) = 199.7 ms: 6.96 times that is 1389.7 ms (98 %), 2.92 times 583 ms (90 %).
     found = standings([1300, 701, 700], [700, 700, 699], last=[0] * 21)
@@ -140,11 +140,11 @@ def test_ranks_that_are_slow_together_are_all_named() -> None:
     assert slow_of(found) == [0, 2]
 
 
-def test_rank_that_is_less_slow_by_half_is_not_named_beside_another() -> None:
+def test_rank_less_slow_by_half_is_not_named_beside_another() -> None:
     assert slow_of(standings([900, 900, 900], HEALTHY, [760, 760, 760], HEALTHY, HEALTHY, last=[0] * 5)) == [0]
 
 
-def test_rank_whose_difference_is_noise_is_not_named_beside_another() -> None:
+def test_rank_differing_by_noise_is_not_named_beside_another() -> None:
     assert slow_of(standings([900, 900, 900], HEALTHY, [1100, 702, 720], HEALTHY, HEALTHY, last=[0] * 5)) == [0]
 
 

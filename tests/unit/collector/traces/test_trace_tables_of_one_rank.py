@@ -214,7 +214,7 @@ def test_user_ranges_are_summed_on_host_and_device() -> None:
     ]
 
 
-def test_range_without_one_on_the_device_has_what_was_launched_inside() -> None:
+def test_range_without_device_counterpart_has_what_it_launched() -> None:
     # "mine" launches 5 + 7 us, of which "inner" 7, the second "mine" 2; "a" is launched outside of all.
     events = [annotation("mine", 0, 10), annotation("inner", 4, 4), annotation("mine", 5, 1), annotation("mine", 20, 5)]
     calls = [launch(1, 1), launch(5, 2), launch(15, 3), launch(21, 4)]
@@ -229,7 +229,7 @@ def test_range_without_one_on_the_device_has_what_was_launched_inside() -> None:
     ]
 
 
-def test_range_around_a_backward_has_the_launches_of_autograds_thread() -> None:
+def test_range_around_a_backward_has_autograds_launches() -> None:
     engine = operator("autograd::engine::evaluate_function: MmBackward0", 12, 6, tid=2)
     step = annotation("ProfilerStep#3", 0, 30)
     events = [step, annotation("backward", 10, 10), engine, launch(13, 1, tid=2), kernel("k", 20, 4, correlation=1)]
@@ -386,7 +386,7 @@ def test_steps_are_chosen_by_their_numbers() -> None:
     assert [step.number for step in RankView(trace, (3, None)).steps] == [3, 4]
 
 
-def test_range_without_a_step_of_the_trace_is_refused_with_those_it_has() -> None:
+def test_range_without_a_step_is_refused_with_the_known_steps() -> None:
     trace = read_events(operator("a", 0, 9), *(annotation(f"ProfilerStep#{number}", number, 1) for number in (3, 4, 5)))
     for steps, said in (((7, 9), "7:9"), ((7, None), "7:"), ((None, 3), ":3")):
         with pytest.raises(TraceError, match=rf"^none of its steps is in {said}; it has 3 steps from 3 to 5$"):

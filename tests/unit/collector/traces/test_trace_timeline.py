@@ -285,7 +285,7 @@ def test_error_bound_is_how_far_apart_the_ends_still_are(tmp_path: Path) -> None
     assert merge([first, second], tmp_path / "merged.json").error_bound_ns == 3000
 
 
-def test_clock_of_another_host_may_be_wrong_by_a_whole_collective(tmp_path: Path) -> None:
+def test_clock_of_another_host_may_be_off_by_a_whole_collective(tmp_path: Path) -> None:
     first = write_trace(tmp_path, 0, [all_reduce(1000, 100), all_reduce(2000, 40)], host="a")
     second = write_trace(tmp_path, 1, [all_reduce(1000, 100), all_reduce(2000, 40)], host="b")
     # In the shorter one each entered before the other left: the clocks are at most 40 us further apart.

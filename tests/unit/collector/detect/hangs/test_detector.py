@@ -246,7 +246,7 @@ def test_pause_of_all_ranks_lasts_until_one_trains() -> None:
     assert Hangs().has_passed(view_on({0: saving(), 1: moving()}), finding, ())
 
 
-def test_long_work_of_a_rank_that_is_heard_of_no_more_is_no_pause() -> None:
+def test_long_work_of_a_rank_that_fell_silent_is_no_pause() -> None:
     gone = replace(saving(), ended="silent")
     assert find(view_on({0: waits(), 1: gone})).cause == "silent_rank"
 
@@ -470,13 +470,13 @@ def test_stopped_rank_is_named_whatever_it_last_reported(reported: Counters, sta
     assert "missing_sequence" not in finding.evidence
 
 
-def test_frozen_rank_by_old_counters_has_entered_what_its_peers_completed() -> None:
+def test_frozen_rank_with_old_counters_caught_up_with_its_peers() -> None:
     # It sleeps with the lock of its interpreter held, and no worker server tells its counters.
     finding = find(view_on({0: waits(), 1: stopped({WORLD: (5, 4)}, "S"), 2: waits()}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
 
 
-def test_frozen_rank_with_counters_of_now_in_the_collective_is_not_blamed() -> None:
+def test_frozen_rank_with_new_counters_inside_is_not_blamed() -> None:
     inside = frozen({WORLD: (8, 7)}, call(), state="D")
     assert find(view_on({0: waits(), 1: inside, 2: still({WORLD: (7, 7)})})).ranks == (2,)
 
@@ -529,7 +529,7 @@ def test_transfer_without_its_other_end_names_both_ranks() -> None:
     )
 
 
-def test_sender_that_stands_elsewhere_is_missing_for_its_receiver() -> None:
+def test_sender_elsewhere_is_missing_for_its_receiver() -> None:
     receives = still({WORLD: (7, 7)}, call(WORLD, 0, "recv 1<-0"), activity="collective")
     finding = find(view_on({0: still({WORLD: (7, 7)}), 1: receives, 2: waits()}))
     assert (finding.cause, finding.ranks) == ("missing_rank", (0,))
@@ -570,7 +570,7 @@ def test_different_calls_at_one_place_are_a_mismatch(other: RankHangState, told:
         (waits(), waits()),
     ],
 )
-def test_a_collective_that_all_have_entered_points_at_the_network(one: RankHangState, other: RankHangState) -> None:
+def test_collective_entered_by_all_points_at_the_network(one: RankHangState, other: RankHangState) -> None:
     finding = find(view_on({0: one, 1: other}))
     assert essence(finding) == ("all_in_collective", (), WORLD, "critical")
     assert finding.what.endswith(" not completed")
@@ -589,7 +589,7 @@ def test_entered_collective_is_told_when_all_members_stall() -> None:
 
 
 @pytest.mark.parametrize("before", [busy(counters={WORLD: (8, 7)}), still({WORLD: (8, 7)}, activity="data")])
-def test_rank_that_enters_at_the_end_of_its_pause_has_not_hung_there(before: RankHangState) -> None:
+def test_rank_entering_at_its_pauses_end_has_not_hung_there(before: RankHangState) -> None:
     # Its stall is that of the pause, its counters are newer.
     assert reason(view_on({0: before, 1: waits(), 2: waits()})) == "ranks that are not stalled: 1 of 3"
     for_long = replace(before, stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
@@ -597,7 +597,7 @@ def test_rank_that_enters_at_the_end_of_its_pause_has_not_hung_there(before: Ran
 
 
 @pytest.mark.parametrize("last", [waits(), busy(counters={WORLD: (8, 7)}), moving({WORLD: (8, 7)})])
-def test_collective_has_not_hung_before_its_last_member_has_been_in_it_for_a_limit(last: RankHangState) -> None:
+def test_collective_hangs_a_limit_after_its_last_member_entered(last: RankHangState) -> None:
     # The others have waited for ten limits: for this rank, which was busy elsewhere.
     long_ns = EXCUSED_FACTOR * LIMIT_NS + 1
     for_long = replace(waits(), stalled_ns=long_ns, progress_unchanged_ns=long_ns)
@@ -616,7 +616,7 @@ def test_progress_in_another_group_hides_no_hang() -> None:
     assert reason(view_on({0: waits(), 1: entered})).endswith("less than the limit of a stall ago")
 
 
-def test_busy_rank_whose_counters_are_behind_those_of_its_peers_is_waited_for() -> None:
+def test_busy_rank_with_counters_behind_its_peers_is_waited_for() -> None:
     hang_states = {0: waits(sequence=9), 1: busy(counters={WORLD: (8, 7)}), 2: waits(sequence=9)}
     assert essence(find(view_on(hang_states))) == ("busy_rank", (1,), WORLD, "warning")
     for_long = {rank: replace(one, stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1) for rank, one in hang_states.items()}
@@ -687,7 +687,7 @@ def test_nobody_is_named_where_all_wait_without_a_record() -> None:
     )
 
 
-def test_rank_whose_pending_collectives_are_not_known_is_not_awaited() -> None:
+def test_rank_with_unknown_pending_collectives_is_not_awaited() -> None:
     quiet = still({WORLD: (7, 7)}, stall=stall_of("other", absent={"pending": "this torch has no flight recorder"}))
     assert essence(find(view_on({0: in_store(), 1: quiet}))) == ("unattributed", (), None, "warning")
 

@@ -51,7 +51,7 @@ def dumps_of(lasts: Mapping[int, int | None]) -> dict[int, InspectorRead]:
 
 
 @pytest.mark.parametrize("cause", ["missing_rank", "dead_rank", "silent_rank", "busy_rank", "data_wait"])
-def test_rank_that_has_completed_less_agrees_without_saying_what_it_had_entered(cause: str) -> None:
+def test_rank_with_less_completed_agrees_without_what_it_entered(cause: str) -> None:
     assert write_dump_witness(cause, (2,), dumps_of({0: 41, 1: 41, 2: 40, 3: 41})) == (
         f"NCCL Inspector's dumps agreed: rank 2 {BEHIND}; whether it had entered the next the dumps do not say"
     )

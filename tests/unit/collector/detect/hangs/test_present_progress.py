@@ -34,7 +34,7 @@ def test_stopped_rank_has_entered_what_a_peer_completed() -> None:
     assert (raised[0], raised[2]) == (hang_states[0], hang_states[2])
 
 
-def test_rank_that_works_outside_of_collectives_has_left_what_a_peer_completed() -> None:
+def test_rank_outside_collectives_has_left_what_a_peer_completed() -> None:
     # Seen with gloo on a busy machine: the loop of a script held Python's lock, and the last all-reduce stayed open.
     hang_states = {0: waits(sequence=9), 1: busy(counters={WORLD: (8, 7)}), 2: waits(sequence=9)}
     raised = add_progress_of_peers(hang_states, GROUPS)

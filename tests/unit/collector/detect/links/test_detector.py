@@ -66,7 +66,7 @@ def test_finding_names_the_group_its_members_and_their_machines() -> None:
     assert finding.details == {}
 
 
-def test_link_whose_exposure_is_not_known_is_found_without_a_cost() -> None:
+def test_link_with_unknown_exposure_is_found_without_a_cost() -> None:
     view = view_of(ODD)
     unknown = {group: np.full(len(ns), np.nan) for group, ns in view.transfers.exposed_ns.items()}
     finding = only(dataclasses.replace(view, transfers=view.transfers._replace(exposed_ns=unknown)))
@@ -147,12 +147,12 @@ def test_step_loses_the_excess_of_the_slow_transfer() -> None:
     assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 10e6], 60))
 
 
-def test_step_loses_no_more_than_what_of_the_transfer_was_exposed() -> None:
+def test_step_loses_at_most_the_exposed_part_of_the_transfer() -> None:
     (candidate,) = candidates(view_of(PAIR, flawless=True, exposed_ms=3.0))
     assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 3e6], 60))
 
 
-def test_link_of_some_ranks_costs_no_more_than_the_steps_have_grown() -> None:
+def test_link_of_some_ranks_costs_at_most_the_growth_of_steps() -> None:
     # The transfer of one pair takes 10 ms longer, of which the other ranks have computed for 7: 93 ms have become 100.
     view = view_of(PAIR, flawless=True, step_ms=grown(7.0))
     (candidate,) = candidates(view)
@@ -167,7 +167,7 @@ def test_link_of_some_ranks_costs_no_more_than_the_steps_have_grown() -> None:
     assert unbound.run_slowdown_ratio == pytest.approx(100 / 90)
 
 
-def test_link_of_all_ranks_costs_what_of_its_transfer_was_exposed() -> None:
+def test_link_of_all_ranks_costs_its_exposed_transfer() -> None:
     # Nobody computes beside it: that the steps have grown by less is for another reason.
     groups = {"fsdp/all": tuple(range(8))}
     transfers = {"fsdp/all": np.repeat([10.0, 20.0], 60)}
@@ -205,7 +205,7 @@ def test_step_with_unknown_transfer_has_unknown_cost() -> None:
     assert np.flatnonzero(np.isnan(candidate.lost_ns)).tolist() == [80]
 
 
-def test_link_of_steps_whose_length_is_not_known_has_no_price_yet() -> None:
+def test_link_of_steps_with_unknown_length_has_no_cost_yet() -> None:
     view = view_of(PAIR)
     view.series.step_ns[:] = np.nan
     assert only(view).run_slowdown_ratio == 1.0
@@ -214,7 +214,7 @@ def test_link_of_steps_whose_length_is_not_known_has_no_price_yet() -> None:
 # -- several slow groups ----------------------------------------------------------------------------------------------
 
 
-def test_slow_groups_that_share_one_rank_are_one_finding_about_it() -> None:
+def test_slow_groups_sharing_one_rank_are_one_finding_about_it() -> None:
     view = view_of(PAIR, ODD, flawless=True)
     view.transfers.ns[ODD][BEGIN:] = 30e6  # the group that loses most leads
     finding = only(view)
@@ -299,7 +299,7 @@ def test_open_link_finding_keeps_its_first_step_and_past() -> None:
     assert not DETECTOR.has_passed(view, known, ())
 
 
-def test_begin_of_an_open_finding_moves_back_over_slow_steps_alone() -> None:
+def test_open_findings_begin_moves_back_over_slow_steps_only() -> None:
     view = view_of(PAIR, flawless=True)
     known = only(view)
     for ns in view.transfers.ns.values():
@@ -336,7 +336,7 @@ def test_no_verdict_without_transfers() -> None:
     ("rank", "excess_ms", "explained"),
     [(4, 10.0, True), (4, 14.0, False), (5, 19.0, True), (5, 26.0, False), (3, 10.0, True), (2, 1.0, False)],
 )
-def test_rank_that_is_slower_by_its_transfers_is_held_up_by_links(rank: int, excess_ms: float, explained: bool) -> None:
+def test_rank_slower_by_its_transfers_is_held_up_by_links(rank: int, excess_ms: float, explained: bool) -> None:
     # Ten ms in the pair 4-5 and ten in the group of the odd ranks: rank 5 is in both, rank 2 in neither.
     view = view_of(PAIR, ODD, flawless=True)
     others = tuple(other for other in range(8) if other != rank)

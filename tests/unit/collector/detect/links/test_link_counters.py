@@ -118,7 +118,7 @@ def test_port_without_a_rate_is_not_slow(rate: int) -> None:
     assert find_signs(["a"], machines, 0) == {}
 
 
-def test_machine_with_an_active_port_is_not_judged_by_interfaces_and_tcp() -> None:
+def test_active_port_keeps_interfaces_and_tcp_from_being_judged() -> None:
     def both(count: int, *, is_active: bool) -> dict[str, object]:
         card = InterfaceSample(name="eth0", bytes=1, errors=count, drops=count)
         return {**port(is_active=is_active), "interfaces": (card,), "tcp_segments_retransmitted": count}
@@ -170,7 +170,7 @@ def test_port_at_a_lower_rate_than_the_others_is_a_fact() -> None:
     assert (sign.evidence, sign.ratio) == ({f"rate_bits_per_s/a/{PORT}": 100 * 10**9}, math.inf)
 
 
-def test_port_that_no_other_machine_has_is_not_judged_by_its_rate() -> None:
+def test_port_of_no_other_machine_is_not_judged_by_its_rate() -> None:
     lone = port(name="mlx5_7/1", rate_bits_per_s=10**9)
     assert find_signs(["a"], {"a": machine(lone, lone), "b": port_growing(0, "cnps_sent")}, 0) == {}
 

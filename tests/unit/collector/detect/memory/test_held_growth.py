@@ -43,7 +43,7 @@ def test_container_that_holds_less_than_half_is_not_named() -> None:
     )
 
 
-def test_shared_memory_is_told_apart_and_frozen_objects_are_counted() -> None:
+def test_shared_memory_is_told_apart_and_frozen_objects_counted() -> None:
     held = msgspec.structs.replace(GROWN, resident_bytes={"RssAnon": MIB, "RssShmem": 99 * MIB}, frozen=7)
     assert say(held)[1].startswith(
         "Mostly shared memory. No list, dict, set or deque of those not frozen (7 are) holds half of the growth"

@@ -89,7 +89,7 @@ def test_run_without_errors_has_no_finding() -> None:
     assert find(view()) is None
 
 
-def test_rank_that_needs_what_its_peers_need_is_told_to_need_less() -> None:
+def test_rank_needing_as_much_as_its_peers_is_told_to_need_less() -> None:
     found = found_in(view((2, FULL), used_gib=(70, 79, 78, 60)))
     assert (found.ranks, found.since_step, found.cause, found.severity) == ((2,), 19, "memory_full", "warning")
     assert found.headline == "Rank 2 (n1): out of GPU memory in step 19 (forward)"
@@ -168,13 +168,13 @@ def test_all_ranks_that_run_out_alike_are_full() -> None:
     assert found.why == "78.0 GiB needed with this allocation; median of the other ranks so far 78.0 GiB"
 
 
-def test_rank_that_fails_far_above_others_that_fail_has_an_imbalance() -> None:
+def test_rank_failing_far_above_other_failures_has_an_imbalance() -> None:
     small = notice(allocated_bytes=50 * GIB, reserved_bytes=52 * GIB)
     found = found_in(view((0, FULL), (1, small), (2, small), (3, small)))
     assert (found.cause, found.evidence["others_needed_bytes_median"]) == ("memory_imbalance", 54 * GIB)
 
 
-def test_failed_rank_whose_bytes_are_not_known_is_not_compared_with() -> None:
+def test_failed_rank_with_unknown_bytes_is_not_compared_with() -> None:
     unknown = notice(allocated_bytes=None, reserved_bytes=None)
     assert found_in(view(*((rank, unknown if rank else FULL) for rank in range(4)))).cause == "unattributed"
 

@@ -74,7 +74,7 @@ def test_uneven_work_is_dated_beyond_the_steps_that_prove_it() -> None:
     assert (finding.since_step, finding.since_range) == (60, (60, 60))
 
 
-def test_uneven_work_that_changes_its_size_began_with_the_first_one() -> None:
+def test_uneven_work_of_changing_size_began_with_the_first_size() -> None:
     more = np.where(np.arange(64)[:, np.newaxis] % 4 == np.arange(4), 180.0, 100.0)
     finding = only(view(np.concatenate([np.full((60, 4), 100.0), more, two_and_two(140)])))
     assert (finding.since_step, finding.since_range) == (60, (60, 60))
@@ -160,7 +160,7 @@ def held_up(wait_ms: float, *, ranks: int = 8, known: int = 8, tokens: bool = Fa
     return view_of(series, samples=Samples({}, {}, {}, core_waits=waits, host_clock=clock))
 
 
-def test_waits_for_cores_explain_it_where_they_are_half_of_the_gap() -> None:
+def test_core_waits_explain_uneven_work_from_half_of_its_gap() -> None:
     gap_ms = only(held_up(0.0)).evidence["gap_ns"] / MS
     assert 25 < gap_ms < 26
     assert only(held_up(gap_ms / 2 - 0.1)).cause == "data_imbalance"
@@ -190,7 +190,7 @@ def test_cause_of_an_open_finding_gives_way_to_waits_for_cores() -> None:
     assert (finding.cause, finding.since_step) == ("cpu_pressure", 3)
 
 
-def test_open_finding_says_that_its_wait_for_cores_is_no_longer_known() -> None:
+def test_open_finding_says_its_wait_for_cores_was_found_earlier() -> None:
     known = Finding(kind="uneven_work", cause="cpu_pressure", sentence="", since_step=3)
     finding = only(held_up(30.0, known=3), known)
     assert finding.why == "training threads of most ranks waiting for a CPU core (found earlier)"

@@ -85,7 +85,7 @@ def test_suspects_are_ranks_whose_mean_excess_explains_half() -> None:
     assert find_suspects(view([UNKNOWN] * 4), 0, 0, 20 * MS, frozenset()) == ()
 
 
-def test_rank_that_became_slow_while_the_run_grew_slower_is_a_suspect_by_the_present_level() -> None:
+def test_rank_slowed_amid_growth_is_suspect_by_its_present_level() -> None:
     look = view([100.0] * 4, [110.0] * 4, [120.0] * 4, [100.0, 150.0, 100.0, 100.0])
     # Gradually slower since step 1, and in step 3 by 50 ms: rank 1, though its mean since step 1 is 17 ms.
     assert find_suspects(look, 1, 3, 50 * MS, frozenset()) == (1,)

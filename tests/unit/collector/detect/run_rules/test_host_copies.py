@@ -37,7 +37,7 @@ def with_copies(view: RunView, change: Callable[[HostCopies], HostCopies | None]
     return with_samples(view, view.samples._replace(breakdowns=windows))
 
 
-def test_copies_from_pageable_memory_are_told_with_bytes_and_share() -> None:
+def test_copies_from_pageable_memory_have_bytes_and_share() -> None:
     (finding,) = findings_in(job_of(copying(12, 9), copying(12, 9)))
     assert (finding.kind, finding.cause, finding.severity, finding.ranks) == (KIND, KIND, "info", ())
     assert finding.headline == (

@@ -272,7 +272,7 @@ def test_what_a_link_costs_beyond_its_transfers_is_no_slower_run() -> None:
     assert [finding.kind for finding in find(RUN, look, [link, alone])] == ["run_slowdown"]
 
 
-def test_open_finding_about_the_run_passes_when_others_explain_it() -> None:
+def test_open_finding_about_the_run_passes_if_others_explain_it() -> None:
     own_ms = times()
     own_ms[60:, 1] *= 1.2
     look = everybody(own_ms)
@@ -284,7 +284,7 @@ def test_open_finding_about_the_run_passes_when_others_explain_it() -> None:
     assert RUN.has_passed(look, before, [straggler(1.2)])
 
 
-def test_rank_that_may_be_to_blame_is_waited_for_and_then_not_ruled_out() -> None:
+def test_rank_maybe_to_blame_is_waited_for_then_not_ruled_out() -> None:
     """Rank 1 stalls in every third step: no median shows it, but the mean of its excess does."""
     own_ms = times(steps=200, ranks=4)
     own_ms[60:] *= 1.06
@@ -294,7 +294,7 @@ def test_rank_that_may_be_to_blame_is_waited_for_and_then_not_ruled_out() -> Non
     assert found[-1][0].also == ("whether one rank is to blame: not known yet",)
 
 
-def test_steps_in_which_a_rank_may_have_stalled_are_no_slower_run() -> None:
+def test_steps_with_a_possible_stall_of_a_rank_are_no_slower_run() -> None:
     # Rank 1 takes 150 of 100 ms in three of four steps; of 8 steps in 16 the own times are known. Of all steps since
     # step 60 three eighths would remain 1.5 times as long, and of the others none.
     own_ms = times(steps=240)
@@ -339,7 +339,7 @@ def test_open_finding_about_the_run_says_its_present_size() -> None:
 
 
 @pytest.mark.parametrize(("ramp_steps", "off_max"), [(60, 5), (200, 10)])
-def test_run_that_grows_slowly_is_found_with_the_begin_of_the_growth(ramp_steps: int, off_max: int) -> None:
+def test_slowly_growing_run_is_found_with_begin_of_the_growth(ramp_steps: int, off_max: int) -> None:
     own_ms = times(steps=60 + ramp_steps)
     own_ms[60:] *= np.linspace(1.0, 2.0, ramp_steps)[:, np.newaxis]
     (finding,) = find(RUN, everybody(own_ms))
@@ -413,7 +413,7 @@ def test_open_slower_run_keeps_the_range_of_its_begin() -> None:
 
 
 @pytest.mark.parametrize(("steps", "is_found"), [(80, False), (150, False), (180, True)])
-def test_steps_longer_as_ranks_differ_more_are_a_slower_run_when_they_stay_so(steps: int, is_found: bool) -> None:
+def test_lasting_differences_between_ranks_are_a_slower_run(steps: int, is_found: bool) -> None:
     # Since step 60 another rank each step takes 20 ms longer, and all others 2 ms: for 12 x 8 steps it may pass.
     own_ms = times(steps=steps)
     own_ms[60:] += 2.0
@@ -452,7 +452,7 @@ def jumps(steps: int, *begins: int, ratio: float = 1.5) -> Floats:
     return np.asarray(np.prod([np.where(np.arange(steps) < begin, 1.0, ratio) for begin in begins], axis=0))
 
 
-def test_slowness_that_begins_with_larger_batches_is_stated_for_each_token() -> None:
+def test_slowness_begun_with_larger_batches_is_stated_per_token() -> None:
     own_ms = times()
     own_ms[60:] *= 1.3 * 1.5
     (finding,) = find(RUN, with_tokens(own_ms, 1000.0 * jumps(120, 60)))
@@ -465,7 +465,7 @@ def test_slowness_that_begins_with_larger_batches_is_stated_for_each_token() -> 
     }  # fmt: skip
 
 
-def test_slowness_after_larger_batches_is_held_against_steps_with_as_many_tokens() -> None:
+def test_slowness_after_larger_batches_compares_by_tokens() -> None:
     # A third of a step does not grow with its tokens: 1.33 times as long with 1.5 times as many, and then 1.3 times.
     own_ms = times()
     own_ms[40:] *= 4 / 3
@@ -479,7 +479,7 @@ def test_slowness_after_larger_batches_is_held_against_steps_with_as_many_tokens
         assert "more_tokens_ratio" not in finding.evidence
 
 
-def test_stage_that_is_slower_for_larger_batches_is_stated_for_each_token() -> None:
+def test_stage_slower_for_larger_batches_is_stated_per_token() -> None:
     own_ms = times()
     own_ms[60:] *= 1.5
     tokens = 1000.0 * jumps(120, 60)
@@ -490,7 +490,7 @@ def test_stage_that_is_slower_for_larger_batches_is_stated_for_each_token() -> N
     assert "1.30x slower for each token" in finding.headline
 
 
-def test_open_slower_run_is_held_against_the_level_of_as_many_tokens() -> None:
+def test_open_slower_run_compares_with_the_level_of_equal_tokens() -> None:
     own_ms, tokens = times(steps=300), 1000.0 * jumps(300, 120)
     own_ms *= tokens[:, np.newaxis] / 1000.0
     own_ms[60:] *= 1.3
@@ -511,7 +511,7 @@ def test_open_slower_run_is_held_against_the_level_of_as_many_tokens() -> None:
     assert RUN.has_passed(healthy, found, ())
 
 
-def test_cause_of_a_slower_run_with_larger_batches_is_no_part_of_what_they_explain() -> None:
+def test_cause_of_a_slower_run_excludes_what_tokens_explain() -> None:
     own_ms = times()
     own_ms[60:] *= 1.3 * 1.5
     look = with_tokens(own_ms, 1000.0 * jumps(120, 60))
@@ -607,7 +607,7 @@ def test_slower_run_waits_for_comparison_but_not_forever() -> None:
 
 
 @pytest.mark.parametrize(("every", "is_qualified"), [(2, False), (3, True)])
-def test_rank_that_is_not_to_blame_by_few_known_steps_is_said_to_be_so_by_these(every: int, is_qualified: bool) -> None:
+def test_rank_cleared_by_few_known_steps_is_said_to_be_by_these(every: int, is_qualified: bool) -> None:
     own_ms = times()
     own_ms[60:] *= 1.3
     known_ms = own_ms.copy()
@@ -630,7 +630,7 @@ def test_what_is_long_past_is_no_past_of_a_run() -> None:
     assert find(RUN, view_of(dataclasses.replace(series, earlier_count=32))) == []
 
 
-def test_open_finding_about_a_run_that_is_over_is_not_given_again() -> None:
+def test_open_finding_about_a_past_slowdown_is_not_repeated() -> None:
     own_ms = times(steps=140)
     own_ms[60:100] *= 1.2
     (finding,) = find(RUN, everybody(own_ms[:100]))

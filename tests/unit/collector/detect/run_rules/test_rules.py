@@ -162,7 +162,7 @@ def test_wait_for_a_core_of_one_rank_is_no_finding_about_the_run() -> None:
     assert kinds_in(job_of({}, {}, gpus=0, core_wait_ms=(50.0, 0.0))) == []
 
 
-def test_run_that_stands_still_does_not_wait_for_longer_than_the_time() -> None:
+def test_standing_run_waits_no_longer_than_the_elapsed_time() -> None:
     # Its 50 steps between two samples lasted 5 s, and then it stood for 45 s, in which other work had the cores half of
     # the time: 25 of 50 s, not 25 s over 50 steps of 0.1.
     view = job_of({}, {}, gpus=0)
@@ -185,7 +185,7 @@ def test_wait_for_cores_is_told_once_of_the_run(kind: str, cause: str, *, is_tol
     assert kinds_in(view, finding_of(kind, cause)) == ["cpu_pressure"] * is_told
 
 
-def test_gpu_that_works_while_its_host_waits_for_a_core_loses_nothing() -> None:
+def test_gpu_busy_while_its_host_waits_for_a_core_loses_nothing() -> None:
     assert kinds_in(job_of(BUSY, BUSY, core_wait_ms=(30.0, 30.0))) == []  # idle 2 %
     idle = job_of(HALF_IDLE, HALF_IDLE, data_ms=2, core_wait_ms=(30.0, 30.0))
     assert kinds_in(idle) == ["cpu_pressure"]  # and not bound by busy hosts
@@ -311,11 +311,11 @@ def test_rule_explained_by_a_straggler_is_silent(kind: str) -> None:
 
 
 @pytest.mark.parametrize("cause", ["host_cpu", "cpu_pressure", "garbage_collection", "host_device_sync"])
-def test_host_bound_is_silent_beside_a_straggler_whose_host_is_slow(cause: str) -> None:
+def test_host_bound_is_silent_beside_a_straggler_with_slow_host(cause: str) -> None:
     assert kinds_in(run_with("host_bound"), finding_of(STRAGGLER, cause)) == []
 
 
-def test_host_bound_is_silent_beside_a_run_whose_data_loaders_are_slower() -> None:
+def test_host_bound_is_silent_beside_slower_data_loading() -> None:
     assert kinds_in(run_with("host_bound"), finding_of("run_slowdown", "data_loading")) == []
 
 
@@ -494,7 +494,7 @@ def test_pause_that_two_steps_show_is_lost_once() -> None:
     assert candidate.finding.run_slowdown_ratio == pytest.approx(180 / 100)
 
 
-def test_step_that_the_pausing_rank_has_not_reported_is_charged_later() -> None:
+def test_step_unreported_by_the_pausing_rank_is_charged_later() -> None:
     (candidate,) = candidates_in(late_pauses(is_reported=False))
     lost_ns = candidate.lost_ns
     assert isinstance(lost_ns, np.ndarray)

@@ -53,7 +53,7 @@ def first_found(step_ms: Floats, tokens: Floats | None = None) -> tuple[int, Fin
 
 
 @pytest.mark.parametrize(("over", "deviation"), [(3_000, 0.02), (3_000, 0.1), (10_000, 0.02), (10_000, 0.1)])
-def test_growth_over_thousands_of_steps_is_told_with_the_range_of_its_begin(over: int, deviation: float) -> None:
+def test_growth_over_thousands_of_steps_has_its_begins_range(over: int, deviation: float) -> None:
     steps = BEGIN + over // 2
     found = first_found(doubling(over, steps) * noise(steps, deviation))
     assert found is not None
@@ -70,7 +70,7 @@ def test_growth_over_thousands_of_steps_is_told_with_the_range_of_its_begin(over
     assert "; began at " in close_finding(finding, until_step=6_000, lasted_s=9.0).headline
 
 
-def test_found_growth_is_held_with_its_level_before_and_its_range() -> None:
+def test_found_growth_keeps_its_level_before_and_its_range() -> None:
     step_ms = doubling(10_000, 6_000) * noise(6_000, 0.02)
     found = first_found(step_ms)
     assert found is not None
@@ -147,7 +147,7 @@ def test_what_is_over_or_not_known_is_no_growth() -> None:
     assert find_slow_growth(view_at(step_ms, 3_000), step_ms[3_000 - KEPT : 3_000] * 1e6, THRESHOLDS) is None
 
 
-def test_growth_at_one_step_long_ago_begins_after_the_last_short_block() -> None:
+def test_old_jump_in_one_step_begins_after_the_last_short_block() -> None:
     step_ms = np.where(np.arange(3_000) < 1_000, 100.0, 120.0) * noise(3_000, 0.02)
     growth = find_slow_growth(view_at(step_ms, 3_000), step_ms[-KEPT:] * 1e6, THRESHOLDS)
     assert growth is not None

@@ -93,7 +93,7 @@ def test_share_is_on_the_basis_of_the_idle_share(why: str, idle_ms: float, step_
     assert found == (None if share is None else pytest.approx(share)), why
 
 
-def test_windows_of_a_gpu_that_count_no_longer_are_none_of_blocking_calls() -> None:
+def test_expired_gpu_windows_are_not_ones_without_blocking_calls() -> None:
     view = run_of([window(30.0)] * 3, [window(30.0)] * 3)
     samples = view.samples._replace(absent_ratios=dict.fromkeys((0, 1), "windows have ended"))
     signals = read_signals(with_samples(view, samples), STEPS)

@@ -33,7 +33,7 @@ def find(view: RunView, *known: Finding) -> list[Finding]:
     return [candidate.finding for candidate in found]
 
 
-def test_loaders_that_are_slow_in_turns_are_uneven_work_of_nobody() -> None:
+def test_loaders_slow_in_turns_are_uneven_work_of_nobody() -> None:
     (found,) = find(turns_of())
     assert (found.kind, found.cause, found.severity, found.ranks) == ("uneven_work", "data_loading", "warning", ())
     assert found.since_step == 60
@@ -77,7 +77,7 @@ def test_cheap_turns_are_left_alone(more_ms: float) -> None:
     assert isinstance(DETECTOR.find(turns_of(more_ms=more_ms, usual_steps=140), ()), Abstain)
 
 
-def test_of_four_ranks_turns_are_found_where_the_slowest_is_not_random() -> None:
+def test_turns_of_four_ranks_are_found_unless_random() -> None:
     def find_of(view: RunView) -> list[str]:
         return [one.cause for one in find(view)]
 
@@ -113,7 +113,7 @@ def test_begin_has_a_range() -> None:
     assert (found.since_step_min, found.since_step_max) == (60, 61)
 
 
-def test_ranks_that_took_turns_and_are_slow_at_random_now_are_told_so() -> None:
+def test_ranks_that_took_turns_and_are_random_now_are_told_so() -> None:
     """Of four ranks and more: the cause of the turns is none of what is not in turns."""
     random = np.random.default_rng(3)
     own_ms = np.full((200, 4), 20.0)

@@ -26,7 +26,7 @@ def find(*lags: Lag) -> list[Finding]:
     return [one.finding for one in DETECTOR.find(view(*lags), ())]
 
 
-def test_rank_that_is_behind_is_named_with_its_group_and_nothing_is_blamed() -> None:
+def test_rank_behind_is_named_with_its_group_and_nothing_blamed() -> None:
     (finding,) = find(Lag("dp/0-3", 3, 1, 20, 20))
     assert (finding.kind, finding.ranks, finding.group, finding.since_step, finding.severity) == (
         "unmatched_collectives", (3,), "dp/0-3", 20, "info",
@@ -49,7 +49,7 @@ def test_begin_between_two_known_steps_has_a_range() -> None:
     assert finding.headline.endswith("since about step 20 (5-20)")
 
 
-def test_several_ranks_of_a_group_are_one_finding_since_the_first() -> None:
+def test_several_ranks_of_a_group_are_one_finding_from_the_first() -> None:
     (finding,) = find(Lag("dp/0-3", 3, 1, 25, 25), Lag("dp/0-3", 1, -1, 20, 20))
     assert (finding.ranks, finding.since_step) == ((1, 3), 20)
     assert finding.headline == (
@@ -107,7 +107,7 @@ def test_shift_costs_by_what_the_steps_are_longer_since_then() -> None:
 @pytest.mark.parametrize(
     "found", [slower(40, 60), slower(40, 41, matched=True), slower(40, 41, members=(2, 3)), slower(80, 41)]
 )
-def test_slowdown_of_another_begin_or_of_other_ranks_is_none_of_it(found: Candidate) -> None:
+def test_slowdown_of_another_begin_or_other_ranks_is_not_charged(found: Candidate) -> None:
     assert (found.finding.run_slowdown_ratio, found.finding.severity, found.lost_ns) == (None, "info", None)
 
 

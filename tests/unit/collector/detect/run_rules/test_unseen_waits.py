@@ -65,7 +65,7 @@ def test_no_rank_is_acquitted_while_most_of_the_step_is_unseen(cpu_ms: float, is
     assert candidate.finding.details == {"blame": "nobody" if is_known else "not known"}
 
 
-def test_no_rank_is_acquitted_of_a_slowdown_that_is_waiting_unseen() -> None:
+def test_no_rank_is_acquitted_of_a_slowdown_of_unseen_waiting() -> None:
     # 50 ms are added, and no CPU time; of the whole step 110 of 150 ms are CPU time.
     own_ms = [[115.0] * 3] * 60 + [[165.0] * 3] * 60
     view = view_of(series_of(own_ms, cpu_ms=[[110.0] * 3] * 120))

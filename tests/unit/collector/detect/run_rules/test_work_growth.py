@@ -86,7 +86,7 @@ def test_tokens_of_one_step_or_mostly_of_none_do_not_vary() -> None:
     assert find_growth_since(look_at([1000.0]), finding) == 2.0
 
 
-def test_short_last_batch_of_an_epoch_does_not_end_a_level_of_tokens() -> None:
+def test_short_last_batch_of_an_epoch_ends_no_level_of_tokens() -> None:
     tokens = list(LARGE)
     tokens[30] = tokens[31] = tokens[50] = 300.0
     assert alike(tokens) == [step for step in range(20, 60) if step not in (30, 31, 50)]
@@ -95,7 +95,7 @@ def test_short_last_batch_of_an_epoch_does_not_end_a_level_of_tokens() -> None:
     assert alike(tokens) == [step for step in range(33, 60) if step != 50]
 
 
-def test_all_steps_are_kept_where_few_have_as_many_tokens_or_none_is_known() -> None:
+def test_all_steps_are_kept_if_equal_tokens_are_few_or_unknown() -> None:
     assert len(alike([1000.0] * 37 + [1500.0] * 23)) == 60
     assert len(alike([1000.0] * 36 + [1500.0] * 24)) == 24
     assert len(alike([UNKNOWN] * 40 + [1500.0] * 20)) == 60

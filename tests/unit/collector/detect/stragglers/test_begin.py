@@ -73,7 +73,7 @@ def range_of(slow: SlowRank, look: RunView, found: tuple[int, int] | None = None
     return find_since_range(slow, slow.since_step, look, found)
 
 
-def test_begin_between_two_known_steps_has_no_range_beyond_its_noise() -> None:
+def test_begin_between_known_steps_has_no_range_beyond_its_noise() -> None:
     look = view(60, gap=(0, 0))
     assert range_of(slow_rank(look), look) == (60, 60)
 
@@ -83,19 +83,19 @@ def test_range_of_a_begin_in_a_gap_is_the_gap() -> None:
     assert range_of(date_begin(slow_rank(look), look, ()), look) == (40, 80)
 
 
-def test_begin_that_the_steps_have_dated_in_a_gap_is_no_wider_than_they_say() -> None:
+def test_begin_dated_in_a_gap_by_steps_is_no_wider_than_they_say() -> None:
     look = view(60)
     assert range_of(date_begin(slow_rank(look), look, ()), look) == (60, 60)
 
 
-def test_begin_before_the_first_known_step_has_the_range_of_before() -> None:
+def test_begin_before_the_first_known_step_keeps_the_old_range() -> None:
     look = view(60)
     slow = slow_rank(look)._replace(before_step=None)
     assert range_of(slow, look) is None
     assert range_of(slow, look, (55, 61)) == (55, 61)
 
 
-def test_range_that_reaches_to_the_first_known_step_is_that_of_before() -> None:
+def test_range_reaching_the_first_known_step_keeps_the_old_one() -> None:
     look = view(60, gap=(0, 0))
     slow = slow_rank(look)._replace(since_range=(0, 70))
     assert range_of(slow, look) == (0, 70)

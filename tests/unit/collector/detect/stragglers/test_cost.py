@@ -49,14 +49,14 @@ def cost(
     return Cost(price(lost_ns, view, first), lost_s * len(view.series.ranks))
 
 
-def test_step_loses_what_the_straggler_is_longer_than_the_slowest_healthy_rank() -> None:
+def test_step_loses_the_excess_over_the_slowest_healthy_rank() -> None:
     # Own time 150 against at most 110, in steps of 160: the ideal step takes 120. Ten steps lose 40 ms on 4 ranks.
     found = cost([[90.0, 100.0, 110.0, 150.0]] * 10, 3, step_ms=[[160.0] * 4] * 10)
     assert found.run_slowdown_ratio == pytest.approx(160 / 120)
     assert found.lost_rank_seconds == pytest.approx(10 * 0.040 * 4)
 
 
-def test_cost_where_every_second_step_is_longer_for_another_reason_is_that_of_all_steps() -> None:
+def test_cost_covers_all_steps_where_half_are_longer_anyway() -> None:
     # Of 110 ms 10 are lost, of 150 in every second step none: 260 instead of 250 for two. The median step is 150
     # or 110 ms, whichever comes once more.
     rows = [[100.0, 100.0, 100.0, 110.0], [100.0, 150.0, 100.0, 110.0]]
@@ -185,7 +185,7 @@ def before_of_pipeline(is_pipeline: bool, *known: Finding) -> float | None:
     return None if found is None else found / MS
 
 
-def test_step_of_a_pipeline_loses_what_it_is_longer_than_those_before() -> None:
+def test_pipeline_step_loses_its_excess_over_those_before() -> None:
     series = dataclasses.replace(
         series_of([[100.0, 100.0, 100.0, 150.0]], step_ms=[[160.0] * 4]), handover_ns=to_ns([[5.0] * 4])
     )
@@ -213,7 +213,7 @@ def together(first_ms: float, second_ms: float, step_ms: float, *, is_one_set: b
     return float(lost_together(sets, view, Healthy(view, {2, 3}), 12)[-1] / MS)
 
 
-def test_ranks_that_are_slow_at_different_places_of_a_step_add_up() -> None:
+def test_ranks_slow_at_different_places_of_a_step_add_up() -> None:
     assert together(150.0, 130.0, step_ms=190.0) == pytest.approx(50 + 30)
 
 
@@ -222,7 +222,7 @@ def test_ranks_that_are_slow_at_once_hide_each_other() -> None:
     assert together(150.0, 130.0, step_ms=160.0) == pytest.approx(50)
 
 
-def test_ranks_of_one_set_hide_each_other_whatever_else_is_in_the_step() -> None:
+def test_ranks_of_one_set_hide_each_other_whatever_else_is_there() -> None:
     assert together(150.0, 130.0, step_ms=190.0, is_one_set=True) == pytest.approx(50)
 
 
@@ -232,19 +232,19 @@ def spared(lost_ms: float, own_ms: list[float], others: list[int]) -> float:
     return float(spared_by(to_ns([[lost_ms]])[0], view, others)[0] / MS)
 
 
-def test_step_is_no_shorter_than_the_own_time_of_another_slow_rank() -> None:
+def test_step_is_no_shorter_than_own_time_of_another_slow_rank() -> None:
     own_ms = [100.0, 100.0, 150.0, 130.0]
     assert spared(50.0, own_ms, [3]) == pytest.approx(160 - 130)
     assert spared(30.0, own_ms, [2]) == pytest.approx(160 - 150)
     assert spared(50.0, own_ms, []) == pytest.approx(50.0)
 
 
-def test_what_a_step_is_usually_longer_than_its_ranks_is_not_spared() -> None:
+def test_usual_excess_of_a_step_over_its_ranks_is_not_spared() -> None:
     view = view_of(series_of([[100.0, 100.0, 150.0, 130.0]], step_ms=[[160.0] * 4]))
     assert spared_by(to_ns([[50.0]])[0], view, [3], to_ns([[10.0]])[0, 0])[0] / MS == pytest.approx(160 - 130 - 10)
 
 
-def test_nothing_is_spared_where_another_rank_is_longer_than_the_step() -> None:
+def test_nothing_is_spared_if_another_rank_exceeds_the_step() -> None:
     assert spared(50.0, [100.0, 170.0, 180.0], [1]) == 0.0
 
 

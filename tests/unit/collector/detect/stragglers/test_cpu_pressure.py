@@ -132,7 +132,7 @@ def test_neighbor_that_is_not_in_the_series_makes_it_no_cause() -> None:
     assert found.name == "unseen_wait"
 
 
-def test_neighbors_of_an_intermittent_slowness_are_judged_in_its_slow_steps() -> None:
+def test_neighbors_of_an_intermittent_rank_count_in_slow_steps() -> None:
     # Every other step; in the others the neighbor is as fast as all.
     rows = [[150.0, 150.0 if step % 2 == 0 else 100.0, 100.0, 100.0, 100.0, 100.0] for step in range(25)]
     series = series_of(rows, cpu_ms=[[90.0] * 6] * 25)
@@ -148,7 +148,7 @@ def test_who_computes_longer_does_not_wait_for_a_cpu() -> None:
     assert (cause.name, cause.because) == ("host_cpu", "its training thread computing longer")
 
 
-def test_pressure_of_an_intermittent_slowness_falls_on_its_slow_steps() -> None:
+def test_pressure_on_an_intermittent_rank_is_that_of_slow_steps() -> None:
     # 15 ms a step above the peers' are 30 ms in each slow step, of which there is one in two.
     assert cause_of(pressed(500, 200, 200)).name == "unseen_wait"
     assert cause_of(pressed(500, 200, 200), pattern="intermittent").name == "cpu_pressure"

@@ -118,7 +118,7 @@ def test_begin_is_moved_back_and_never_forward(since_step: int, expected: int) -
         (-5, (-9, -2), (-5, -9, -2)),
     ],
 )
-def test_kept_begin_has_the_range_that_is_known_now_or_was_before(
+def test_kept_begin_has_the_range_known_now_or_before(
     since_step: int, since_range: tuple[int, int] | None, expected: tuple[int, int | None, int | None]
 ) -> None:
     own_ms = times()
@@ -165,7 +165,7 @@ def reason_with(*lags: Lag, unknown_from: int = 60) -> str | None:
     return found.reason if isinstance(found, Abstain) else None
 
 
-def test_rank_that_left_out_a_collective_is_the_reason_of_no_verdict() -> None:
+def test_rank_that_left_out_a_collective_explains_no_verdict() -> None:
     assert reason_with(Lag("tp", 3, 1, 60, 60)) == (
         "rank 3 is 1 collective behind in group tp since step 60: it has called fewer of them than the other members, "
         "so that their waits cannot be matched"
@@ -221,14 +221,14 @@ def words_over_time(own_ms: Floats, kept: int = 256) -> list[tuple[int | None, t
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_constant_fault_in_wandering_noise_has_one_begin_and_no_other_level(seed: int) -> None:
+def test_constant_fault_in_wandering_noise_has_one_begin_only(seed: int) -> None:
     random = np.random.default_rng(seed)
     own_ms = np.full((1_500, 4), 50.0) * np.exp(random.normal(0.0, 0.02, (1_500, 4)))
     own_ms[60:, 2] *= 3.0 * np.exp(0.04 * np.sin(np.arange(1_440) / 40) + random.normal(0.0, 0.02, 1_440))
     assert set(words_over_time(own_ms)) == {(60, ())}
 
 
-def test_level_that_is_told_of_does_not_move_and_ends_with_a_later_one() -> None:
+def test_told_level_does_not_move_and_ends_with_a_later_one() -> None:
     own_ms = np.full((1_200, 4), 50.0) * np.exp(np.random.default_rng(1).normal(0.0, 0.02, (1_200, 4)))
     own_ms[60:, 2] *= 2.0
     own_ms[300:, 2] *= 2.0
@@ -240,7 +240,7 @@ def test_level_that_is_told_of_does_not_move_and_ends_with_a_later_one() -> None
     assert words_over_time(own_ms)[-1] == (60, ())
 
 
-def test_rank_that_grows_slower_beyond_the_table_is_drifting_still() -> None:
+def test_rank_growing_slower_beyond_the_table_still_drifts() -> None:
     own_ms = times(steps=200)
     own_ms[:, 2] *= np.linspace(1.2, 1.6, 200)
     ((finding, _),) = find(own_ms, known(2))
@@ -286,13 +286,13 @@ def test_rank_is_not_named_where_its_peers_wait_for_cores_alike(peers_wait_ms: f
     assert [one.finding.ranks for one in found] == ranks
 
 
-def test_rank_that_is_found_stays_so_where_its_peers_wait_for_cores() -> None:
+def test_found_rank_stays_found_while_its_peers_wait_for_cores() -> None:
     found = DETECTOR.find(held_up(60.0, 35.0), (known(2),))
     assert not isinstance(found, Abstain)
     assert [(one.finding.ranks, one.finding.cause) for one in found] == [((2,), "cpu_pressure")]
 
 
-def test_rank_that_is_slow_for_another_cause_is_named_on_busy_machines() -> None:
+def test_rank_slow_for_another_cause_is_named_on_busy_machines() -> None:
     # It waits as long for a core as its peers do: 30 ms of 60.
     found = DETECTOR.find(held_up(60.0, 60.0), ())
     assert not isinstance(found, Abstain)

@@ -29,7 +29,7 @@ def test_nothing_is_doubtful_where_all_steps_are_alike_and_known() -> None:
     assert describe_doubt(view()) == ""
 
 
-def test_few_known_steps_are_enough_where_the_others_take_as_long() -> None:
+def test_few_known_steps_are_enough_if_others_take_as_long() -> None:
     own_ms = np.full((STEPS, 2), np.nan)
     own_ms[::6] = STEP_MS - 1.0
     assert describe_doubt(view(own_ms)) == ""
@@ -59,13 +59,13 @@ def test_ranks_that_compiled_in_them_are_named() -> None:
     assert describe_doubt(late) == f"{expected}, in which rank 0 compiled for 470.0 ms (torch.compile)"
 
 
-def test_long_steps_of_one_rank_that_are_too_few_are_said_to_be_its() -> None:
+def test_too_few_long_steps_of_one_rank_are_said_to_be_its() -> None:
     found = describe_doubt(view(None, None, (17, 1, 300.0), (50, 1, 300.0), (60, UNKNOWN, 20.0)))
     expected = "23 % of the time was lost in 2 longer steps (steps 17-50) of rank 1"
     assert found == f"{expected}: too few to say that it stops again and again"
 
 
-def test_long_steps_of_many_ranks_of_which_none_costs_much_are_no_doubt() -> None:
+def test_cheap_long_steps_of_many_ranks_are_no_doubt() -> None:
     assert describe_doubt(view(None, None, *((step, step % 9, 30.0) for step in range(10, 19)))) == ""
 
 
@@ -88,7 +88,7 @@ def test_long_steps_of_the_start_do_not_count() -> None:
     assert describe_doubt(view(None, None, (START_STEPS, UNKNOWN, 900.0))) != ""
 
 
-def test_latest_long_steps_count_before_it_is_known_whose_they_were() -> None:
+def test_latest_long_steps_count_before_their_rank_is_known() -> None:
     step_ms = np.full((STEPS, 2), STEP_MS)
     step_ms[-3:-1] = 200.0
     expected = "15 % of the time was lost in 2 longer steps (steps 97-98)"
@@ -97,7 +97,7 @@ def test_latest_long_steps_count_before_it_is_known_whose_they_were() -> None:
     assert describe_doubt(view(None, step_ms)) == ""
 
 
-def test_few_steps_after_some_that_were_not_reported_are_no_verdict() -> None:
+def test_few_steps_after_unreported_ones_are_no_verdict() -> None:
     whole = view()
     gap = replace(whole, series=replace_steps(whole, np.where(np.arange(STEPS) < 92, 0, 108) + np.arange(STEPS)))
     assert describe_doubt(gap) == "steps 92-199 are missing from every rank, and 8 steps since then are too few"
@@ -110,21 +110,21 @@ def replace_steps(whole: RunView, steps: Ints) -> StepSeries:
 
 
 @pytest.mark.parametrize(("late_steps", "is_said"), [(30, True), (20, False)])
-def test_latest_steps_that_a_rank_has_not_reported_are_not_judged(late_steps: int, is_said: bool) -> None:
+def test_latest_steps_a_rank_has_not_reported_are_not_judged(late_steps: int, is_said: bool) -> None:
     step_ms = np.full((STEPS, 2), 400.0)
     step_ms[STEPS - late_steps :, 1] = np.nan
     expected = "steps 70-99 (12 s) are missing from rank 1" if is_said else ""
     assert describe_doubt(view(np.where(np.isnan(step_ms), np.nan, 300.0), step_ms)) == expected
 
 
-def test_latest_steps_of_which_each_rank_lacks_some_name_these_ranks() -> None:
+def test_latest_steps_missing_in_part_name_the_ranks_they_lack() -> None:
     step_ms = np.full((STEPS, 3), 400.0)
     step_ms[70:85, 1] = step_ms[85:, 2] = np.nan
     said = "steps 70-99 (12 s) are missing from ranks 1-2, some from each of them"
     assert describe_doubt(view(np.where(np.isnan(step_ms), np.nan, 300.0), step_ms)) == said
 
 
-def test_latest_long_step_may_be_that_of_a_rank_that_stopped_before() -> None:
+def test_latest_long_step_may_be_of_a_rank_that_stopped_before() -> None:
     """Whose it is is not known yet. Neither it nor what rank 1 owns matters by itself."""
     step_ms = np.full((STEPS, 2), STEP_MS)
     step_ms[-2] += 70.0

@@ -53,7 +53,7 @@ def read(enqueues: EnqueueSeries) -> EnqueueLateness:
     return found
 
 
-def test_lateness_is_against_the_median_peer_and_a_median_over_steps() -> None:
+def test_lateness_is_over_the_median_peer_and_a_median_of_steps() -> None:
     # Against 1, 0, 2, 0, 4 ms of the median peer.
     found = read(enqueues_of((0, 1, 31, 9), (0, 0, 30, 9), (1, 2, 36, 3), (0, 0, 38, 0), (4, 4, 10, 4)))
     assert found == EnqueueLateness(steps=5, late_ns=30 * MS, error_ns=0, excess_ns=40 * MS, is_by_device=True)

@@ -72,7 +72,7 @@ def test_time_per_step_is_between_the_first_sample_and_the_last() -> None:
 @pytest.mark.parametrize(
     "samples", [(), (TimeCount(9, 5),), (TimeCount(3, 5), TimeCount(19, 9)), (TimeCount(4, 5), TimeCount(11, 9))]
 )
-def test_time_per_step_needs_two_samples_that_are_some_steps_apart(samples: Sequence[TimeCount]) -> None:
+def test_time_per_step_needs_two_samples_some_steps_apart(samples: Sequence[TimeCount]) -> None:
     assert time_per_step(samples, 4) is None
 
 
@@ -122,7 +122,7 @@ def test_wait_longer_than_the_step_is_not_told() -> None:
 
 
 @pytest.mark.parametrize(("slow_ms", "name"), [(35.0, "cpu_pressure"), (34.9, "unseen_wait")])
-def test_same_cpu_time_and_a_longer_wait_for_a_core_is_cpu_pressure(slow_ms: float, name: str) -> None:
+def test_same_cpu_time_and_longer_core_wait_is_cpu_pressure(slow_ms: float, name: str) -> None:
     # The peers wait 10 ms a step: 25 ms more, and 24.9.
     assert cause_of(core_waits=counts_of(slow_ms, 8.0, 10.0, 20.0)).name == name
 
@@ -163,7 +163,7 @@ def test_longer_work_on_busy_cores_is_told_with_its_numbers() -> None:
 
 
 @pytest.mark.parametrize(("cpu_ms", "name"), [((80.0, 60.0), "host_cpu"), ((70.0, 60.0), "cpu_pressure")])
-def test_idle_gpu_waits_for_what_its_host_computes_longer_on_busy_cores(cpu_ms: tuple[float, float], name: str) -> None:
+def test_idle_gpu_waits_for_its_host_computing_on_busy_cores(cpu_ms: tuple[float, float], name: str) -> None:
     cause = cause_of(cpu_ms, core_waits=counts_of(80.0, 45.0), idle_ms=40.0)
     assert cause.name == name
 
@@ -181,7 +181,7 @@ def test_limit_that_stops_the_rank_is_told_beside_its_wait(ratio: float | None, 
 
 
 @pytest.mark.parametrize("waits", [{}, {SLOW: counts(45.0)}, {0: counts(10.0)}, {SLOW: (), 0: counts(10.0)}])
-def test_waits_for_a_core_that_cannot_be_compared_are_no_evidence(waits: Counts) -> None:
+def test_core_waits_that_cannot_be_compared_are_no_evidence(waits: Counts) -> None:
     cause = cause_of(core_waits=waits)
     assert (cause.name, cause.because, cause.evidence) == (
         "unseen_wait",
@@ -235,7 +235,7 @@ def test_other_threads_at_work_are_told_in_words_of_their_own() -> None:
     assert cause.evidence["other_threads_excess_ns"] == 40 * MS
 
 
-def test_idle_gpu_beside_other_threads_at_work_waits_for_its_host() -> None:
+def test_idle_gpu_beside_busy_other_threads_waits_for_its_host() -> None:
     cause = cause_of(process_cpu=counts_of(140.0, 100.0), idle_ms=40.0)
     assert (cause.name, cause.because) == (
         "host_cpu",
@@ -271,7 +271,7 @@ def test_thread_that_waits_for_block_io_has_slow_storage() -> None:
     assert (cause.evidence["block_io_wait_ns_per_step"], cause.evidence["block_io_excess_ns"]) == (45 * MS, 35 * MS)
 
 
-def test_block_io_of_a_gpu_is_told_where_no_window_shows_the_device() -> None:
+def test_block_io_of_a_gpu_rank_is_told_without_device_windows() -> None:
     assert cause_of(None, block_io=counts_of(45.0, 10.0)).name == "storage"
     assert cause_of(block_io=counts_of(45.0, 10.0), idle_ms=5.0).name == "unattributed"
 
@@ -281,7 +281,7 @@ def test_short_or_impossible_block_io_is_not_the_cause(block_io: Counts) -> None
     assert cause_of(block_io=block_io).name == "unseen_wait"
 
 
-def test_steps_since_the_sample_before_count_where_a_level_is_younger_than_two_samples() -> None:
+def test_steps_since_the_last_sample_count_for_a_young_level() -> None:
     """Samples every 20 steps; from step 25 on the rank waits 20 ms a step for a core: 300 ms up to step 40."""
     slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
     waits = {rank: [TimeCount(0, 0), TimeCount(20, 0), TimeCount(40, 0)] for rank in PEERS}

@@ -147,7 +147,7 @@ def test_few_steps_tell_nothing() -> None:
     assert find_intermittent(view_of(series_of([[100.0, UNKNOWN, UNKNOWN]] * 30)), THRESHOLDS, ()) == ()
 
 
-def test_slowness_at_random_has_passed_after_seven_times_the_usual_distance() -> None:
+def test_random_slowness_has_passed_after_seven_usual_gaps() -> None:
     # Gaps of 10 steps in the mean: a gap of 50 steps is one of e^-5, and of 70 one of e^-7.
     own_ms = np.full((200, 8), 100.0)
     own_ms[[20, 24, 41, 47, 60, 72, 80], SLOW] = 200.0
@@ -201,7 +201,7 @@ def test_of_few_ranks_so_many_stalls_of_one_are_not_chance(ranks: int, stalls: i
     assert [slow.rank for slow in found(own_ms)] == named
 
 
-def test_of_few_ranks_a_stall_in_every_other_step_leaves_the_noise_as_it_is() -> None:
+def test_stall_every_other_step_among_few_ranks_adds_no_noise() -> None:
     own_ms = times(steps=60, ranks=3)
     own_ms[::2, 1] *= 1.5
     assert [slow.rank for slow in found(own_ms)] == [1]
@@ -225,7 +225,7 @@ def test_one_very_long_stall_counts_as_four_usual_ones() -> None:
     assert chance_of_sum(usual, mine, 4) == 1.0  # a quarter of all is its share
 
 
-def test_rank_without_peers_is_judged_by_the_number_of_its_stalls() -> None:
+def test_rank_without_peers_is_judged_by_its_number_of_stalls() -> None:
     own_ms = times()
     own_ms[80::5, SLOW] *= 1.5
     kinds = {rank: f"work {rank}" for rank in range(8)}

@@ -88,7 +88,7 @@ def test_more_tokens_that_take_no_longer_are_nothing() -> None:
     assert found_in(view(noisy(100), tokens=of_rank(noisy(4096), 3, 1.4))) == {}
 
 
-def test_slowness_that_begins_later_is_not_excused_by_more_work_in_all_steps() -> None:
+def test_later_slowness_is_not_excused_by_more_work_in_all_steps() -> None:
     # 1.35 times the tokens take 1.15 times as long; from step 40 on a slow clock makes it 1.5 times.
     self_ms = of_rank(of_rank(noisy(100), 3, 1.15), 3, 1.5 / 1.15, SINCE)
     assert found_in(view(self_ms, tokens=of_rank(noisy(4096), 3, 1.35))) == {"straggler": [(3,)]}
@@ -162,7 +162,7 @@ def find_alike(odd: Signature) -> tuple[tuple[int, ...], ...]:
     return groups.alike
 
 
-def test_rank_that_only_its_bytes_set_apart_is_compared_with_the_others() -> None:
+def test_rank_set_apart_by_its_bytes_only_is_compared() -> None:
     hot = Signature((("all_to_all", 8, 1_400_000), ("all_reduce", 8, 500_000)))
     assert find_alike(hot) == (tuple(range(RANKS)),)
 

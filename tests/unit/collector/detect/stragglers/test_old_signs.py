@@ -93,7 +93,7 @@ def test_retries_must_have_become_more(retries: tuple[int, ...], name: str) -> N
     assert find_cause(slow, series, samples).name == name
 
 
-def test_one_count_before_the_slowness_is_of_the_process_since_its_begin() -> None:
+def test_lone_count_before_the_slowness_is_since_process_start() -> None:
     # A retry a step since the first one; the counts between have left the ring.
     mine = [
         AllocatorCounts(step, AllocatorSample(host_ns=step, retries=step, device_allocs=None))

@@ -92,7 +92,7 @@ def test_other_slowness_in_some_steps_is_a_straggler(longer_ms: dict[int, float]
     assert (found.kind, found.pattern) == ("straggler", "intermittent")
 
 
-def test_checkpoint_every_tenth_step_is_work_of_its_own_with_its_line() -> None:
+def test_checkpoint_every_tenth_step_is_own_work_with_its_line() -> None:
     line = SavedLine(
         call="torch.save", line="train.py:24 (main)", count=9, duration_ns=450 * MS, last_ns=50 * MS, last_bytes=2**20
     )
@@ -103,7 +103,7 @@ def test_checkpoint_every_tenth_step_is_work_of_its_own_with_its_line() -> None:
         assert why in found.why
 
 
-def test_checkpoint_that_is_slower_than_its_peers_is_slow_storage() -> None:
+def test_checkpoint_slower_than_its_peers_is_slow_storage() -> None:
     line = SavedLine(call="torch.save", line="t.py:24 (main)", count=9, last_ns=50 * MS, last_bytes=2**20)
     saves = dict.fromkeys(range(1, RANKS), (line,))
     saves[0] = (msgspec.structs.replace(line, last_ns=150 * MS),)
@@ -162,7 +162,7 @@ def test_line_that_waits_for_the_gpu_is_named() -> None:
     assert f"longer than on its 7 peers; its host waiting for the GPU at {where}" in found.why
 
 
-def test_open_finding_keeps_its_first_step_and_lasts_with_less_regular_steps() -> None:
+def test_open_finding_keeps_its_first_step_with_irregular_steps() -> None:
     (found,) = findings(view(every((10, 50.0))))
     uneven = {**every((10, 50.0)), **dict.fromkeys((13, 36, 57, 72, 98), 50.0)}
     (fresh,) = findings(view(uneven))

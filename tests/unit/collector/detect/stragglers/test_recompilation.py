@@ -21,7 +21,7 @@ def test_time_in_a_step_is_the_median_of_the_steps() -> None:
     assert measure_compilation(frames, 1, {10, 20, 30, 31, 32, 33, 34}) == 0.0
 
 
-def test_rank_that_compiled_nothing_has_no_time_and_one_that_does_not_tell_is_unknown() -> None:
+def test_no_compilation_is_zero_time_and_no_word_of_it_unknown() -> None:
     assert measure_compilation({1: []}, 1, {10}) == 0.0
     assert measure_compilation({1: None}, 1, {10}) is None
     assert measure_compilation({}, 1, {10}) is None

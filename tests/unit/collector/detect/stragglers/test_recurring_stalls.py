@@ -207,7 +207,7 @@ def test_save_of_unknown_size_has_its_time() -> None:
     assert cause.because == "saving a checkpoint: torch.save, 400.0 ms the last time"
 
 
-def test_pauses_of_the_garbage_collector_are_the_cause_where_they_are_as_long() -> None:
+def test_gc_pauses_are_the_cause_where_they_last_as_long() -> None:
     counts = [TimeCount(150, 0), TimeCount(550, round(4 * 300 * MS))]  # 4 stalls between
     assert find_stall_cause(recurring(), Samples({}, {1: counts}, {})).name == "garbage_collection"
     assert (

@@ -93,7 +93,7 @@ def test_transfer_of_their_groups_that_has_grown_is_a_slow_link() -> None:
 
 
 @pytest.mark.parametrize(("compile_ms", "name"), [(16, "recompilation"), (14, "unattributed")])
-def test_ranks_that_compile_longer_are_named_with_frame_and_guard(compile_ms: int, name: str) -> None:
+def test_ranks_compiling_longer_are_named_with_frame_and_guard(compile_ms: int, name: str) -> None:
     frames = [
         CompiledFrame(step=step, frame="train.py:24 (scale)", duration_ns=compile_ms * MS, reason=f"k == {step}")
         for step in range(SINCE, STEPS)
@@ -193,20 +193,20 @@ def test_processes_that_compute_longer_are_a_slow_host() -> None:
 
 
 @pytest.mark.parametrize(("after_ms", "name"), [(17.0, "cpu_pressure"), (16.9, "unseen_wait")])
-def test_same_cpu_time_and_longer_waits_for_a_core_are_cpu_pressure(after_ms: float, name: str) -> None:
+def test_same_cpu_time_and_longer_core_waits_are_cpu_pressure(after_ms: float, name: str) -> None:
     found = cause(cpu_ms=steps_of(90.0, 90.0), samples=host(core=(2.0, after_ms)))
     assert found.name == name
     if name == "cpu_pressure":
         assert found.because == "their training threads waiting 15.0 ms more per step for a CPU core than before"
 
 
-def test_longer_waits_for_a_core_than_a_step_are_no_waits_in_steps() -> None:
+def test_core_waits_longer_than_a_step_are_no_waits_in_steps() -> None:
     found = cause(cpu_ms=steps_of(90.0, 90.0), samples=host(core=(2.0, 133.0)))  # 131 ms longer, in steps of 130 ms
     assert found.name == "unseen_wait"
     assert "core_wait_added_ns" not in found.evidence
 
 
-def test_longer_waits_for_cores_come_before_transfers_without_gpus() -> None:
+def test_longer_core_waits_come_before_transfers_without_gpus() -> None:
     # Transfers take 20 ms longer, and training threads wait 20 ms longer for a core: 15 ms explain half.
     transfer_ms = [5.0] * SINCE + [25.0] * SINCE
     assert cause(transfer_ms=transfer_ms, samples=host(core=(2.0, 22.0))).name == "cpu_pressure"
@@ -280,7 +280,7 @@ def test_threads_say_nothing_of_gpus_that_are_not_idle_longer() -> None:
         ("gpu_slow_clock", {"sm_clock_ratio": 0.8}, {}, False),
     ],
 )
-def test_cause_is_undecided_only_where_what_it_was_found_by_is_missing(
+def test_cause_is_undecided_only_where_its_evidence_is_missing(
     cause: str, found_by: Mapping[str, float], now: Mapping[str, float], undecided: bool
 ) -> None:
     found = Finding(kind="run_slowdown", ranks=(), cause=cause, sentence="", evidence=found_by)

@@ -98,7 +98,7 @@ def test_steps_without_known_waits_count_for_steady_slowness(pattern: str, expec
     assert find_cause(slow, series, Samples({}, {}, {})).evidence == expected
 
 
-def test_slow_host_is_not_named_where_only_the_devices_own_times_are_known() -> None:
+def test_slow_host_is_not_named_by_device_own_times_alone() -> None:
     by_host = series_of(alike(150.0, 100.0), cpu_ms=alike(140.0, 90.0), own_is_measured=False)
     slow = slow_of(SLOW, PEERS, own_ms=150.0, peers_ms=100.0)
     assert find_cause(slow, by_host, Samples({}, {}, {})).name == "host_cpu"
@@ -269,7 +269,7 @@ def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
 
 
 @pytest.mark.parametrize(("cpu_ms", "name"), [(65.0, "unseen_wait"), (65.1, "unattributed"), (90.0, "unattributed")])
-def test_host_that_computes_less_by_what_its_forward_is_longer_waits_itself(cpu_ms: float, name: str) -> None:
+def test_host_computing_less_by_its_longer_forward_waits_itself(cpu_ms: float, name: str) -> None:
     # Its peers spin until their devices are done, and so have the CPU for 90 ms of each step.
     cause = cause_of(devices=gpus(gpu(), gpu()), cpu_ms=alike(cpu_ms, 90.0), phases_ms={"forward": alike(60.0)})
     assert cause.name == name
@@ -325,9 +325,7 @@ def test_busy_link_of_a_lower_generation_is_pcie_downgrade() -> None:
         (linked(16, 0), [linked(16)] * 3),
     ],
 )
-def test_link_that_is_as_those_of_its_peers_or_not_known_is_no_cause(
-    slow: DeviceSample, peers: list[DeviceSample]
-) -> None:
+def test_link_like_those_of_peers_or_unknown_is_no_cause(slow: DeviceSample, peers: list[DeviceSample]) -> None:
     assert pcie_cause(slow, *peers) == Cause(*NO_CAUSE, {})
 
 
@@ -374,7 +372,7 @@ def copying(exposed_ms: float, *, size: int = 20 * 2**20, pageable: bool = False
     return [window]
 
 
-def test_copies_that_take_longer_for_as_many_bytes_are_slow_copies() -> None:
+def test_longer_copies_of_as_many_bytes_are_slow_copies() -> None:
     cause = cause_of(breakdowns={SLOW: copying(50.0)} | dict.fromkeys(PEERS, copying(5.0)))
     assert cause == Cause(
         "slow_copies",
@@ -417,7 +415,7 @@ def test_copies_that_are_not_told_are_no_evidence() -> None:
     assert cause_of(breakdowns=untold) == Cause(*NO_CAUSE, {"compute_excess_ns": 0, "operator_ratio": 1.0})
 
 
-def test_narrow_link_is_the_cause_with_what_its_copies_take_longer() -> None:
+def test_narrow_link_is_the_cause_with_its_copies_extra_time() -> None:
     work = {SLOW: copying(50.0)} | dict.fromkeys(PEERS, copying(5.0))
     cause = pcie_cause(linked(4), *[linked(16)] * 3, breakdowns=work)
     assert (cause.name, cause.because) == (
@@ -480,7 +478,7 @@ def test_idle_gpu_whose_host_is_at_work_waits_for_it(cpu_ms: Rows) -> None:
     assert cause.evidence["idle_excess_ns"] == 40 * MS
 
 
-def test_idle_gpu_whose_host_is_on_no_cpu_waits_for_what_is_not_seen() -> None:
+def test_idle_gpu_with_its_host_off_cpu_has_an_unseen_wait() -> None:
     cause = idle_cause(alike(124.9, 100.0))  # off the CPU for 25.1 ms, above half of the 50 that it is slower
     assert cause.name == "unseen_wait"
     assert cause.because == (
@@ -638,7 +636,7 @@ LONGER_IDLE = windows(window(80.0, None, idle_ms=70.0), window(80.0, None, idle_
 """GPUs that compute for as long; that of the slow rank is idle 50 ms longer."""
 
 
-def test_longer_waits_with_a_gpu_idle_around_their_end_are_host_device_sync() -> None:
+def test_longer_waits_with_gpu_idle_at_end_are_host_device_sync() -> None:
     mine = waits(45.0, 40.0, idle_of(ITEM, 30.0), idle_of(ITEM, 10.0, line="train.py:30 (log)"))
     cause = cause_of(synchronizations=all_wait(mine, waits(5.0, 2.0)), breakdowns=LONGER_IDLE)
     assert cause.name == "host_device_sync"
@@ -718,18 +716,18 @@ def test_without_kinds_nothing_is_named() -> None:
     assert cause.because.endswith("its GPU idle as much longer")
 
 
-def test_share_of_a_kind_with_more_idle_time_than_its_window_is_all() -> None:
+def test_share_of_a_kind_idle_beyond_its_window_is_all() -> None:
     mine = waits(45.0, 40.0, idle_of(ITEM, 900.0))
     cause = cause_of(synchronizations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     assert ", 100 % of it in" in cause.because
 
 
-def test_windows_before_the_present_level_are_no_evidence_of_waits() -> None:
+def test_windows_before_the_present_level_are_no_evidence() -> None:
     old = all_wait(waits(45.0, 40.0, first_step=3), waits(0.0, 0.0, first_step=3))
     assert cause_of(synchronizations=old, breakdowns=LONGER_IDLE, level_from_step=4).evidence == {}
 
 
-def test_waits_are_not_compared_with_peers_of_whom_none_are_known() -> None:
+def test_waits_are_not_compared_with_peers_without_any_known() -> None:
     cause = cause_of(synchronizations={SLOW: (waits(45.0, 40.0),)}, breakdowns=LONGER_IDLE)
     assert "sync_excess_ns" not in cause.evidence
 

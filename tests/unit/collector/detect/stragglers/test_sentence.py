@@ -73,7 +73,7 @@ def test_node_is_named_with_its_ranks() -> None:
     assert write_who(slow[:1], ()) == ""
 
 
-def test_ranks_that_are_slow_together_are_not_slower_than_each_other() -> None:
+def test_ranks_slow_together_are_not_slower_than_each_other() -> None:
     def slow_among(ranks: int, *slow: int) -> str:
         every = tuple(range(ranks))
         named = [slow_of(rank, tuple(one for one in every if one != rank), own_ms=75.0, peers_ms=35.0) for rank in slow]

@@ -40,7 +40,7 @@ def test_nothing_is_known_without_timed_collectives_or_peers() -> None:
     assert not is_contradicted(SLOW, series_with())
 
 
-def test_rank_that_waits_as_long_as_its_peers_is_not_what_they_wait_for() -> None:
+def test_rank_waiting_as_long_as_its_peers_is_not_awaited() -> None:
     assert is_contradicted(SLOW, series_with((10, 10, 10, 10)))
     assert not is_contradicted(SLOW, series_with((10, 10, 9, 10)))
 
@@ -56,7 +56,7 @@ def find(*waits_ms: tuple[float, float, float, float]) -> list[Candidate]:
     return list(found)
 
 
-def test_slow_rank_that_others_wait_for_is_named_with_both_numbers() -> None:
+def test_slow_rank_that_others_wait_for_has_both_numbers() -> None:
     ((finding, _),) = find((50, 50, 0, 50))
     assert finding.ranks == (2,)
     assert (finding.evidence["timed_wait_ns"], finding.evidence["peers_timed_wait_ns"]) == (0, 50 * MS)

@@ -119,7 +119,7 @@ def test_turns_of_all_kept_steps_may_be_older() -> None:
     assert (found.since_step, found.since_range) == (0, None)
 
 
-def test_two_of_three_steps_by_chance_are_no_straggler_among_turns() -> None:
+def test_two_of_three_steps_by_chance_are_no_straggler_in_turns() -> None:
     owners = [0, 1] * 20 + [1, 1, 0] * 20
     found = Stragglers(Thresholds()).find(view_with(owners), ())
     assert not isinstance(found, Abstain)

@@ -79,13 +79,13 @@ def test_healthy_rank_of_a_slow_node_is_not_among_its_slow_ones() -> None:
     assert slower_in(self_ms) == [28, 29, 31]
 
 
-def test_rank_that_reports_half_of_its_steps_leaves_its_node_known() -> None:
+def test_rank_reporting_half_of_its_steps_leaves_its_node_known() -> None:
     self_ms = work(*[100.0] * 7, 110.0, steps=80)
     self_ms[::2, 30] = UNKNOWN
     assert slower_in(self_ms) == ranks_of(7)
 
 
-def test_rank_much_slower_than_its_slow_node_is_told_with_its_own_numbers() -> None:
+def test_rank_far_slower_than_its_slow_node_has_own_numbers() -> None:
     self_ms = work(*[100.0] * 6, 106.0, 106.0, steps=80)
     self_ms[:, 30] *= 1.5
     found = find_slow_nodes(view(self_ms), Thresholds(), ())

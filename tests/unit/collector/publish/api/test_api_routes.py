@@ -79,7 +79,7 @@ def test_heat_map_is_that_of_the_run(api: Api) -> None:
     assert cells[-1].argmax() == 2
 
 
-def test_findings_that_have_ended_come_after_the_open_ones_the_latest_first() -> None:
+def test_ended_findings_follow_the_open_ones_latest_first() -> None:
     findings = tuple(Finding(kind="straggler", cause="host_cpu", number=n, sentence=f"No {n}.") for n in range(1, 5))
     run = RunSnapshot(run="r", world_size=1, restart_count=0, ranks=(), findings=findings, open_findings=(findings[1],))
     found = msgspec.json.decode(ask(api_of(run), "/api/v1/runs/r/findings").body, type=FindingList)

@@ -27,7 +27,7 @@ def interval_of(begin_wall_s: float, slowdowns: dict[int, float]) -> RankInterva
     return RankInterval(0, begin_wall_s, begin_wall_s + 60.0, columns)
 
 
-def test_bytes_are_a_length_a_head_and_a_byte_for_each_rank_and_step() -> None:
+def test_bytes_are_length_head_and_one_for_each_rank_and_step() -> None:
     # 30 ms of own work a step on all ranks but one, which has 60 ms for two of the four steps that are looked at.
     story = Story(4).join().train(5).train(2, data={2: 40.0})
     body = of_steps("bert", 4, picture_of(story))
@@ -58,7 +58,7 @@ def test_ranks_that_are_missing_make_stretches() -> None:
     assert head.ranks == ((0, 2), (7, 7), (9, 10))
 
 
-def test_past_has_a_column_for_each_interval_and_nothing_where_a_rank_was_not_there() -> None:
+def test_past_has_a_column_an_interval_and_gaps_for_absent_ranks() -> None:
     first, second = interval_of(600.0, {0: 1.0, 1: 2.0}), interval_of(660.0, {1: 1.0, 3: float("nan")})
     head, cells = unpack(of_intervals("bert", 4, [first, second]))
     assert head.source == "intervals"

@@ -192,7 +192,7 @@ def nccl(*kinds: NcclBandwidth, absent: str = "") -> NcclBandwidths:
     return NcclBandwidths(kinds, absent)
 
 
-def test_operations_of_nccl_have_the_median_and_the_highest_of_the_ranks() -> None:
+def test_nccl_operations_have_median_and_highest_of_the_ranks() -> None:
     ranks = [
         on_node(number, "n0", nccl=nccl(NcclBandwidth("TP 0", "AllReduce", 10 + number, bandwidth)))
         for number, bandwidth in enumerate((3e9, 1e9, 7e9))

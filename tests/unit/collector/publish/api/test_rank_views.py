@@ -58,7 +58,7 @@ def test_rank_in_the_list_says_where_and_how_it_is() -> None:
     assert (line.node, line.up, line.ended, line.last_step, line.slowdown_ratio) == ("n0", False, "crashed", 7, None)
 
 
-def test_rank_is_compared_with_the_medians_of_those_that_do_the_same_work() -> None:
+def test_rank_is_compared_with_medians_of_ranks_of_the_same_work() -> None:
     # 10 ms in each of three phases, rank 2 with 40 ms of data, of which 8 ms outside of the loader: 5 ms of transfer
     # make 65 ms of own time against 35.
     story = Story(4).join().train(20, data={2: 40.0})
@@ -99,7 +99,7 @@ def test_rank_says_where_it_runs_and_on_what() -> None:
     assert answer_of(Story(2).join().train(8), 1).gpu_model is None
 
 
-def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> None:
+def test_blocking_calls_of_a_rank_are_means_per_step_in_one_line() -> None:
     kinds = (
         Synchronization(call="cudaMemcpy", line="a.py:1 (f\n)", count=6, waits_ns=40, longest_ns=30, idle_ns=10),
         Synchronization(call="cudaStreamSynchronize", operator="aten::item", count=1, waits_ns=4),

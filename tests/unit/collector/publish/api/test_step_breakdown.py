@@ -46,7 +46,7 @@ def test_stretch_is_what_was_counted_since_the_time_before() -> None:
     assert (stretch.window_ns, stretch.compute_ns, stretch.idle_ns) == (70 * MS, 35 * MS, 0)
 
 
-def test_snapshots_that_come_sooner_wait_and_nothing_of_them_is_lost() -> None:
+def test_snapshots_that_come_too_soon_wait_and_lose_nothing() -> None:
     shares = Shares()
     for tick in range(21):
         shares.record(snapshot_at(100.0 + tick / 10, bert=(tick,)))
@@ -94,7 +94,7 @@ def test_large_run_is_added_up_less_often() -> None:
     assert shares.is_due(1, 2.0)
 
 
-def test_a_small_run_beside_a_large_one_has_only_its_own_ranks_read() -> None:
+def test_small_run_beside_a_large_one_has_only_its_ranks_read() -> None:
     """Of a large one nothing is, until it is time for it."""
     read: list[str] = []
 

@@ -121,7 +121,7 @@ def test_a_measured_zero_is_shown(rank: RankSnapshot, family: str) -> None:
     assert set(values(families_of(run_of(rank))[family]).values()) == {0}
 
 
-def test_bytes_of_a_link_are_told_by_their_direction_and_the_unknown_one_is_absent() -> None:
+def test_link_bytes_have_directions_and_unknown_ones_are_absent() -> None:
     sent, both = (
         rank_of(devices=(DeviceSample(host_ns=0, uuid="G", nvlink_tx_bytes=7),)),
         rank_of(devices=(DeviceSample(host_ns=0, uuid="G", nvlink_tx_bytes=7, nvlink_rx_bytes=9),)),
@@ -133,7 +133,7 @@ def test_bytes_of_a_link_are_told_by_their_direction_and_the_unknown_one_is_abse
     assert directions == [{"tx": 7}, {"tx": 7, "rx": 9}]
 
 
-def test_without_communication_there_is_no_overlap_ratio_but_the_others_are_there() -> None:
+def test_without_communication_only_the_overlap_ratio_is_absent() -> None:
     window = WindowBreakdown(
         first_step=0, step_count=1, window_ns=8, compute_ns=6, communication_ns=0, overlap_ns=0,
         exposed_communication_ns=0, copy_ns=0, idle_ns=2,
@@ -162,7 +162,7 @@ def finding_of(rank: int, cause: str = "host_cpu") -> Finding:
 
 
 @pytest.mark.parametrize("ended", ["finished", "killed", "silent"])
-def test_of_a_rank_that_has_ended_only_its_info_its_end_up_0_and_the_account_of_its_steps_stay(ended: str) -> None:
+def test_ended_rank_keeps_only_info_end_up_0_and_step_account(ended: str) -> None:
     counts = StepCounts(made=9, buffered=0, published=9)
     gone = rank_of(1, up=False, ended=ended, totals=Totals(steps=9), slowdown_ratio=2.0, steps=counts)
     run = run_of(rank_of(0), gone, open_findings=(finding_of(1),), lost=(LostSeconds(1, "host_cpu", 5.0),))
@@ -196,7 +196,7 @@ def test_a_run_tells_its_account_of_time_once_it_has_made_a_step() -> None:
     assert values(trained["rankscope_run_seconds"]) == {("a", kind): 0.0 for kind in spent}
 
 
-def test_a_rank_that_has_not_ended_but_is_not_up_keeps_its_counters() -> None:
+def test_rank_that_is_down_but_has_not_ended_keeps_its_counters() -> None:
     families = families_of(run_of(rank_of(up=False, totals=Totals(steps=9))))
     assert values(families["rankscope_steps"]) == {("a", "0"): 9}
     assert values(families["rankscope_rank_up"]) == {("a", "0"): 0}
@@ -211,7 +211,7 @@ def test_the_same_rank_number_in_another_run_is_another_rank() -> None:
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_straggler_is_shown_once_for_each_cause_while_it_is_open() -> None:
+def test_open_straggler_is_shown_once_for_each_cause() -> None:
     closed = finding_of(1, "data_loading")
     twice = (finding_of(0), finding_of(0), finding_of(0, "unattributed"))
     run = run_of(rank_of(0), rank_of(1), open_findings=twice, findings=(closed, *twice))

@@ -24,7 +24,7 @@ def ask(target: str, *, metrics_ranks_max: int = 0, accept: str = "", accept_enc
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/ranks", "/metrics/ranks?shard=0/2"])
-def test_each_page_comes_in_the_format_and_the_encoding_that_are_asked_for(path: str) -> None:
+def test_each_page_comes_in_the_requested_format_and_encoding(path: str) -> None:
     classic, modern = ask(path), ask(path, accept=OPENMETRICS, accept_encoding="gzip")
     assert classic.content_type == "text/plain; version=0.0.4; charset=utf-8"
     assert "Content-Encoding" not in classic.headers
@@ -36,7 +36,7 @@ def test_each_page_comes_in_the_format_and_the_encoding_that_are_asked_for(path:
     assert samples[0] == samples[1]
 
 
-def test_the_ranks_of_a_large_run_are_on_their_own_page_and_those_of_a_small_one_are_not() -> None:
+def test_only_ranks_of_large_runs_are_on_a_page_of_their_own() -> None:
     assert b"\nrankscope_rank_up{" not in ask("/metrics").body
     assert b"\nrankscope_rank_up{" in ask("/metrics/ranks").body
     assert b"\nrankscope_rank_up{" in ask("/metrics", metrics_ranks_max=64).body

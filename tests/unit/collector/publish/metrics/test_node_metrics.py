@@ -62,7 +62,7 @@ def test_without_windows_there_are_no_ratios() -> None:
     assert read("run_compute_ratio", rank_of(0)) == {}
 
 
-def test_the_steps_of_a_run_do_not_fall_when_the_rank_that_has_most_ends() -> None:
+def test_steps_of_a_run_do_not_fall_when_its_leading_rank_ends() -> None:
     behind, first = rank_of(0, totals=Totals(steps=7)), rank_of(1, totals=Totals(steps=9))
     ended = rank_of(1, totals=Totals(steps=9), up=False, ended="finished")
     assert read("run_steps_total", behind, first) == read("run_steps_total", behind, ended) == {(): 9}
@@ -87,7 +87,7 @@ def test_of_a_run_without_live_ranks_nothing_is_told(ended: str) -> None:
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_has_its_live_ranks_and_the_slowdown_of_the_slowest() -> None:
+def test_node_has_its_live_ranks_and_the_highest_slowdown() -> None:
     ranks = (
         rank_of(0, node="x", slowdown_ratio=1.1),
         rank_of(1, node="x", slowdown_ratio=1.4),
@@ -98,7 +98,7 @@ def test_a_node_has_its_live_ranks_and_the_slowdown_of_the_slowest() -> None:
     assert read("node_slowdown_ratio", *ranks) == {("x",): 1.4}
 
 
-def test_the_gpus_of_a_node_are_told_together_by_what_is_worst_or_by_their_mean() -> None:
+def test_gpus_of_a_node_are_told_by_their_worst_or_their_mean() -> None:
     cool = gpu(
         "A", utilization_ratio=1.0, memory_used_bytes=30, memory_total_bytes=100, power_watts=300.0,
         temperature_celsius=50.0, sm_clock_hertz=1_900, throttle_reasons=(), xid_count=0, ecc_uncorrected=1,
@@ -132,7 +132,7 @@ def test_a_gpu_that_two_ranks_share_counts_once() -> None:
 @pytest.mark.parametrize(
     ("ratios", "mean"), [((1e308, 1e308), math.inf), ((math.inf, -math.inf), math.nan), ((1.0, math.nan), math.nan)]
 )
-def test_ratios_that_are_none_are_told_as_they_are_and_fail_no_page(ratios: tuple[float, ...], mean: float) -> None:
+def test_ratios_that_are_not_finite_are_told_and_fail_no_page(ratios: tuple[float, ...], mean: float) -> None:
     rank = rank_of(0, devices=tuple(gpu(str(place), utilization_ratio=ratio) for place, ratio in enumerate(ratios)))
     for found in (read("run_gpu_utilization_ratio", rank), read("node_gpu_utilization_ratio", rank)):
         assert list(found.values()) == [pytest.approx(mean, nan_ok=True)]
@@ -155,7 +155,7 @@ def test_the_ten_slowest_live_ranks_are_told_with_their_nodes() -> None:
     assert found == {(f"n{rank // 4}", str(rank)): 1 + rank / 100 for rank in range(2, 12)}
 
 
-def test_the_ranks_that_keep_most_waiting_are_told_and_those_of_whom_that_is_not_known_are_not() -> None:
+def test_only_ranks_known_to_keep_most_waiting_are_told() -> None:
     ranks = [rank_of(rank, wait_caused_ns_median=rank * 8.0 * MS) for rank in range(11)]
     found = read("worst_rank_caused_wait_seconds", *ranks, rank_of(11))
     assert found == pytest.approx({("n0", str(rank)): rank * 0.008 for rank in range(1, 11)})

@@ -110,9 +110,7 @@ def test_a_slow_page_that_became_fast_is_rendered_by_requests(slow: World) -> No
     assert slow.request() == 2
 
 
-def test_a_page_that_cannot_be_rendered_ahead_is_dropped_and_counted(
-    slow: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_page_that_fails_to_render_ahead_is_dropped_and_counted(slow: World, caplog: pytest.LogCaptureFixture) -> None:
     slow.request()
     slow.is_broken = True
     slow.tick()

@@ -80,13 +80,13 @@ def left_out(series: Series, page: Page = METRICS) -> float:
 # -- which family is where --------------------------------------------------------------------------------------------
 
 
-def test_a_small_run_has_everything_on_metrics_and_no_series_on_the_page_of_ranks() -> None:
+def test_small_run_is_all_on_metrics_and_not_on_the_rank_page() -> None:
     snapshot = snapshot_of(3)
     assert PER_RANK - {"rankscope_rank_end_info"} <= names_of(series_of(snapshot, METRICS, metrics_ranks_max=3))
     assert names_of(series_of(snapshot, RANKS, metrics_ranks_max=3)) == set(OF_PAGES)
 
 
-def test_metrics_of_a_large_run_take_nothing_from_a_rank_but_its_outline() -> None:
+def test_metrics_of_a_large_run_need_only_outlines_of_ranks() -> None:
     full = [rank_of(rank, ended=ended) for rank, ended in enumerate([None, None, "silent", "failed"])]
     outlines = [RankSnapshot(**{name: getattr(rank, name) for name in SUMMARY_FIELDS}) for rank in full]
     found, expected = (series_of(snapshot_with(*ranks), METRICS, metrics_ranks_max=3) for ranks in (outlines, full))
@@ -103,7 +103,7 @@ def test_the_pictures_of_a_small_run_are_made_once_for_its_page() -> None:
     assert lazy.made == 1
 
 
-def test_a_page_of_many_ranks_has_each_of_them_once_or_a_family_not_at_all() -> None:
+def test_page_of_many_ranks_has_each_once_or_no_such_family() -> None:
     """Of more ranks than are written at a time."""
     ranks = 2 * BLOCK_RANKS + 3
     everybody = [str(rank) for rank in range(ranks)]
@@ -116,7 +116,7 @@ def test_a_page_of_many_ranks_has_each_of_them_once_or_a_family_not_at_all() -> 
     assert left_out(found, RANKS) > 0
 
 
-def test_the_families_of_a_large_run_s_ranks_are_on_their_own_page_alone() -> None:
+def test_rank_families_of_a_large_run_are_on_their_page_alone() -> None:
     snapshot = snapshot_of(4)
     on_metrics, on_ranks = (series_of(snapshot, page, metrics_ranks_max=3) for page in (METRICS, RANKS))
     assert names_of(on_metrics).isdisjoint(PER_RANK)
@@ -125,14 +125,14 @@ def test_the_families_of_a_large_run_s_ranks_are_on_their_own_page_alone() -> No
     assert on_metrics.keys().isdisjoint(on_ranks)
 
 
-def test_both_pages_of_a_large_run_have_together_what_the_one_of_a_small_run_has() -> None:
+def test_both_pages_of_a_large_run_equal_the_one_of_a_small_run() -> None:
     snapshot = full_snapshot()
     together = series_of(snapshot, METRICS, metrics_ranks_max=0) | series_of(snapshot, RANKS, metrics_ranks_max=0)
     of_page = {(name, (("page", RANKS.name),)): 0.0 for name in OF_PAGES}
     assert together == series_of(snapshot, METRICS) | of_page
 
 
-def test_ranks_that_have_not_joined_count_so_that_nothing_moves_while_they_do() -> None:
+def test_ranks_yet_to_join_count_so_that_nothing_moves() -> None:
     run = msgspec.structs.replace(snapshot_of(2).runs[0], world_size=100)
     snapshot = Snapshot(wall_s=0.0, version="0", runs=(run,))
     assert ranks_of(series_of(snapshot, METRICS)) == set()
@@ -221,7 +221,7 @@ def test_two_shards_are_refused() -> None:
         parse_page(RANKS_PATH, "shard=0/2&shard=1/2")
 
 
-def test_a_parameter_that_is_none_is_refused_lest_every_shard_be_the_whole_page() -> None:
+def test_unknown_parameter_is_refused_lest_a_shard_be_everything() -> None:
     with pytest.raises(PageError, match="'shards' is no parameter of /metrics/ranks; use shard, as in"):
         parse_page(RANKS_PATH, "shards=0/4")
 
@@ -233,7 +233,7 @@ def test_metrics_have_no_parameters_and_mind_none() -> None:
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_family_that_does_not_fit_is_left_out_whole_and_counted() -> None:
+def test_family_that_does_not_fit_is_left_out_whole_and_counted() -> None:
     # 1 run_info and 3 rank_infos are four series; of rank_up there is no room for three more.
     snapshot = snapshot_of(3)
     whole, bounded = series_of(snapshot, METRICS), series_of(snapshot, METRICS, series_max=6)
@@ -282,7 +282,7 @@ def hostile_rank() -> RankSnapshot:
     )
 
 
-def test_no_rank_has_more_series_than_is_stated_and_what_is_beyond_is_counted() -> None:
+def test_series_of_a_rank_are_bounded_and_the_excess_is_counted() -> None:
     shown = series_of(snapshot_with(hostile_rank()), METRICS)
     of_rank = [key for key in shown if key[0] in PER_RANK]
     assert len(of_rank) <= SERIES_PER_RANK_MAX
@@ -302,14 +302,14 @@ def test_a_rank_with_everything_on_has_about_a_hundred_series() -> None:
     assert sum(key[0] in PER_RANK for key in shown) == 138 + 13 + 2
 
 
-def test_a_node_has_eighteen_series_on_metrics_however_many_ranks_it_has() -> None:
+def test_node_has_18_series_on_metrics_with_any_number_of_ranks() -> None:
     # docs/metrics.md states it.
     few, many = (series_of(snapshot_of(ranks), METRICS, metrics_ranks_max=0) for ranks in (2, 8))
     of_node = [[name for name, labels in shown if dict(labels).keys() == {"run", "node"}] for shown in (few, many)]
     assert [len(names) for names in of_node] == [18, 18]
 
 
-def test_what_one_rank_has_too_much_of_costs_no_other_rank_anything() -> None:
+def test_excess_of_one_rank_costs_no_other_rank_anything() -> None:
     other = rank_of(1, totals=Totals(steps=1, phases_ns={"data": 1}), losses=Losses(), collectives=collectives_of(1))
     shown = series_of(snapshot_with(hostile_rank(), other), METRICS)
     alone = series_of(snapshot_with(other), METRICS)

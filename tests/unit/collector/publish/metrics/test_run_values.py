@@ -61,7 +61,7 @@ def test_a_rank_is_missing_when_it_is_silent_or_failed(ended: str | None, missin
     assert missing_of(snapshot_of(rank_of(0), rank_of(1, ended=ended))) == missing
 
 
-def test_a_rank_that_nobody_has_heard_of_is_missing_without_a_node() -> None:
+def test_rank_nobody_has_heard_of_is_missing_without_a_node() -> None:
     assert missing_of(snapshot_of(rank_of(0), rank_of(2), world_size=3)) == [("1", "", "never_reported")]
 
 
@@ -71,7 +71,7 @@ def test_nobody_is_missed_in_a_run_in_which_nobody_reports() -> None:
     assert nodes_missing_of(over) == []
 
 
-def test_of_many_missing_ranks_the_first_are_named_and_all_are_counted() -> None:
+def test_first_of_many_missing_ranks_are_named_and_all_counted() -> None:
     snapshot = snapshot_of(rank_of(0), *(rank_of(number, ended="killed") for number in range(1, 100)))
     assert [int(rank) for rank, _, _ in missing_of(snapshot)] == list(range(1, 1 + run_metrics.MISSING_SHOWN_MAX))
     assert states_of(snapshot)["failed"] == 99
@@ -132,7 +132,7 @@ def test_what_was_found_in_a_run_that_is_over_is_open_no_longer() -> None:
     assert list(run_metrics.find_open(over)) == []
 
 
-def test_a_rank_that_has_ended_is_slow_no_longer_but_may_be_what_a_hang_is_about() -> None:
+def test_ended_rank_is_no_straggler_but_may_be_part_of_a_hang() -> None:
     ranks = (rank_of(0), rank_of(1, ended="killed"))
     findings = tuple(Finding(kind=kind, ranks=(1,), cause="c", sentence="") for kind in ("straggler", "hang"))
     found = run_metrics.find_open(snapshot_of(*ranks, findings=findings))
