@@ -56,6 +56,9 @@ KNOWN_MIN: Final = 8
 """Steps that tell the usual rest."""
 UNLIKE_RATIO: Final = 0.1
 """Share of a step by which a rank's own time may differ from that of windows in the median, and from its peers'."""
+APART_RATIO: Final = 1 / 3
+"""Share of what the slowest rank usually has on top of its peers by which that may differ, if it is more: of two ranks
+that differ by 40 ms in each step, windows may show 27 or 53."""
 REST_RATIO_MAX: Final = 0.25
 """Share of a step that the rest may be without windows: more may be a rank that does something in backward."""
 TOLERANCE_RATIO: Final = 0.1
@@ -155,7 +158,9 @@ def fill_from_cpu(measured_ns: Floats, apart: Apart, *, all_meet: bool) -> Float
     measured = np.flatnonzero(is_measured)[-MEASURED_LAST:]
     is_taught = len(measured) >= MEASURED_MIN
     if is_taught:
-        more_ns = _find_unseen(measured_ns[measured] - own_ns[measured], step_ns[measured])
+        apart_ns = own_ns[is_reported].max(axis=1) - find_common(own_ns[is_reported], axis=1)
+        ratio = APART_RATIO * float(np.median(apart_ns) / np.median(step_ns[measured]))
+        more_ns = _find_unseen(measured_ns[measured] - own_ns[measured], step_ns[measured], max(UNLIKE_RATIO, ratio))
         if more_ns is None:
             return measured_ns
         own_ns = np.clip(own_ns + more_ns, 0.0, step_ns)
@@ -177,17 +182,17 @@ def fill_from_cpu(measured_ns: Floats, apart: Apart, *, all_meet: bool) -> Float
     )  # fmt: skip
 
 
-def _find_unseen(on_top_ns: Floats, step_ns: Floats) -> Floats | None:
+def _find_unseen(on_top_ns: Floats, step_ns: Floats, unlike_ratio: float) -> Floats | None:
     """Return what each rank does in backward off its CPU and others do not, shape (ranks,); None where ranks wait
-    elsewhere. Windows have `on_top_ns`, shape (m, ranks), on top of own times, in steps of `step_ns`.
+    elsewhere. Windows have `on_top_ns`, shape (m, ranks), on top of own times, in steps of `step_ns`. The share
+    `unlike_ratio` of a step is what they may differ by.
     """
     usual_ns, _ = find_usual(on_top_ns)
     apart_ns, noise_ns = find_usual(on_top_ns - find_common(on_top_ns, axis=1)[:, None])
-    least_ns = find_least_difference(noise_ns, step_ns, UNLIKE_RATIO)
-    more_ns = apart_ns - find_common(apart_ns, axis=0)
-    more_ns = np.where(more_ns > least_ns, more_ns, 0.0)
+    more_ns = np.minimum(apart_ns - find_common(apart_ns, axis=0), usual_ns)
+    more_ns = np.where(more_ns > find_least_difference(noise_ns, step_ns, UNLIKE_RATIO), more_ns, 0.0)
+    if usual_ns.min() < -find_least_difference(noise_ns, step_ns, unlike_ratio):
+        return None
     # The last ones by themselves, too: where ranks wait may have changed.
     last = slice(-MEASURED_MIN, None)
-    if usual_ns.min() < -least_ns or are_unlike(on_top_ns[last] - more_ns, step_ns[last], UNLIKE_RATIO):
-        return None
-    return more_ns
+    return None if are_unlike(on_top_ns[last] - more_ns, step_ns[last], unlike_ratio) else more_ns

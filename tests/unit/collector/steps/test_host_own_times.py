@@ -95,6 +95,17 @@ def test_busy_windows_do_not_undo_what_phases_tell() -> None:
     assert fill_ms(measured_ms, step_ms, off_cpu_ms)[12:].tolist() == own_ms[12:].tolist()
 
 
+@pytest.mark.parametrize(("slower_ms", "is_known"), [(40.0, True), (24.0, False)])
+def test_windows_may_be_off_by_a_third_of_what_ranks_differ_by(slower_ms: float, is_known: bool) -> None:
+    # In windows of its first steps rank 0 waits 10 ms elsewhere, and rank 1 is slow in all steps.
+    own_ms = as_usual(steps=60)
+    own_ms[:, 1] += slower_ms
+    measured_ms = np.full_like(own_ms, UNKNOWN)
+    measured_ms[:12] = own_ms[:12] - [10.0, 0.0]
+    filled = fill_ms(measured_ms, *train(own_ms))[12:]
+    assert filled.tolist() == own_ms[12:].tolist() if is_known else np.isnan(filled).all()
+
+
 def test_rest_much_longer_than_in_windows_is_no_transfer() -> None:
     # A rank sleeps 40 ms in backward from step 12 on: which one is not known.
     own_ms, unseen_ms = as_usual(steps=60), np.zeros((60, 2))
