@@ -60,8 +60,8 @@ GROUP_SEPARATOR: Final = "; "
 TIMES: Final = frozenset(
     {
         "after_ns", "before_ns", "core_wait_ns_per_step", "fastest_own_ns", "gap_ns", "mean_own_ns",
-        "past_transfer_ns", "peers_core_wait_ns_per_step", "peers_own_ns", "peers_timed_wait_ns", "peers_transfer_ns",
-        "own_ns", "stalled_ns", "step_before_ns", "timed_wait_ns", "transfer_ns", "wait_caused_ns",
+        "peers_core_wait_ns_per_step", "peers_own_ns", "peers_timed_wait_ns", "peers_transfer_ns",
+        "own_ns", "stalled_ns", "timed_wait_ns", "transfer_ns", "wait_caused_ns",
     }
 )  # fmt: skip
 """Numbers of the evidence that are times, so never below 0; differences of times may be."""
@@ -75,8 +75,6 @@ SHARES: Final = frozenset(
 """Numbers of the evidence that are shares of a whole, 0 to 1."""
 SHARE_MAX: Final = 1.01
 """The whole, and what is read of it by two clocks."""
-TRANSFER_EXCESS: Final = "transfer_excess_ns"
-"""Evidence key, followed by `/` and the group: by how many ns a slow group's transfer is longer."""
 
 SinceRange: TypeAlias = tuple[int, int]
 """The earliest and the latest step with which a slowness may have begun."""
@@ -362,6 +360,11 @@ def state_faults(finding: Finding, injected: str) -> Finding:
 def state_thresholds(finding: Finding, thresholds: Mapping[str, float], said: str) -> Finding:
     """Return the finding that also says by which thresholds it is judged, of those changed while its run goes on."""
     return msgspec.structs.replace(finding, evidence={**finding.evidence, **thresholds}, also=(*finding.also, said))
+
+
+def reopen_finding(finding: Finding) -> Finding:
+    """Return a closed finding in the form that it had while it was open."""
+    return msgspec.structs.replace(finding, until_step=None, until_wall_s=None, lasted_s=None, outcome="")
 
 
 WENT_ON: Final = "went on"

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from rankscope.collector.detect.finding_memory import drop_former
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.storage.database import Connection, explaining, open_database, reading, transaction
 from rankscope.collector.storage.file_watch import StoreLoss
@@ -80,7 +81,8 @@ def _load(connection: Connection) -> Stored:
         return Stored((), 0, 0)
     for (body,) in connection.execute("SELECT body FROM incidents ORDER BY id"):
         try:
-            incidents.append(msgspec.json.decode(body, type=Incident))
+            incident = msgspec.json.decode(body, type=Incident)
+            incidents.append(msgspec.structs.replace(incident, evidence=drop_former(incident.evidence)))
         except (msgspec.DecodeError, TypeError):
             rows_unreadable += 1
     return Stored(tuple(incidents), 0, rows_unreadable)

@@ -27,7 +27,9 @@ from rankscope.collector.detect.finding import (
     close_finding,
     match_open,
     order_findings,
+    reopen_finding,
 )
+from rankscope.collector.detect.finding_memory import NO_MEMORY, FindingMemory, forget, recall, remember
 from rankscope.collector.detect.run_rules.batch_imbalance import UNEVEN_WORK
 from rankscope.collector.detect.sampled_lines import SampledLines
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, fill_commands
@@ -37,6 +39,7 @@ from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding, FindingOpened, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.saved_memories import KeptMemory
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.runs.step_clock import StepClock
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
@@ -62,11 +65,12 @@ class _Open:
     """A finding that holds. `charged_through` is the last step whose cost has been added, `charged_ns` what it was
     charged since the begin that it states. It began at `began_collector_ns`, and was seen last at `seen_collector_ns`,
     after `seen_step`. `recurs`: it had passed and was found again soon; since `passed_collector_ns` it does not hold,
-    None while it does. `lines` is what samples have shown about it.
+    None while it does. `lines` is what samples have shown about it; `memory` what its detector keeps of it.
     """
 
     finding: Finding
     charged_through: int
+    memory: FindingMemory = NO_MEMORY
     lost_rank_seconds: float = 0.0
     charged_ns: float = 0.0
     began_collector_ns: int = 0
@@ -138,6 +142,10 @@ class RunFindings:
         self._passed: list[tuple[Finding, int, float]] = []
         """Stragglers that have passed, when by the collector's clock, and what they were charged in ns; at most
         `findings_max`."""
+        self._remembered: list[tuple[Finding, KeptMemory]] = []
+        """Findings that were open at an earlier collector, as it has closed them, and are neither found anew nor have
+        passed."""
+        self._remembered_until_ns: int | None = None
         self._step_clock = StepClock()
         self._charged_through: dict[tuple[int, ...], int] = {}
         """The last step of this attempt that was charged to a finding about these ranks."""
@@ -159,9 +167,24 @@ class RunFindings:
     @property
     def held(self) -> tuple[Finding, ...]:
         """Findings that hold now, in the order of their numbers: the input of the next detection pass. Without those
-        that are paused.
+        that are paused, and with what detectors remember of them; also those that were open at an earlier collector.
         """
-        return tuple(one.finding for one in self._open if one.passed_collector_ns is None)
+        return (
+            *(remember(reopen_finding(one), kept.memory) for one, kept in self._remembered),
+            *(remember(one.finding, one.memory) for one in self._open if one.passed_collector_ns is None),
+        )
+
+    @property
+    def memories(self) -> Mapping[int, FindingMemory]:
+        """What detectors remember of the findings that hold now, by number."""
+        return {one.finding.number: one.memory for one in self._open}
+
+    @property
+    def kept_memories(self) -> Mapping[int, KeptMemory]:
+        """What is saved for the next collector of findings of which their detectors remember something."""
+        remembered = {finding.number: kept for finding, kept in self._remembered}
+        known = [one for one in self._open if one.memory != NO_MEMORY]
+        return {**remembered, **{one.finding.number: KeptMemory(one.memory, one.charged_ns) for one in known}}
 
     @property
     def closed_findings(self) -> tuple[Finding, ...]:
@@ -190,15 +213,23 @@ class RunFindings:
         return (*self._closed, *order_findings(one.close(self._open) for one in self._open))
 
     def restore(
-        self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds], *, attempts: int = 0
+        self,
+        opened: int,
+        findings: Sequence[Finding],
+        lost: Sequence[LostSeconds],
+        *,
+        attempts: int = 0,
+        memories: Mapping[int, KeptMemory] = {},
     ) -> None:
         """Restore what an earlier collector saved. Findings that were open then are closed: those that still hold are
-        found anew, under another number. Which ones are of the present attempt is known only of the first attempt.
+        found anew, under another number, by what detectors remember of them (`memories`, by number) with the begin that
+        they had. Which ones are of the present attempt is known only of the first attempt.
         """
         self._opened = opened
         self._attempt_from = opened + 1 if attempts else 1
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
+        self._remembered = [(one, memories[one.number]) for one in self._closed if one.number in memories]
 
     def restore_verdict(self, abstained: Mapping[str, str]) -> None:
         """Restore why there was no verdict on a run that had ended at an earlier collector."""
@@ -214,6 +245,8 @@ class RunFindings:
         self._has_had_pass = True
         now_ns = found.view.now_collector_ns
         self._step_clock.see(found.view)
+        if self._remembered_until_ns is None:
+            self._remembered_until_ns = now_ns + RECURS_NS
         for result in found.results:
             for kind in sorted(result.kinds):
                 self.abstained.pop(kind, None)
@@ -226,10 +259,13 @@ class RunFindings:
             reasons = dict.fromkeys(result.passed, PASSED)
             reasons |= {number: f"can no longer be judged: {why}" for number, why in result.unjudged}
             reasons |= dict.fromkeys(result.dropped, STRICTER)
+            self._remembered = [one for one in self._remembered if one[0].number not in reasons]
             over = [(one, reasons[one.finding.number]) for one in self._open if one.finding.number in reasons]
             closing = [(one, reason) for one, reason in over if reason != PASSED or one.may_pass(now_ns)]
             effects += [self._close(one, reason, now_ns) for one, reason in closing]
         effects += [self._close(one, PASSED) for one in list(self._open) if one.has_expired(now_ns)]
+        if now_ns >= self._remembered_until_ns:
+            self._remembered.clear()
         return effects
 
     def set_lines(self, number: int, lines: SampledLines) -> None:
@@ -254,6 +290,8 @@ class RunFindings:
         require(max(closed, default=0) <= self._opened, "a closed finding has no number that was given")
         pairs = itertools.combinations(held, 2)
         require(not any(one.is_about_the_same(other) for one, other in pairs), "two open findings are about the same")
+        anew = itertools.product((one for one, _ in self._remembered), held)
+        require(not any(one.is_about_the_same(other) for one, other in anew), "one remembered that was found anew")
         require(all(lost_s >= 0 for lost_s in self._lost.values()), "a negative cost")
         require(all(one.lost_rank_seconds >= 0 for one in self._open), "a finding with a negative cost")
         require(self._attempt_from <= self._opened + 1, "the attempt begins after the next finding")
@@ -267,6 +305,7 @@ class RunFindings:
         self._attempt_from = self._opened + 1
         self._has_had_pass = False
         self._passed.clear()
+        self._remembered.clear()
         self._step_clock = StepClock()
         self._charged_through.clear()
         return self.close_all("restarted")
@@ -299,7 +338,7 @@ class RunFindings:
 
     def _open_or_update(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> None:
         """Open a finding, or update the open one; others that it merges are closed."""
-        finding = candidate.finding
+        finding, memory = forget(candidate.finding), recall(candidate.finding)
         suggestion = fill_commands(finding.suggestion, read_run_name(self._run), finding.ranks)
         if suggestion != finding.suggestion:
             finding = msgspec.structs.replace(finding, suggestion=suggestion)
@@ -307,10 +346,12 @@ class RunFindings:
         if kept is None:
             kept = self._open_new(finding, view)
             effects.append(FindingOpened(self._run, kept.finding))
+        self._remembered = [one for one in self._remembered if not one[0].is_about_the_same(finding)]
         effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
         kept.charged_ns += sum(one.charged_ns for one in merged)
         kept.began_collector_ns = min(one.began_collector_ns for one in (kept, *merged))
+        kept.memory = memory
         kept.see(view)
         before = kept.finding
         self._charge(kept, finding, candidate.lost_ns, view)
@@ -352,7 +393,14 @@ class RunFindings:
         self._opened += 1
         since = finding.since_step if finding.since_step is not None else _last_step(view.series) + 1
         began_collector_ns = view.now_collector_ns - _find_length_ns(finding, view, since)
-        clocks = self._clocks
+        clocks, charged_through, charged_before_ns, recurs = self._clocks, since - 1, 0.0, False
+        remembered = [(one, kept) for one, kept in self._remembered if one.is_about_the_same(finding)]
+        for before, kept in remembered:
+            charged_through = max(charged_through, before.until_step or 0)
+            charged_before_ns, recurs = charged_before_ns + kept.charged_ns, recurs or before.recurs
+        began_wall_s = [one.since_wall_s for one, _ in remembered if one.since_wall_s is not None]
+        if began_wall_s and clocks is not None:
+            began_collector_ns = clocks.to_collector_ns(min(began_wall_s))
         since_wall_s = None if clocks is None else clocks.to_wall_s(began_collector_ns)
         numbered = msgspec.structs.replace(finding, number=self._opened, since_wall_s=since_wall_s)
         earlier = [
@@ -360,7 +408,6 @@ class RunFindings:
             for before, passed_ns, charged_ns in self._passed
             if view.now_collector_ns - passed_ns < RECURS_NS and finding.is_about_the_same(before)
         ]
-        charged_before_ns = 0.0
         if earlier:
             before, charged_ns = earlier[-1]
             numbered = _continue(numbered, before)
@@ -368,10 +415,10 @@ class RunFindings:
         self._open.append(
             _Open(
                 numbered,
-                since - 1,
+                charged_through,
                 charged_ns=charged_before_ns,
                 began_collector_ns=began_collector_ns,
-                recurs=bool(earlier),
+                recurs=recurs or bool(earlier),
             )
         )
         return self._open[-1]

@@ -14,6 +14,7 @@ import msgspec
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding_memory import drop_former
 from rankscope.collector.runs.attempt import Attempt, build_step_table
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.clock_alignment import Clocks
@@ -24,6 +25,7 @@ from rankscope.collector.runs.live_settings import NOTHING_CHANGED, RunSettings
 from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.saved_memories import NO_MEMORIES, SavedMemories
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCounts
 from rankscope.collector.steps.expert_loads import ExpertLoads
@@ -63,10 +65,12 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     the ranks of all earlier attempts ran, how long the first steps of this one took, what was compiled in it, and the
     checkpoints of the run. `not_judged` says why a run that has ended has no verdict, by kind of finding; `medians` are
     those of its ranks, empty while it goes on, `pipeline` the stages that they announced, `layers` their models'
-    repeated blocks, `experts` their loads. `settings` were changed while it went on.
+    repeated blocks, `experts` their loads. `settings` were changed while it went on. `memories` are those of the open
+    findings; None: a version without them has saved it, which had them in their evidence.
     """
 
     findings: tuple[Finding, ...] = ()
+    memories: SavedMemories | None = None
     former_boots: tuple[str, ...] = ()
     former_attempts: FormerAttempts = NO_ATTEMPTS
     start: RunStart | None = None
@@ -78,6 +82,15 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: PipelineTimes | None = None
     layers: RunLayers | None = None
     experts: ExpertLoads | None = None
+
+    def __post_init__(self) -> None:
+        if self.memories is None:
+            findings = tuple(
+                msgspec.structs.replace(one, evidence=evidence)
+                if (evidence := drop_former(one.evidence)) is not one.evidence else one
+                for one in self.findings
+            )  # fmt: skip
+            msgspec.structs.force_setattr(self, "findings", findings)
 
 
 class RunToSave(NamedTuple):
@@ -137,6 +150,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
     )
     story = SavedStory(
         findings=findings.findings_as_closed,
+        memories=SavedMemories.of(findings.kept_memories),
         former_boots=tuple(sorted(run.processes.former)),
         former_attempts=run.processes.former_attempts,
         start=run.speed.start,
@@ -176,7 +190,13 @@ def restore_run(
     if collectives is not None:
         ranks_end = max([saved.world_size, *(number + 1 for number in attempt.ranks)])
         attempt.collectives.restore(collectives, ranks_end)
-    run.findings.restore(saved.findings_opened, story.findings, saved.lost, attempts=saved.attempt)
+    run.findings.restore(
+        saved.findings_opened,
+        story.findings,
+        saved.lost,
+        attempts=saved.attempt,
+        memories=(story.memories or NO_MEMORIES).read(),
+    )
     if saved.end is not None:
         run.findings.restore_verdict(story.not_judged)
         attempt.medians, attempt.pipeline = story.medians, story.pipeline

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding_memory import remember
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, SequenceGap
 from rankscope.collector.runs.events import (
     AskClock,
@@ -111,7 +112,8 @@ class CollectorEnd:
                     if self.watch is not None and effect.reason == "passed":
                         self.watch.observe_passed(effect.finding, step)
         if self.watch is not None:
-            self.watch.observe(self.run.open_findings, step)
+            memories = self.run.findings.memories
+            self.watch.observe([remember(one, memories[one.number]) for one in self.run.open_findings], step)
         return asked
 
     def snapshot(self, now_ns: int) -> RunSnapshot:

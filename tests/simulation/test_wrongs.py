@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import BLAME, NOBODY, NOBODY_ELSE, NOT_KNOWN, Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, remember
 from rankscope.collector.detect.stragglers.detector import LEVEL_FROM
-from rankscope.collector.detect.stragglers.persistent import STEPS_TO_CLOSE
 from tests.simulation.claims import check_skip, find_false_claims
 from tests.simulation.collector_end import Opened
 from tests.simulation.cost_truth import CostTold, compare_costs, find_wrong_costs, steps_without
@@ -113,14 +113,14 @@ def test_finding_must_not_pass_while_its_fault_lasts(step: int, count: int) -> N
 @pytest.mark.parametrize(("step", "count"), [(148, 0), (149, 1)])
 def test_rank_is_called_slow_until_its_recovery_can_be_seen(step: int, count: int) -> None:
     # Slow until step 120; 12 healthy steps are to be seen, and two passes of 8 steps may come between.
-    found = seen_by_watch(step, slow(1, evidence={STEPS_TO_CLOSE: 12.0}))
+    found = seen_by_watch(step, remember(slow(1), FindingMemory(steps_to_close=12)))
     assert found == (Wrong(UNTRUE, "finding 1 (rank 1) says that it is slow, and it was until step 120"),) * count
 
 
 @pytest.mark.parametrize(("step", "count"), [(170, 0), (208, 0), (209, 1)])
 def test_rank_is_not_called_healthy_while_it_is_slow(step: int, count: int) -> None:
     # It is slow again from step 180 on, and 12 steps and two passes are needed to see that.
-    paused = msgspec.structs.replace(slow(1, evidence={STEPS_TO_CLOSE: 12.0}), is_paused=True)
+    paused = msgspec.structs.replace(remember(slow(1), FindingMemory(steps_to_close=12)), is_paused=True)
     found = seen_by_watch(step, paused, faults=(FAULT, AGAIN))
     assert found == (Wrong(UNTRUE, "finding 1 (rank 1) says that it is not slow, and it is"),) * count
 

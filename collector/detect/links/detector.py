@@ -8,13 +8,13 @@ import numpy as np
 from rankscope.collector.detect.finding import (
     GROUP_SEPARATOR,
     SLOW_LINK,
-    TRANSFER_EXCESS,
     Abstain,
     Finding,
     SinceRange,
     format_ranks,
     name_ranks,
 )
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.finding_words import COST_RATIO_STATED_MIN
 from rankscope.collector.detect.links.link_counters import Sign
 from rankscope.collector.detect.links.slow_links import (
@@ -27,9 +27,8 @@ from rankscope.collector.detect.links.slow_links import (
     find_slow_links,
 )
 from rankscope.collector.detect.stragglers.begin import find_since_range, was_slow
-from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, find_step_before, price
+from rankscope.collector.detect.stragglers.cost import find_step_before, price
 from rankscope.collector.detect.stragglers.persistent import (
-    STEPS_TO_CLOSE,
     Thresholds,
     keep_steps_to_close,
     steps_to_close,
@@ -41,8 +40,6 @@ from rankscope.measure.units import ns_to_s
 
 ROUNDING: Final = 1e-9
 """Relative difference of two sums of times that rounding alone makes."""
-PAST: Final = "past_transfer_ns"
-"""Evidence key, followed by `/` and the group: the past transfer in ns that the group is compared with."""
 OTHERS_NAMED_MAX: Final = 2
 """Other slow groups named in a sentence."""
 NODES_NAMED_MAX: Final = 4
@@ -101,12 +98,7 @@ def _locate_family(view: RunView, name: str, family: Sequence[str]) -> Location:
 
 def _read_pasts(findings: Sequence[Finding]) -> dict[str, Past]:
     """Return the pasts that open findings compare with; they may predate the step table."""
-    return {
-        name.removeprefix(f"{PAST}/"): Past(value)
-        for finding in findings
-        for name, value in finding.evidence.items()
-        if name.startswith(f"{PAST}/")
-    }
+    return {group: Past(ns) for finding in findings for group, ns in recall(finding).pasts_ns.items()}
 
 
 def _usual_step_ns(series: StepSeries) -> float:
@@ -146,8 +138,6 @@ def _describe(
     signs = links.counters.find_signs(location.nodes, leader.slow.level_from_step) if has_ports else {}
     details |= {kind: "; ".join(sign.text for sign in there) for kind, there in signs.items()}
     clearest = [there[0] for there in signs.values()]
-    pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
-    excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.own_ns - link.slow.peers_own_ns for link in slow}
     family_size = len(links.families.get(leader.group, ()))
     finding = Finding(
         kind=SLOW_LINK,
@@ -167,16 +157,18 @@ def _describe(
         run_slowdown_ratio=cost,
         evidence={
             **_numbers(view, leader),
-            **excesses,
-            **pasts,
             **indications,
-            **({} if step_before_ns is None else {STEP_BEFORE: step_before_ns}),
             **_join_evidence(signs.values()),
-            STEPS_TO_CLOSE: keep_steps_to_close(before, leader.slow.steps_judged),
         },
         details=details,
     )
-    return finding, lost_ns
+    memory = FindingMemory(
+        steps_to_close=keep_steps_to_close(before, leader.slow.steps_judged),
+        step_before_ns=step_before_ns,
+        pasts_ns={group: links.pasts[group].ns for group in location.groups if group in links.pasts},
+        transfer_excesses_ns={link.group: link.slow.own_ns - link.slow.peers_own_ns for link in slow},
+    )
+    return remember(finding, memory), lost_ns
 
 
 def _crosses_machines(view: RunView, links: Links, location: Location) -> bool:

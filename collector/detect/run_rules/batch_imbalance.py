@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, Abstain, Finding
+from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.machine_growth import spread
-from rankscope.collector.detect.run_rules.turns_finding import TURNS, describe_turns, find_turns_share
+from rankscope.collector.detect.run_rules.turns_finding import describe_turns, find_turns_share
 from rankscope.collector.detect.statistics.begin_range import find_rise
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, share_of_time
@@ -81,7 +82,7 @@ class BatchImbalance:
         ranks = len(view.series.ranks)
         if ranks < max(RANKS_MIN, view.world_size):
             in_turns = self._find_turns(view, explained) if ranks >= view.world_size else []
-            if in_turns or any(TURNS in finding.evidence for finding in explained):
+            if in_turns or any(_is_of_turns(finding) for finding in explained):
                 return in_turns
             if ranks < view.world_size:
                 return Abstain(f"no steps of {view.world_size - ranks} of {view.world_size} ranks are known")
@@ -135,10 +136,15 @@ class BatchImbalance:
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether the steps lose little now, or lose it to one rank; False when not known."""
-        if TURNS in finding.evidence:
+        if _is_of_turns(finding):
             return True  # else `find` had found them again
         gaps = find_gaps(view)
         return gaps is not None and (not gaps.is_random or gaps.step_ratio < CLOSE_SHARE * self._cost_ratio_min)
+
+
+def _is_of_turns(finding: Finding) -> bool:
+    """Return whether it is the finding about turns, not about a slowest rank that changes at random."""
+    return finding.kind == UNEVEN_WORK and recall(finding).holds_while_found
 
 
 def find_gaps(view: RunView, steps: int = STEPS_JUDGED) -> Gaps | None:
@@ -234,7 +240,7 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None, cost_ratio_min: 
     cause = "data_imbalance" if is_correlated else "unattributed"
     core_wait_ns = find_core_wait(view, int(view.series.steps[gaps.rows[0]]))
     if known is not None and known.since_step is not None:
-        cause = known.cause if TURNS not in known.evidence else cause
+        cause = cause if _is_of_turns(known) else known.cause
         since_step, earliest, latest = known.since_step, known.since_step_min, known.since_step_max
     else:
         since_step, earliest, latest = _find_begin(view, cost_ratio_min)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import SLOW_MODEL, Abstain, Finding, format_ranks
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.stragglers.sentence import describe_own
@@ -69,7 +70,7 @@ class DeviceModels:
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether the model is as fast as the fastest wherever they are compared."""
-        name = finding.details[MODEL]
+        name = recall(finding).model
         return all(
             has_recovered(models.view.excess_of(models.names.index(name)), self._thresholds)
             for models in _find_models(view)
@@ -140,4 +141,4 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
             **describe_own(view.series),
         },
     )
-    return Candidate(finding, lost_ns)
+    return Candidate(remember(finding, FindingMemory(model=models.names[slow.rank])), lost_ns)

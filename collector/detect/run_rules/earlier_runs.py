@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.run_rules.explained import find_explained_ns
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
 from rankscope.collector.detect.suggestions import suggest
@@ -50,8 +51,6 @@ LAST_STEPS: Final = 32
 NAMED_SHARE_MIN: Final = 0.1
 """A part is named where it is this share of the difference or more."""
 NODES_NAMED_MAX: Final = 4
-USUAL: Final = "usual_ns"
-"""Evidence key: the median step of the earlier runs, in ns."""
 
 
 class _Excess(NamedTuple):
@@ -89,12 +88,14 @@ class EarlierRuns:
         is_slower = excess.ratio >= RATIO_MIN and excess.deviations >= DEVIATIONS_MIN
         if not is_slower or not _is_still_slower(view, excess, explained):
             return []
-        return [Candidate(_describe(view.start, usable, excess))]
+        memory = FindingMemory(before_ns=excess.usual_ns)
+        return [Candidate(remember(_describe(view.start, usable, excess), memory))]
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether the last steps, without what other findings explain, are as short as usual."""
         present_ns = _find_present_ns(view, explained)
-        return present_ns is not None and present_ns < CLOSE_RATIO * finding.evidence[USUAL]
+        before_ns = recall(finding).before_ns
+        return present_ns is not None and (before_ns is None or present_ns < CLOSE_RATIO * before_ns)
 
 
 def choose_earlier(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
@@ -154,7 +155,7 @@ def _describe(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess) -
         why=_describe_parts(parts) if parts else "",
         also=(_describe_deviation(excess), *changes),
         suggestion=suggest(SLOWER_THAN_EARLIER, SLOWER_THAN_EARLIER),
-        evidence={"start_ns": excess.start_ns, USUAL: excess.usual_ns, "robust_z": excess.deviations,
+        evidence={"start_ns": excess.start_ns, "usual_ns": excess.usual_ns, "robust_z": excess.deviations,
                   "earlier_runs": float(excess.runs)},
         details={"latest_earlier_run": earlier[0].run_id, **dict(_name_changes(start, earlier))},
     )  # fmt: skip

@@ -36,6 +36,7 @@ from rankscope.collector.detect.finding import (
     Finding,
     name_ranks,
 )
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.run_rules.change import Blame, LevelChange, Subject, write_what
 from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
@@ -51,7 +52,6 @@ from rankscope.collector.detect.run_rules.explained import (
 from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
 from rankscope.collector.detect.run_rules.work_growth import (
     MORE_TOKENS,
-    TOKENS,
     find_compared,
     find_growth_since,
     find_present_tokens,
@@ -60,10 +60,9 @@ from rankscope.collector.detect.run_rules.work_growth import (
 from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise, rank_sum_deviations
-from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, find_step_before, price
+from rankscope.collector.detect.stragglers.cost import find_step_before, price
 from rankscope.collector.detect.stragglers.persistent import (
     CLOSE_STEPS_MAX,
-    STEPS_TO_CLOSE,
     Thresholds,
     has_recovered,
     keep_steps_to_close,
@@ -103,8 +102,6 @@ then, half of the steps have a stall, and their median moves from one kind of st
 of 256 steps of 2 to 64 ranks 19 had such a change, of up to 36 errors of a median, and none ranked by more than 3.3."""
 RANKED_SHARE: Final = 0.9
 """Of few steps even complete separation is less: then as much of that."""
-BEFORE: Final = "before_ns"
-"""Evidence key: the level before the change, in ns."""
 EXPLAINED_RATIO_MIN: Final = 0.01
 """Least share of the present step that findings explain for the sentence to name them."""
 PATIENCE: Final = 8
@@ -261,7 +258,7 @@ def find_lasting_rise(
     view: RunView, others: Sequence[Finding], known: Finding | None, thresholds: Thresholds
 ) -> tuple[LevelChange, Floats] | None:
     """Return how the steps have become longer beyond what `others` explain, with those steps, shape (n,) in ns; None
-    where they have not. With `known`, whose evidence has the level before, that level is kept.
+    where they have not. With `known`, whose memory has the level before, that level is kept.
     """
     steps_ns = _find_remaining_ns(view, others)
     if known is not None:
@@ -398,7 +395,9 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
     rows = np.flatnonzero(~np.isnan(times_ns))
     if known is None or known.since_step is None or len(rows) < thresholds.steps_min:
         return None
-    before_ns = known.evidence[BEFORE] * find_growth_since(view, known)
+    before_ns = _recall_before(view, known)
+    if before_ns is None:
+        return None
     rows = rows[find_last_change(np.log(times_ns[rows]), thresholds.steps_min) :]
     after_ns = float(np.median(times_ns[rows]))
     if after_ns < thresholds.slowdown_close_ratio * before_ns:
@@ -407,7 +406,7 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
         since_step=known.since_step,
         before_ns=before_ns,
         after_ns=after_ns,
-        robust_z=known.evidence["robust_z"],
+        robust_z=recall(known).robust_z,
         steps=len(rows),
         level_from_step=int(view.series.steps[rows[0]]),
     )
@@ -507,8 +506,13 @@ def _have_grown_apart(view: RunView, change: LevelChange) -> bool:
 
 
 def _is_back(view: RunView, times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool:
-    """Return whether the level is that of before again, for as many known steps as had shown the rise."""
-    logs = np.log(np.maximum(times_ns, 1.0) / (finding.evidence[BEFORE] * find_growth_since(view, finding)))
+    """Return whether the level is that of before again, for as many known steps as had shown the rise; True where that
+    of before is not known.
+    """
+    before_ns = _recall_before(view, finding)
+    if before_ns is None:
+        return True
+    logs = np.log(np.maximum(times_ns, 1.0) / before_ns)
     steps = min(steps_to_close(finding), int(np.count_nonzero(~np.isnan(logs))))
     return has_recovered(logs, thresholds, steps)
 
@@ -517,11 +521,18 @@ def _exceed_before(view: RunView, times_ns: Floats, finding: Finding, thresholds
     """Return whether the median of these times, shape (n,) in ns, is above the level before a finding by
     `slowdown_close_ratio`; None where fewer than `steps_min` are known.
     """
-    known_ns = times_ns[~np.isnan(times_ns)]
-    if len(known_ns) < thresholds.steps_min:
+    known_ns, before_ns = times_ns[~np.isnan(times_ns)], _recall_before(view, finding)
+    if len(known_ns) < thresholds.steps_min or before_ns is None:
         return None
-    before_ns = finding.evidence[BEFORE] * find_growth_since(view, finding)
     return bool(np.median(known_ns) >= thresholds.slowdown_close_ratio * before_ns)
+
+
+def _recall_before(view: RunView, finding: Finding) -> float | None:
+    """Return the level before that an open finding is compared with, for as many tokens as at present, in ns; None
+    where it is not known.
+    """
+    before_ns = recall(finding).before_ns
+    return None if before_ns is None else before_ns * find_growth_since(view, finding)
 
 
 def _replace_unattributed(
@@ -540,33 +551,29 @@ def _replace_unattributed(
 
 def _keep_begin(view: RunView, change: LevelChange, known: Finding | None) -> LevelChange:
     """Return a change with the begin and the level before of the open finding, which may have left the step table."""
-    if known is None or known.since_step is None:
+    memory = recall(known)
+    if known is None or known.since_step is None or memory.before_ns is None:
         return change
     grown = find_growth_since(view, known)
     return change._replace(
         since_step=known.since_step,
-        before_ns=known.evidence[BEFORE] * grown,
+        before_ns=memory.before_ns * grown,
         since_range=known.since_range,
-        more_tokens=known.evidence.get(MORE_TOKENS, 1.0) * grown,
+        more_tokens=memory.more_tokens * grown,
     )
 
 
 def _find_step_before(view: RunView, change: LevelChange, known: Finding | None, from_step: int) -> float | None:
     """Return the step before a change in ns, with as many tokens as those since then; None where it is not known."""
     before_ns = find_step_before(view, change.since_step, known, from_step)
-    counted = 1.0 if known is None else known.evidence.get(MORE_TOKENS, 1.0)
-    return None if before_ns is None else before_ns * change.more_tokens / counted
+    return None if before_ns is None else before_ns * change.more_tokens / recall(known).more_tokens
 
 
-def _count_tokens(view: RunView, ranks: Sequence[int], change: LevelChange, known: Finding | None) -> dict[str, float]:
-    """Return the evidence about tokens: those that the level before counts for, and how many times as many they are."""
+def _count_tokens(view: RunView, ranks: Sequence[int], change: LevelChange, known: Finding | None) -> float:
+    """Return the tokens in a rank's batch that the level before counts for; 0 where they are not known."""
     if known is None:
-        tokens = find_present_tokens(view, ranks)
-    else:
-        tokens = known.evidence.get(TOKENS, 0.0) * change.more_tokens / known.evidence.get(MORE_TOKENS, 1.0)
-    if not tokens:
-        return {}
-    return {TOKENS: tokens, **({MORE_TOKENS: change.more_tokens} if change.more_tokens > 1.0 else {})}
+        return find_present_tokens(view, ranks) or 0.0
+    return recall(known).tokens * change.more_tokens / recall(known).more_tokens
 
 
 def _describe(
@@ -589,6 +596,8 @@ def _describe(
     if step_before_ns is not None:  # a stage that is slow hides bubbles of the pipeline
         lost_ns = np.minimum(lost_ns, np.maximum(view.longest_ns - step_before_ns, 0.0))
     cost = price(lost_ns, view, max(since, change.level_from_step), is_over_level=True)
+    tokens = _count_tokens(view, ranks, change, known)
+    more_tokens = change.more_tokens if tokens else 1.0
     since_min, since_max = change.since_range or (None, None)
     finding = Finding(
         kind=subject.kind,
@@ -608,16 +617,22 @@ def _describe(
         run_slowdown_ratio=cost,
         evidence={
             **cause.evidence,
-            BEFORE: before_ns,
-            **({} if step_before_ns is None else {STEP_BEFORE: step_before_ns}),
+            "before_ns": before_ns,
             "after_ns": change.after_ns,
             "robust_z": change.robust_z,
-            STEPS_TO_CLOSE: keep_steps_to_close(known, change.steps),
-            **_count_tokens(view, ranks, change, known),
+            **({MORE_TOKENS: more_tokens} if more_tokens > 1.0 else {}),
         },
         details={BLAME: subject.blame.verdict},
     )
-    return Candidate(finding, lost_ns)
+    memory = FindingMemory(
+        steps_to_close=keep_steps_to_close(known, change.steps),
+        step_before_ns=step_before_ns,
+        before_ns=before_ns,
+        robust_z=change.robust_z,
+        tokens=tokens,
+        more_tokens=more_tokens,
+    )
+    return Candidate(remember(finding, memory), lost_ns)
 
 
 def _find_added_ns(view: RunView, change: LevelChange, times_ns: Floats, compared: Compared, pattern: str) -> float:

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.finding import Finding, name_ranks
+from rankscope.collector.detect.finding_memory import FindingMemory, remember
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
 from rankscope.collector.detect.stragglers.turns import Turns
@@ -48,7 +49,7 @@ def describe_turns(
         run_slowdown_ratio=cost,
         evidence={TURNS: float(count), "gap_ns": mean_ns, "gap_step_ratio": share},
     )
-    return Candidate(finding, turns.lost_ns)
+    return Candidate(remember(finding, FindingMemory(holds_while_found=True)), turns.lost_ns)
 
 
 def find_turns_share(view: RunView, turns: Turns) -> float:

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import UNMATCHED, Finding
-from rankscope.collector.detect.run_rules.regressions import BEFORE, NO_CHANGE, find_lasting_rise
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
+from rankscope.collector.detect.run_rules.regressions import NO_CHANGE, find_lasting_rise
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.suggestions import suggest
@@ -24,8 +25,6 @@ from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Lag
 
 FINDINGS_MAX: Final = 3
-AFTER: Final = "after_ns"
-"""Evidence key: the level of the steps since, when it was found, in ns."""
 
 
 class UnmatchedCollectives:
@@ -55,7 +54,7 @@ class UnmatchedCollectives:
         as much as when that was found.
         """
         known = next((one for one in explained if one.kind == UNMATCHED and one.group == finding.group), None)
-        known = known if known is not None and BEFORE in known.evidence else None
+        known = known if recall(known).before_ns is not None else None
         others = [one for one in explained if one.kind not in NO_CHANGE and one.kind != UNMATCHED]
         found = find_lasting_rise(view, others, known, self._thresholds)
         first, last = finding.since_range or (finding.since_step or 0, finding.since_step or 0)
@@ -65,18 +64,21 @@ class UnmatchedCollectives:
         begin = change.since_range or (change.since_step, change.since_step)
         if known is None and (begin[1] < first or begin[0] > last):
             return Candidate(finding)
-        level = known.evidence if known is not None else {BEFORE: change.before_ns, AFTER: change.after_ns}
+        memory = recall(known)
+        before_ns = change.before_ns if memory.before_ns is None else memory.before_ns
+        after_ns = change.after_ns if memory.after_ns is None else memory.after_ns
         since = view.series.steps >= (finding.since_step or 0)
-        lost_ns = np.where(since, np.clip(steps_ns - level[BEFORE], 0.0, level[AFTER] - level[BEFORE]), 0.0)
+        lost_ns = np.where(since, np.clip(steps_ns - before_ns, 0.0, after_ns - before_ns), 0.0)
         cost = price(lost_ns, view, max(finding.since_step or 0, change.level_from_step), is_over_level=True)
-        kept = {BEFORE: level[BEFORE], AFTER: level[AFTER], "robust_z": change.robust_z}
+        figures = {"before_ns": before_ns, "after_ns": after_ns, "robust_z": change.robust_z}
         priced = msgspec.structs.replace(
             finding,
             run_slowdown_ratio=cost,
             severity="warning",
-            evidence={**finding.evidence, **kept},
+            evidence={**finding.evidence, **figures},
         )
-        return Candidate(priced, lost_ns)
+        memory = FindingMemory(before_ns=before_ns, after_ns=after_ns, robust_z=change.robust_z)
+        return Candidate(remember(priced, memory), lost_ns)
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether the collectives of its group are matched again."""

@@ -16,15 +16,14 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.stragglers.regression_cause import Compared
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Flags, Floats
 
-TOKENS: Final = "tokens_before"
-"""Evidence key: the tokens in a rank's batch that the level before a change counts for."""
 MORE_TOKENS: Final = "more_tokens_ratio"
-"""Evidence key: how many times as many these are as in the steps before the change, where none had as many."""
+"""Evidence key: how many times as many tokens a batch has as in the steps before a change, where none had as many."""
 ALIKE_RATIO: Final = 0.02
 """Batches whose tokens differ by less count as equal: less than half of the least slowness."""
 DIFFERENCE_OF_NOISE: Final = 0.954
@@ -72,7 +71,7 @@ def find_growth_since(view: RunView, finding: Finding) -> float:
     """Return how many times as many tokens as the level before of an open finding counts for the last `steps_min` steps
     have; 1 where there are fewer or as many, or it is not known.
     """
-    counted = finding.evidence.get(TOKENS, 0.0)
+    counted = recall(finding).tokens
     present = find_present_tokens(view, finding.ranks)
     if not counted or present is None:
         return 1.0

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.finding import DRIFTING, RUN_SLOWDOWN, Finding, SinceRange
+from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR, find_clear_change
 from rankscope.collector.detect.statistics.noise import measure_noise
-from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 
@@ -55,7 +55,7 @@ def _date_by_run(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> 
     excess_ns = slow.own_ns - slow.peers_own_ns
     known = view.series.steps[~np.isnan(view.excess_of(slow.rank))]
     for finding in findings:
-        since_step, before_ns = finding.since_step, finding.evidence.get(STEP_BEFORE)
+        since_step, before_ns = finding.since_step, recall(finding).step_before_ns
         if finding.kind != RUN_SLOWDOWN or since_step is None or before_ns is None:
             continue
         later_ns = view.longest_ns[view.series.steps >= since_step]

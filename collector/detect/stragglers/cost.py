@@ -13,13 +13,12 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.statistics.excess import find_peers_ns
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 
-STEP_BEFORE: Final = "step_before_ns"
-"""Evidence key: the step before a stage, a link or the run became slower, in ns. Without that no step is shorter."""
 REST_RATIO_MAX: Final = 4.0
 """A step without what it lost counts as at most so many usual ones."""
 
@@ -177,7 +176,7 @@ def find_step_before(view: RunView, since_step: int, known: Finding | None, from
     it is not known.
     """
     if known is not None:
-        return known.evidence.get(STEP_BEFORE)
+        return recall(known).step_before_ns
     before_ns = view.longest_ns[(view.series.steps < since_step) & (view.series.steps >= from_step)]
     before_ns = before_ns[~np.isnan(before_ns)]
     return float(np.median(before_ns)) if len(before_ns) else None
@@ -189,7 +188,7 @@ def find_pipeline_before(view: RunView, since_step: int, known: Collection[Findi
     """
     if view.series.handover_ns is None:
         return None
-    told_ns = [one.evidence[STEP_BEFORE] for one in known if STEP_BEFORE in one.evidence]
+    told_ns = [ns for one in known if (ns := recall(one).step_before_ns) is not None]
     if told_ns:
         return min(told_ns)
     earlier = (view.series.steps < since_step) & ~np.isnan(view.longest_ns)

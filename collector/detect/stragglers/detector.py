@@ -12,15 +12,14 @@ from rankscope.collector.detect.finding import (
     PERIODIC_WORK,
     SLOW_LINK,
     STRAGGLER,
-    TRANSFER_EXCESS,
     Abstain,
     Finding,
 )
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.finding_words import describe_begin
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range, was_slow
 from rankscope.collector.detect.stragglers.cost import (
-    STEP_BEFORE,
     Healthy,
     find_pipeline_before,
     lost_to,
@@ -34,7 +33,6 @@ from rankscope.collector.detect.stragglers.late_compilation import find_late_com
 from rankscope.collector.detect.stragglers.more_work import MORE_WORK
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
 from rankscope.collector.detect.stragglers.persistent import (
-    STEPS_TO_CLOSE,
     SlowRank,
     Thresholds,
     find_stragglers,
@@ -43,7 +41,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     steps_to_close,
 )
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION
-from rankscope.collector.detect.stragglers.recurring_stalls import STALLS, describe_recurring, find_recurring
+from rankscope.collector.detect.stragglers.recurring_stalls import describe_recurring, find_recurring
 from rankscope.collector.detect.stragglers.root_cause import (
     COMPUTE_EXCESS,
     CPU_PRESSURE,
@@ -82,14 +80,9 @@ LASTED_SHARE: Final = 0.25
 CAUSES_READ_MAX: Final = 8
 """Ranks of a slow node whose causes are looked for."""
 GAP: Final = "gap_steps"
-KNOWN_GAP: Final = "gap_known_steps"
-"""Evidence keys of an intermittent slowness: the usual gap between its slow periods, in steps and in known steps."""
+"""Evidence key of an intermittent slowness: the usual gap between its slow periods, in steps."""
 LEVEL_FROM: Final = "level_from_step"
 """Evidence key: the first step of the present level of a slowness that was larger or smaller before."""
-TOLD_LEVEL: Final = "told_level_from_step"
-"""Evidence key: the begin of the level that the sentence states, 0 once there was a later one."""
-USUAL: Final = "usual_log_excess"
-"""Evidence key, followed by `/` and the rank: the usual excess of a rank without peers (`excess.py`)."""
 
 
 class Stragglers:
@@ -187,11 +180,11 @@ class Stragglers:
         """Return whether every rank of the finding has recovered, or the other kind of finding is about it now."""
         if _is_replaced(finding, explained):
             return True
-        if STALLS in finding.evidence:
+        if recall(finding).holds_while_found:
             return True  # else `find` had found it again
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
-            return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
+            return intermittent.has_passed(view, ranks, self._thresholds, recall(finding).gap_known_steps)
         steps = steps_to_close(finding)
         return all(has_recovered(view.excess_of(rank), self._thresholds, steps) for rank in ranks)
 
@@ -257,12 +250,7 @@ def describe_lags(view: RunView, steps_min: int) -> str:
 
 def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
     """Return the usual excess of ranks without peers from open findings; it may predate the step table."""
-    return {
-        int(name.removeprefix(f"{USUAL}/")): value
-        for finding in findings
-        for name, value in finding.evidence.items()
-        if name.startswith(f"{USUAL}/")
-    }
+    return {rank: value for finding in findings for rank, value in recall(finding).usual.items()}
 
 
 def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Finding]) -> bool:
@@ -276,12 +264,11 @@ def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Fin
     if view.series.own_is_measured and not view.series.own_has_transfers:
         return False
     transfer_ns = sum(
-        value
+        excess_ns
         for finding in explained
         if finding.kind == SLOW_LINK
-        for name, value in finding.evidence.items()
-        if name.startswith(f"{TRANSFER_EXCESS}/")
-        and _is_set_apart(slow, view.groups.get(name.removeprefix(f"{TRANSFER_EXCESS}/"), ()))
+        for group, excess_ns in recall(finding).transfer_excesses_ns.items()
+        if _is_set_apart(slow, view.groups.get(group, ()))
     )
     return slow.own_ns - slow.peers_own_ns <= EXPLAINED_RATIO_MAX * transfer_ns
 
@@ -326,10 +313,9 @@ class _Together:
         return price(lost_ns, self._view, since_step)
 
     @property
-    def evidence(self) -> dict[str, float]:
-        """Return what the cost of a pipeline's rank stands on, for the passes after this one."""
-        before_ns = self._healthy.step_before_ns
-        return {} if before_ns is None else {STEP_BEFORE: before_ns}
+    def step_before_ns(self) -> float | None:
+        """Return what the cost of a pipeline's rank stands on, for the passes after this one; None for any other."""
+        return self._healthy.step_before_ns
 
     def _ranks_of(self, number: int) -> set[int]:
         """Return the ranks of one of them, with those that an open finding about any of them has."""
@@ -359,22 +345,28 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         **cause.evidence,
         **({} if witness is None else witness.evidence),
         **_wait_caused(view, slow_ranks, slow),
-        **together.evidence,
         "own_ns": slow.own_ns,
         "peers_own_ns": slow.peers_own_ns,
         **slow.tests,
-        STEPS_TO_CLOSE: keep_steps_to_close(known.get(slow.rank), slow.steps_judged),
     }
-    if slow.level_is_seen and slow.level_from_step > slow.since_step:
-        evidence[LEVEL_FROM] = float(slow.level_from_step)
-    if slow.told_level_step is not None:
-        evidence[TOLD_LEVEL] = float(slow.told_level_step)
-    for slow_rank in slow_ranks:
-        if not slow_rank.peers.do_same_work:
-            evidence[f"{USUAL}/{slow_rank.rank}"] = float(view.usual[view.series.column_of(slow_rank.rank)])
-    if slow.pattern == "intermittent":
+    level_from_step = slow.level_from_step if slow.level_is_seen and slow.level_from_step > slow.since_step else None
+    if level_from_step is not None:
+        evidence[LEVEL_FROM] = float(level_from_step)
+    is_intermittent = slow.pattern == "intermittent"
+    if is_intermittent:
         evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
-        evidence[KNOWN_GAP] = intermittent.count_known_between(view, slow.slow_steps)
+    memory = FindingMemory(
+        steps_to_close=keep_steps_to_close(known.get(slow.rank), slow.steps_judged),
+        step_before_ns=together.step_before_ns,
+        level_from_step=level_from_step,
+        told_level_step=slow.told_level_step,
+        gap_known_steps=intermittent.count_known_between(view, slow.slow_steps) if is_intermittent else 0.0,
+        usual={
+            one.rank: float(view.usual[view.series.column_of(one.rank)])
+            for one in slow_ranks
+            if not one.peers.do_same_work
+        },
+    )
     since_min, since_max = slow.since_range or (None, slow.since_step)
     finding = Finding(
         kind=STRAGGLER,
@@ -401,7 +393,7 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         evidence=evidence,
         details=describe_own(view.series),
     )
-    return Candidate(finding, together.lost_ns[number])
+    return Candidate(remember(finding, memory), together.lost_ns[number])
 
 
 def _join_with_causes(
@@ -462,9 +454,9 @@ def _align_begin(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[i
     if found is not None and (begin > found or not was_slow(view, slow.rank, begin, found)):
         begin = found
     since_range = find_since_range(slow, begin, view, None if first is None else first.since_range)
-    level_from = known[slow.rank].evidence.get(LEVEL_FROM) if slow.rank in known else None
-    if not slow.level_is_seen and level_from is not None:  # that has left the step table, too
-        slow = slow._replace(level_from_step=round(level_from), level_is_seen=True)
+    level_from_step = recall(known.get(slow.rank)).level_from_step
+    if not slow.level_is_seen and level_from_step is not None:  # that has left the step table, too
+        slow = slow._replace(level_from_step=level_from_step, level_is_seen=True)
     slow = slow._replace(since_step=begin, since_range=since_range)
     return slow._replace(told_level_step=_find_told_level(view, slow, known.get(slow.rank)))
 
@@ -473,14 +465,14 @@ def _find_told_level(view: RunView, slow: SlowRank, known: Finding | None) -> in
     """Return the begin of the level that the sentence tells of: the present one, where the one before clearly differs.
     It does not move while the finding is open: after another such change there is none, which is 0. None: not yet.
     """
-    told = None if known is None else known.evidence.get(TOLD_LEVEL)
+    told = recall(known).told_level_step
     if not slow.level_is_other or slow.level_from_step <= slow.since_step:
-        return None if told is None else round(told)
+        return told
     if told is None:
         return slow.level_from_step
     steps = view.series.steps[~np.isnan(view.excess_of(slow.rank))]
     later = np.count_nonzero((steps >= told) & (steps < slow.level_from_step))
-    return 0 if later >= view.steps_min else round(told)
+    return 0 if later >= view.steps_min else told
 
 
 def _find_cause(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> Cause:

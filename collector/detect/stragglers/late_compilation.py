@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, remember
 from rankscope.collector.detect.stragglers.doubt import LOST_MIN, START_STEPS
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION, Compiled, describe_compilation
 from rankscope.collector.detect.stragglers.recurring_stalls import STALLS
@@ -113,4 +114,4 @@ def _describe(view: RunView, late: list[_LateStep], ranks: tuple[int, ...], befo
             "stalls_time_ratio": min(1.0, lost_ns / since_ns),
         },
     )
-    return Candidate(finding, SingleLosses(steps, losses_ns))
+    return Candidate(remember(finding, FindingMemory(holds_while_found=True)), SingleLosses(steps, losses_ns))

@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import DRIFTING, Abstain, Finding, SinceRange
+from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.statistics.change_points import (
     SIDE_MIN,
     SIGMA_FLOOR,
@@ -70,8 +71,6 @@ SETTLED: Final = 2
 RANKED_MIN: Final = 4.0
 RANKED_SHARE: Final = 0.9
 """Deviations of a rank sum by which the steps of the two must differ; of few steps this share of the most possible."""
-STEPS_TO_CLOSE: Final = "steps_to_close"
-"""Evidence key: known steps without slowness that close the finding, as many as had opened it."""
 CLOSE_STEPS_MAX: Final = 64
 """A finding that took long to prove closes after so many known steps at most."""
 NOT_BY_DEVICE: Final = (
@@ -218,16 +217,14 @@ def _is_below(excess: Floats, thresholds: Thresholds) -> bool:
 
 def steps_to_close(finding: Finding) -> int:
     """Return how many known steps without slowness close a finding."""
-    return round(finding.evidence.get(STEPS_TO_CLOSE, 0.0))
+    return recall(finding).steps_to_close
 
 
-def keep_steps_to_close(known: Finding | None, steps: int) -> float:
-    """Return the evidence STEPS_TO_CLOSE of a finding that so many steps prove: that of the open one where there is
-    one.
+def keep_steps_to_close(known: Finding | None, steps: int) -> int:
+    """Return how many known steps without slowness close a finding that so many steps prove: those of the open one
+    where there is one.
     """
-    if known is not None and STEPS_TO_CLOSE in known.evidence:
-        return known.evidence[STEPS_TO_CLOSE]
-    return float(min(steps, CLOSE_STEPS_MAX))
+    return recall(known).steps_to_close or min(steps, CLOSE_STEPS_MAX)
 
 
 def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) -> SlowRank | None:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange
+from rankscope.collector.detect.finding_memory import FindingMemory, remember
 from rankscope.collector.detect.stragglers.intermittent import (
     CLASS_RATIO,
     COST_RATIO_MIN,
@@ -53,7 +54,7 @@ LARGE_RATIO: Final = 10.0
 WORK_SHARE_MAX: Final = 0.05
 """Share of the time from which work of its own is a warning."""
 STALLS: Final = "stalls"
-"""Evidence key: how many stalls the finding stands on. Only of findings that this file writes."""
+"""Evidence key: how many stalls the finding stands on."""
 OTHER: Final = "other"
 
 
@@ -252,6 +253,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         },
     )
     steps = np.array([one.step for one in found.stalls], dtype=np.int64)
+    finding = remember(finding, FindingMemory(holds_while_found=True))
     return Candidate(finding, SingleLosses(steps, np.array([one.owned_ns for one in found.stalls])))
 
 

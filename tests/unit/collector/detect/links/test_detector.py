@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding, close_finding
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.links.detector import SlowLinks
-from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.detector import is_explained_by_links
 from rankscope.collector.detect.view import Candidate, RunView, Samples
 from rankscope.collector.steps.step_series import Floats
@@ -162,8 +162,8 @@ def test_link_of_some_ranks_costs_at_most_the_growth_of_steps() -> None:
     later = dataclasses.replace(view, series=dataclasses.replace(view.series, step_ns=np.full((120, 8), 100e6)))
     assert only(later, candidate.finding).run_slowdown_ratio == pytest.approx(100 / 93)
     # Where the steps before the begin are not known, what was exposed is the cost.
-    evidence = {name: value for name, value in candidate.finding.evidence.items() if name != STEP_BEFORE}
-    unbound = only(later, msgspec.structs.replace(candidate.finding, evidence=evidence))
+    without = msgspec.structs.replace(recall(candidate.finding), step_before_ns=None)
+    unbound = only(later, remember(candidate.finding, without))
     assert unbound.run_slowdown_ratio == pytest.approx(100 / 90)
 
 
@@ -360,7 +360,7 @@ def test_link_explains_no_own_time_without_transfers(own_is_measured: bool) -> N
 
 
 def test_other_findings_explain_no_rank_by_links() -> None:
-    other = Finding(kind="imbalance", cause="more_work", sentence="", evidence={f"transfer_excess_ns/{PAIR}": 1e9})
+    other = remember(Finding(kind="imbalance", cause="more_work"), FindingMemory(transfer_excesses_ns={PAIR: 1e9}))
     slow = slow_of(4, (0, 1, 2, 3), own_ms=110.0, peers_ms=100.0)
     assert not is_explained_by_links(slow, view_of(PAIR), [other])
 

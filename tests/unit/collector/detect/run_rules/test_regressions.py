@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
-from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.group_transfers import GroupTransfers
@@ -63,8 +63,8 @@ def test_stage_costs_no_more_than_the_steps_have_grown() -> None:
     (later,) = find(STAGE, dataclasses.replace(look, series=_last_steps(look, 80)), [finding])
     assert later.run_slowdown_ratio == pytest.approx(180 / 160)
     # Where the steps before are not known, the growth of its ranks is the cost.
-    before = {name: value for name, value in finding.evidence.items() if name != STEP_BEFORE}
-    (unbound,) = find(STAGE, look, [msgspec.structs.replace(finding, evidence=before)])
+    without = msgspec.structs.replace(recall(finding), step_before_ns=None)
+    (unbound,) = find(STAGE, look, [remember(finding, without)])
     assert unbound.run_slowdown_ratio == pytest.approx(180 / 130)
 
 
@@ -276,10 +276,10 @@ def test_open_finding_about_the_run_passes_if_others_explain_it() -> None:
     own_ms = times()
     own_ms[60:, 1] *= 1.2
     look = everybody(own_ms)
-    before = Finding(
-        kind="run_slowdown", since_step=60, cause="unattributed", sentence="", slowdown_ratio=1.2,
-        evidence={"before_ns": 104e6, "robust_z": 9.0},
-    )  # fmt: skip
+    before = remember(
+        Finding(kind="run_slowdown", since_step=60, cause="unattributed", slowdown_ratio=1.2),
+        FindingMemory(before_ns=104e6, robust_z=9.0),
+    )
     assert not RUN.has_passed(look, before, ())
     assert RUN.has_passed(look, before, [straggler(1.2)])
 
@@ -314,10 +314,10 @@ def test_open_slower_run_passes_at_once_when_a_rank_explains_it(ratio_of_all: fl
     own_ms[60:] *= ratio_of_all
     own_ms[60:, 1] *= 1.5
     look = everybody(own_ms)
-    open_since = Finding(
-        kind="run_slowdown", since_step=60, cause="unattributed", sentence="",
-        evidence={"before_ns": 104e6, "robust_z": 9.0, "steps_to_close": 96.0},
-    )  # fmt: skip
+    open_since = remember(
+        Finding(kind="run_slowdown", since_step=60, cause="unattributed"),
+        FindingMemory(before_ns=104e6, robust_z=9.0, steps_to_close=96),
+    )
     assert RUN.has_passed(look, open_since, [straggler(1.5)]) is is_over
     assert not RUN.has_passed(look, open_since, ())  # nothing explains it
     lately = msgspec.structs.replace(open_since, since_step=116)  # 4 steps are too few
@@ -460,9 +460,8 @@ def test_slowness_begun_with_larger_batches_is_stated_per_token() -> None:
     assert finding.run_slowdown_ratio == pytest.approx(1.3, rel=0.02)
     assert finding.headline.endswith("x slower for each token than before since step 60")
     assert finding.figures.endswith(" ms (scaled up for 1.50 times as many tokens)")
-    assert {name: finding.evidence[name] for name in ("tokens_before", "more_tokens_ratio")} == {
-        "tokens_before": 1500.0, "more_tokens_ratio": 1.5,
-    }  # fmt: skip
+    assert (recall(finding).tokens, recall(finding).more_tokens) == (1500.0, 1.5)
+    assert finding.evidence["more_tokens_ratio"] == 1.5
 
 
 def test_slowness_after_larger_batches_compares_by_tokens() -> None:
@@ -503,9 +502,9 @@ def test_open_slower_run_compares_with_the_level_of_equal_tokens() -> None:
     late = with_tokens(own_ms[140:], tokens[140:])
     (later,) = find(RUN, late, [found])
     assert later.slowdown_ratio == pytest.approx(1.3, rel=0.02)
-    assert (later.evidence["tokens_before"], later.evidence["more_tokens_ratio"]) == (1500.0, 1.5)
+    assert (recall(later).tokens, later.evidence["more_tokens_ratio"]) == (1500.0, 1.5)
     (again,) = find(RUN, late, [later])
-    assert again.evidence == later.evidence
+    assert (again.evidence, recall(again)) == (later.evidence, recall(later))
     healthy = with_tokens(own_ms[140:] / 1.3, tokens[140:])
     assert find(RUN, healthy, [later]) == []
     assert RUN.has_passed(healthy, found, ())

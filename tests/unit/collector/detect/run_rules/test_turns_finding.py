@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, recall, remember
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView, Samples, TimeCount
@@ -98,7 +99,7 @@ def test_finding_passes_when_the_ranks_take_no_turns_any_more() -> None:
 
 def test_finding_keeps_its_begin() -> None:
     (found,) = find(turns_of())
-    earlier = Finding(kind=found.kind, cause=found.cause, sentence="", since_step=10, evidence=found.evidence)
+    earlier = remember(Finding(kind=found.kind, cause=found.cause, since_step=10), recall(found))
     assert [one.since_step for one in find(turns_of(), earlier)] == [10]
 
 
@@ -118,6 +119,7 @@ def test_ranks_that_took_turns_and_are_random_now_are_told_so() -> None:
     random = np.random.default_rng(3)
     own_ms = np.full((200, 4), 20.0)
     own_ms[np.arange(200), random.integers(0, 4, 200)] += 60.0
-    turns = Finding(kind="uneven_work", cause="data_loading", sentence="", since_step=10, evidence={"turns": 4.0})
+    told = Finding(kind="uneven_work", cause="data_loading", since_step=10)
+    turns = remember(told, FindingMemory(holds_while_found=True))
     (found,) = find(view_of(series_of(own_ms.tolist())), turns)
     assert (found.cause, found.since_step) == ("unattributed", 10)

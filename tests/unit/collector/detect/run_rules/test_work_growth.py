@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, remember
 from rankscope.collector.detect.run_rules.work_growth import (
-    TOKENS,
     find_compared,
     find_growth_since,
     find_present_tokens,
@@ -81,7 +81,7 @@ def test_varying_batches_that_grow_by_much_are_more_work() -> None:
 
 
 def test_tokens_of_one_step_or_mostly_of_none_do_not_vary() -> None:
-    finding = Finding(kind="run_slowdown", cause="unattributed", sentence="", evidence={TOKENS: 750.0})
+    finding = remember(Finding(kind="run_slowdown", cause="unattributed"), FindingMemory(tokens=750.0))
     assert find_growth_since(look_at([0.0] * 40 + [1500.0] * 20), finding) == 3.0  # the mean of both is 1.5 times that
     assert find_growth_since(look_at([1000.0]), finding) == 2.0
 
@@ -104,8 +104,8 @@ def test_all_steps_are_kept_if_equal_tokens_are_few_or_unknown() -> None:
 
 
 def test_growth_since_a_finding_is_that_of_its_ranks() -> None:
-    finding = Finding(kind="run_slowdown", cause="unattributed", sentence="", evidence={TOKENS: 1500.0})
-    of_first = Finding(kind="stage_slowdown", ranks=(0, 7), cause="", sentence="", evidence={TOKENS: 1200.0})
+    finding = remember(Finding(kind="run_slowdown", cause="unattributed"), FindingMemory(tokens=1500.0))
+    of_first = remember(Finding(kind="stage_slowdown", ranks=(0, 7), cause=""), FindingMemory(tokens=1200.0))
     unknown = Finding(kind="run_slowdown", cause="unattributed", sentence="")
     # The mean of both ranks is 1.5 times as much as the first has.
     assert find_present_tokens(look_at(LARGE), ()) == 2250.0

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, remember
 from rankscope.collector.detect.stragglers.cost import (
-    STEP_BEFORE,
     Healthy,
     find_pipeline_before,
     lost_to,
@@ -195,7 +195,7 @@ def test_pipeline_step_loses_its_excess_over_those_before() -> None:
 
 
 def test_step_before_is_known_of_pipelines_and_kept_by_findings() -> None:
-    told = Finding(kind="straggler", cause="", suggestion="", evidence={STEP_BEFORE: 130.0 * MS})
+    told = remember(Finding(kind="straggler", cause=""), FindingMemory(step_before_ns=130.0 * MS))
     assert before_of_pipeline(True) == 140.0
     assert before_of_pipeline(True, told) == 130.0
     assert before_of_pipeline(False, told) is None

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, RunView, Samples, TimeCount
@@ -79,7 +80,7 @@ def test_sparse_known_steps_need_as_many_to_pass() -> None:
     found = DETECTOR.find(sparse(60), ())
     assert not isinstance(found, Abstain)
     ((finding, _),) = found
-    assert (finding.pattern, finding.evidence["gap_steps"], finding.evidence["gap_known_steps"]) == (
+    assert (finding.pattern, finding.evidence["gap_steps"], recall(finding).gap_known_steps) == (
         "intermittent", 20.0, 2.0,
     )  # fmt: skip
     assert not DETECTOR.has_passed(sparse(70), finding, ())
@@ -252,7 +253,7 @@ def test_as_many_healthy_steps_close_as_had_opened() -> None:
     own_ms = times(steps=200)
     own_ms[60:120, 2] *= 1.5
     ((finding, _),) = find(own_ms[:90])
-    assert finding.evidence["steps_to_close"] == 30
+    assert recall(finding).steps_to_close == 30
     assert not DETECTOR.has_passed(view(own_ms[:149]), finding, ())
     assert DETECTOR.has_passed(view(own_ms[:150]), finding, ())
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.finding_memory import FindingMemory, remember
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.periodic_work import find_periods
 from rankscope.collector.detect.stragglers.persistent import Thresholds
@@ -174,10 +175,10 @@ def test_open_finding_keeps_its_first_step_with_irregular_steps() -> None:
 def test_straggler_and_work_of_its_own_replace_each_other() -> None:
     look = view(every((10, 50.0)))
     (work,) = findings(look)
-    straggler = Finding(
-        kind="straggler", ranks=(0,), pattern="intermittent", cause="unattributed", sentence="",
-        evidence={"gap_known_steps": 10.0},
-    )  # fmt: skip
+    straggler = remember(
+        Finding(kind="straggler", ranks=(0,), pattern="intermittent", cause="unattributed"),
+        FindingMemory(gap_known_steps=10.0),
+    )
     assert DETECTOR.has_passed(look, straggler, [straggler, work])
     assert DETECTOR.has_passed(look, work, [straggler, work])
     assert not DETECTOR.has_passed(look, work, [work])
