@@ -7,8 +7,8 @@ new elements take, who has them, and which line adds to them.
 
 A look holds the interpreter's lock for 0.1 s, and 0.25 s more for each million objects, as two full collections of
 Python's garbage collector do (bench/results/held_objects.md). There are four at most, in a process that is about to
-take all memory of its machine, and none in any other. The objects are selected without a step of Python in between, so
-that no list of them is there while training goes on: it would keep tensors that a step frees.
+take all memory of its machine, and none in any other. No list of all objects is there while training goes on
+(`live_objects.py`).
 
 Nothing of the script is called: lengths and sizes are those of the built-in types, and of tensors on the CPU and arrays
 the bytes; those of subclasses are not asked. `tracemalloc`, which knows the line of each allocation, is not used: it
@@ -46,6 +46,7 @@ from rankscope.agent.captures.adding_lines import find_adding_lines, find_codes
 from rankscope.agent.captures.model_memory import find_storages
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stacks import read_frames
+from rankscope.agent.live_objects import find_instances, list_types
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.line_samples import CONTAINERS_MAX, GrownContainer, HeldGrowth
 from rankscope.measure.messages import SampleOrder
@@ -148,7 +149,7 @@ class HeldObjects:
 
     def _look(self) -> _Look:
         begin_ns = time.thread_time_ns()
-        count, containers = _select_containers(gc.get_objects())
+        count, containers = _select_containers()
         lengths = dict(zip(map(id, containers), map(len, containers), strict=True))
         del containers
         resident = read_resident(self._status)
@@ -170,19 +171,20 @@ class _Named(NamedTuple):
     functions: Sequence[Any]
 
 
-def _select_containers(objects: list[Any]) -> tuple[int, list[Any]]:
+def _select_containers() -> tuple[int, list[Any]]:
     """Return how many objects there are, and the long containers among them; of more than OBJECTS_MAX none. Some may be
     there twice.
 
     The collector does not know a dict of numbers, texts and arrays alone, before Python 3.14: these are found by the
     objects and dicts that have them.
     """
-    count = len(objects)
+    types = list_types()
+    count = len(types)
     if count > OBJECTS_MAX:
         return count, []
-    owning = {one for one in set(map(type, objects)) if one.__dictoffset__ and not issubclass(one, _SHARED)}
-    wanted = list(compress(objects, map((owning | KINDS).__contains__, map(type, objects))))
-    objects.clear()
+    owning = {one for one in set(types) if one.__dictoffset__ and not issubclass(one, _SHARED)}
+    del types
+    wanted = find_instances(owning | KINDS)
     known = list(compress(wanted, map(KINDS.__contains__, map(type, wanted))))
     owning.add(dict)
     owners = list(compress(wanted, map(owning.__contains__, map(type, wanted))))
@@ -211,7 +213,7 @@ def _find_grown(looks: Sequence[_Look]) -> dict[int, tuple[int, int]]:
 def _select_ids(wanted: Mapping[int, object]) -> list[Any]:
     if not wanted:
         return []
-    _, containers = _select_containers(gc.get_objects())
+    _, containers = _select_containers()
     once = dict(zip(map(id, containers), containers, strict=True))
     return [once[key] for key in wanted if key in once]
 

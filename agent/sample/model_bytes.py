@@ -5,12 +5,12 @@ hooked or kept during training. That takes 0.1 to 0.5 s for a million objects: i
 out of memory, and not among more than OBJECTS_MAX, since a script that tries smaller batches goes on after it.
 """
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from rankscope.agent.captures.model_memory import Storage, find_storages
+from rankscope.agent.live_objects import find_instances, list_types
 from rankscope.measure.errors import UnavailableError
 
 OBJECTS_MAX: Final = 5_000_000
@@ -34,10 +34,11 @@ def find_model_bytes(
     """
     from torch import Tensor, nn, optim  # noqa: PLC0415 - the user's torch
 
-    all_of_them = gc.get_objects() if objects is None else list(objects)
-    if len(all_of_them) > objects_max:
-        raise UnavailableError(f"the process has {len(all_of_them):,} objects; at most {objects_max:,} are searched")
-    tensors, optimizers = _find_instances(all_of_them, Tensor, optim.Optimizer)
+    given = None if objects is None else list(objects)
+    types = list_types() if given is None else list(map(type, given))
+    if len(types) > objects_max:
+        raise UnavailableError(f"the process has {len(types):,} objects; at most {objects_max:,} are searched")
+    tensors, optimizers = _find_instances(set(types), given, Tensor, optim.Optimizer)
     parameters = [one for one in tensors if isinstance(one, nn.Parameter)] + _find_groups(optimizers)
     found: set[Storage] = set()
     sums = [
@@ -47,12 +48,13 @@ def find_model_bytes(
     return ModelBytes(*sums) if found else None
 
 
-def _find_instances(objects: Sequence[object], *kinds: type) -> list[list[Any]]:
-    """Return the instances of each class by their types alone: `isinstance` asks an object, which may be anybody's."""
-    types = set(map(type, objects))
+def _find_instances(types: Iterable[type], given: Sequence[object] | None, *kinds: type) -> list[list[Any]]:
+    """Return the instances of each class, those given or all there are, by their types alone: `isinstance` asks an
+    object, which may be anybody's.
+    """
     types_of = [{one for one in types if kind in one.__mro__} for kind in kinds]
     wanted = set[type]().union(*types_of)
-    found = [one for one in objects if type(one) in wanted]
+    found = find_instances(wanted) if given is None else [one for one in given if type(one) in wanted]
     return [[one for one in found if type(one) in of_kind] for of_kind in types_of]
 
 

@@ -75,6 +75,7 @@ def test_numbers_of_a_stage_are_those_of_its_names() -> None:
     found = find(model := nn.ModuleDict({str(number): Block() for number in range(8, 13)}))
     assert found is not None
     assert (len(model), found.containers[0].first) == (5, 8)
+    del model, found
     names = nn.ModuleDict({name: Block(9) for name in ("a", "b", "c", "d")})
     found = find(names)
     assert found is not None

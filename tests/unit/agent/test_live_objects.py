@@ -1,0 +1,75 @@
+"""Objects of the garbage collector, listed while another thread makes some."""
+
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.agent.live_objects import find_instances, list_types
+
+
+class Kept:
+    """An object of the script."""
+
+
+class Derived(Kept):
+    """An object of another type."""
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_objects_of_exactly_these_types_are_found() -> None:
+    kept, derived = [Kept() for _ in range(3)], Derived()
+    assert sorted(map(id, find_instances([Kept]))) == sorted(map(id, kept))
+    assert find_instances([Derived]) == [derived]
+    assert find_instances([]) == []
+
+
+def test_types_are_those_of_all_objects() -> None:
+    kept = [Kept() for _ in range(3)]
+    assert list_types().count(Kept) == len(kept)
+
+
+def test_nothing_is_referred_to_afterwards() -> None:
+    kept = [Kept()]
+    count = sys.getrefcount(kept)
+    for search in (lambda: find_instances([Derived, list]), list_types):
+        search()
+        assert sys.getrefcount(kept) == count
+
+
+@pytest.mark.usefixtures("frequent_switches")
+@pytest.mark.parametrize("is_enabled", [True, False], ids=["collector on", "collector off"])
+def test_tuples_that_grow_meanwhile_are_finished(is_enabled: bool) -> None:
+    # With a list of all objects in another thread: SystemError, bad argument to internal function, within 1,000 turns.
+    over, searches = threading.Event(), 0
+
+    def search() -> None:
+        nonlocal searches
+        while not over.is_set():
+            find_instances([Kept])
+            list_types()
+            searches += 1
+
+    if not is_enabled:
+        gc.disable()
+    searcher = threading.Thread(target=search)
+    searcher.start()
+    try:
+        for turn in range(100_000):
+            assert len(tuple(tuple(range(3)) for _ in range(40))) == 40
+            if turn >= 3000 and searches >= 30:
+                break
+    finally:
+        over.set()
+        searcher.join()
+        gc.enable()
+    assert searches >= 30
