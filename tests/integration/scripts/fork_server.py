@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import quick_end  # before torch
+import quick_end  # type: ignore[import-not-found]  # beside this file; before torch
 import torch._dynamo
 
 assert torch.__version__

@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-import quick_end  # before torch
+import quick_end  # type: ignore[import-not-found]  # beside this file; before torch
 import torch._dynamo
 
 KILL_S = 10
