@@ -1,8 +1,10 @@
 """Configure all tests."""
 
+import functools
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -32,11 +34,31 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()
 
 
+MARKS_REST = "mark.rest"
+
+
+@functools.cache
+def may_be_marked(path: Path) -> bool:
+    """Whether a file of tests marks one of them as `rest`, or the conftest.py beside it does."""
+    texts = [one.read_text(encoding="utf-8") for one in (path, path.with_name("conftest.py")) if one.exists()]
+    return any(MARKS_REST in text for text in texts)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file for `-m rest` that has none of it: to import all of them takes half a minute of each worker."""
+    is_file = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
+    return True if config.option.markexpr == "rest" and is_file and not may_be_marked(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse to leave a test out of `make test` without a reason."""
-    unfounded = [item.nodeid for item in items for mark in item.iter_markers("rest") if not mark.args]
+    """Refuse to leave a test out of `make test` without a reason, or by a mark that `-m rest` would not look for."""
+    left_out = [(item, mark) for item in items for mark in item.iter_markers("rest")]
+    unfounded = [item.nodeid for item, mark in left_out if not mark.args]
     if unfounded:
         raise pytest.UsageError(f'say why make test leaves it out, as @pytest.mark.rest("...") does: {unfounded[0]}')
+    unseen = [item.nodeid for item, _ in left_out if not may_be_marked(item.path)]
+    if unseen:
+        raise pytest.UsageError(f"write {MARKS_REST} in its file or in the conftest.py beside it: {unseen[0]}")
 
 
 def pytest_collection_finish() -> None:

@@ -38,7 +38,7 @@ of several steps that arrive together one is attributed, and others while they t
 
 import itertools
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -115,11 +115,19 @@ def attribute_waits(
             charges.attribute_rooted(paths, rows, matched.releaser[rows])
         else:
             charges.attribute(paths, rows, paths.wait_ns[rows])
-    paid_ns = charges.paid_ns
-    once_ratio = np.array([_find_once_ratio(matched, columns == column) for column in range(len(ranks))])
+    paid_ns, once_ratio = charges.paid_ns, np.ones(len(ranks))
+    for column in _find_overlapping(matched, columns):
+        once_ratio[column] = _find_once_ratio(matched, columns == column)
     return WaitAttribution(
         tuple(ranks.tolist()), paid_ns[:, :-1], paid_ns[:, -1], charges.passed_on_ns, charges.not_traced_ns, once_ratio
     )
+
+
+def _find_overlapping(matched: MatchedOperations, column: Ints) -> list[int]:
+    """Return the columns of the ranks that wait in two operations at once."""
+    # A rank's rows come by their start: of disjoint ones each ends before the next one starts.
+    lasts_ns = (matched.start_ns + matched.wait_ns)[:-1] - matched.start_ns[1:]
+    return sorted(set(column[1:][(lasts_ns > 0) & (column[:-1] == column[1:])].tolist()))
 
 
 def _find_once_ratio(matched: MatchedOperations, rows: npt.NDArray[np.bool_]) -> float:
@@ -178,13 +186,18 @@ class _Paths:
         self.column = column
         self.wait_ns = matched.wait_ns
         self.hindered_ns = matched.hindered_ns
-        self.start_ns = matched.start_ns
-        self.end_ns = matched.start_ns + matched.duration_ns
-        self.behind = np.full(len(column), NOBODY)
+        end_ns = matched.start_ns + matched.duration_ns
+        behind = np.full(len(column), NOBODY)
         for rows in np.split(np.arange(len(column)), np.flatnonzero(np.diff(column)) + 1):
-            self.behind[rows] = _find_awaited(self.start_ns[rows], self.end_ns[rows], rows)
-        self.is_awaited = np.zeros(len(column), dtype=bool)
-        self.is_awaited[self.behind[self.behind != NOBODY]] = True
+            behind[rows] = _find_awaited(matched.start_ns[rows], end_ns[rows], rows)
+        is_awaited = np.zeros(len(column), dtype=bool)
+        is_awaited[behind[behind != NOBODY]] = True
+        # Lists: these are read row by row, which takes an array several times as long.
+        self.start_ns: list[int] = matched.start_ns.tolist()
+        self.end_ns: list[int] = end_ns.tolist()
+        self.behind: list[int] = behind.tolist()
+        self.is_awaited: list[bool] = is_awaited.tolist()
+        self.is_hindered: list[bool] = (matched.hindered_ns > 0).tolist()
 
 
 def _find_awaited(start_ns: Ints, end_ns: Ints, rows: Ints) -> Ints:
@@ -241,28 +254,30 @@ class _Charges:
         np.add.at(self.paid_ns, columns, shares_ns)
         self.passed_on_ns[columns[last]] += wait_ns.sum() - shares_ns[:, columns[last]].sum()
         hindered = np.divide(paths.hindered_ns[rows], wait_ns, out=np.zeros(len(rows)), where=wait_ns > 0)
-        self._leave(paths, rows, np.repeat(lateness[last : last + 1], len(rows), axis=0), gap * hindered[:, np.newaxis])
+        self._leave(paths, rows, [lateness[last]] * len(rows), gap * hindered[:, np.newaxis])
 
     def _read_lateness(self, paths: _Paths, rows: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return the lateness with which each row started, shape (rows, origins), and whether it is the thread's."""
-        found, by_thread = [], []
-        for row, column in zip(rows.tolist(), paths.column[rows].tolist(), strict=True):
-            coming = self._coming[column]
-            while coming and coming[0][0] <= paths.start_ns[row] + BEHIND_NS:
+        columns = paths.column[rows]
+        of_queues: dict[int, Floats] = {}
+        for place, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
+            coming, start_ns = self._coming[column], paths.start_ns[row]
+            while coming and coming[0][0] <= start_ns + BEHIND_NS:
                 self._of_thread[column] += coming.popleft()[1]
-            of_queue = self._at_end.get(int(paths.behind[row]))
-            found.append(self._of_thread[column].copy() if of_queue is None else of_queue)
-            by_thread.append(of_queue is None)
-        return np.array(found).reshape(-1, self._of_thread.shape[1]), np.array(by_thread, dtype=bool)
+            if (of_queue := self._at_end.get(paths.behind[row])) is not None:
+                of_queues[place] = of_queue
+        lateness, by_thread = self._of_thread[columns], np.ones(len(rows), dtype=bool)
+        for place, of_queue in of_queues.items():
+            lateness[place], by_thread[place] = of_queue, False
+        return lateness, by_thread
 
-    def _leave(self, paths: _Paths, rows: Ints, lateness: Floats, hindered: Floats) -> None:
+    def _leave(self, paths: _Paths, rows: Ints, lateness: Sequence[Floats] | Floats, hindered: Floats) -> None:
         """Keep the lateness with which each row ended, and by how much its thread was hindered until then."""
-        ends_ns = paths.end_ns[rows].tolist()
         for place, (row, column) in enumerate(zip(rows.tolist(), paths.column[rows].tolist(), strict=True)):
             if paths.is_awaited[row]:
                 self._at_end[row] = lateness[place]
-            if paths.hindered_ns[row] > 0:
-                self._coming[column].append((ends_ns[place], hindered[place]))
+            if paths.is_hindered[row]:
+                self._coming[column].append((paths.end_ns[row], hindered[place]))
 
 
 def _count_hops(row: int, rows: Ints, releaser: Ints) -> int:

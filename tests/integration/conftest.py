@@ -65,6 +65,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of the other half where one half is chosen: each worker would import all."""
+    if collection_path.parent != HERE or collection_path.suffix != ".py":
+        return None
+    is_in_make_test = collection_path.stem in IN_MAKE_TEST
+    if config.option.markexpr == "rest" and is_in_make_test:
+        return "mark.rest" not in collection_path.read_text(encoding="utf-8") or None
+    return True if config.option.markexpr == "not rest" and not is_in_make_test else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, and mark those that `make test` leaves out."""

@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar
 from urllib.parse import quote
 
@@ -38,6 +38,7 @@ END_S_MAX = 120.0
 DEADLINE_S = 300.0
 """How long a test waits for what a job must do. On two busy cores the imports of two ranks alone have taken 20 s."""
 LOOK_AGAIN_S = 0.05
+MS_PER_S = 1_000
 HTTP_TIMEOUT_S = 60.0
 FIXED_PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to whoever asks for any: nobody gets one of these by chance."""
@@ -248,8 +249,26 @@ def wait_for_end_of(pid: int, deadline_s: float = DEADLINE_S) -> None:
     """Wait until a process is gone that is no child of this one. Fails after the deadline."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        _, left = psutil.wait_procs([process], deadline_s)
+        left = wait_for_ends([process], deadline_s)
         assert not left, f"still there after {deadline_s} s: {process.status()} {process.cmdline()}"
+
+
+def wait_for_ends(processes: Iterable[psutil.Process], deadline_s: float) -> list[psutil.Process]:
+    """Wait until they have ended, and return those that still run after the deadline. One that nobody has reaped yet
+    has ended, with all its threads: an init may take a second or two to reap an orphan, such as a sidecar.
+    """
+    end_s, left = time.monotonic() + deadline_s, []
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(process.pid)
+            try:
+                poll = select.poll()
+                poll.register(handle, select.POLLIN)
+                if not poll.poll(max(0.0, end_s - time.monotonic()) * MS_PER_S):
+                    left.append(process)
+            finally:
+                os.close(handle)
+    return left
 
 
 def read_url(url: str, token: str = "") -> bytes:

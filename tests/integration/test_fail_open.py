@@ -8,16 +8,28 @@ import pytest
 
 from rankscope.measure.key_files import format_key_file
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, Forked, forked_ranks, python, run, started
+from tests.integration.torchrun import (
+    AGENT,
+    ALONE,
+    OFTEN,
+    SOURCE,
+    WHOLE_END,
+    Forked,
+    forked_ranks,
+    python,
+    run,
+    started,
+)
 
 NEVER_ENDING_EPOCHS = ("--epochs", "40", "--steps", "100")
+AT_WORK = {**OFTEN, **ALONE, **WHOLE_END}
 NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
 CLOSED_STDERR = ("sh", "-c", 'exec "$@" 2>&-', "sh")
 
 
 def test_torch_errors_under_the_agent_count_and_cost_no_step() -> None:
     with listening() as collector:
-        given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_CONSTANT_ERROR_BUDGET": "3"}
+        given = {**AT_WORK, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_CONSTANT_ERROR_BUDGET": "3"}
         ended = run(Forked((*AGENT, "sabotage.py")), given)
     (life,) = collector.lives
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ())
@@ -49,9 +61,8 @@ def test_report_that_cannot_be_sent_costs_itself_only() -> None:
 def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
     with listening() as collector:
         gone = collector.endpoint
-    ended = run(
-        forked_ranks(2, *AGENT, "small_ddp.py"), {**OFTEN, "RANKSCOPE_COLLECTOR": gone, "RANKSCOPE_DRAIN_S": "60"}
-    )
+    given = {**OFTEN, **WHOLE_END, "RANKSCOPE_COLLECTOR": gone, "RANKSCOPE_DRAIN_S": "60"}
+    ended = run(forked_ranks(2, *AGENT, "small_ddp.py"), given)
     assert (ended.exit_code, ended.left) == (0, ())
     assert "losses" in ended.stdout
     assert "Traceback" not in ended.stderr
@@ -60,7 +71,7 @@ def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
 
 def test_collector_dying_in_the_middle_is_not_felt_by_training() -> None:
     with listening() as collector:
-        given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_DRAIN_S": "0.5"}
+        given = {**AT_WORK, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_DRAIN_S": "0.5"}
         with started(Forked((*AGENT, "small_ddp.py", *NEVER_ENDING_EPOCHS)), given) as job:
             collector.wait_until(lambda lives: any(life.steps for life in lives), 60.0)
             collector.kill()

@@ -3,7 +3,7 @@ ends as without the agent.
 """
 
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, Forked, run
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, WHOLE_END, Forked, run
 
 RAISED = 40
 """How often the handler raises, at most: `ENOUGH` of the script."""
@@ -15,6 +15,7 @@ def test_script_gets_each_exception_once_and_no_session_is_left() -> None:
         given = {
             **ALONE,
             **OFTEN,
+            **WHOLE_END,
             "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.02",
             "RANKSCOPE_COLLECTOR": collector.endpoint,
         }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, Forked, started
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, WHOLE_END, Ended, Forked, started
 
 SESSIONS = {
     "thread": ["1 on"],
@@ -28,7 +28,7 @@ SESSIONS = {
 def ended() -> Iterator[dict[str, Ended]]:
     """How each of them has ended. They run at the same time."""
     with listening() as collector, contextlib.ExitStack() as jobs:
-        given = {**ALONE, **OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint}
+        given = {**ALONE, **OFTEN, **WHOLE_END, "RANKSCOPE_COLLECTOR": collector.endpoint}
         running = {
             shape: jobs.enter_context(started(Forked((*AGENT, "on_threads.py", shape)), given)) for shape in SESSIONS
         }

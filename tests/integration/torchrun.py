@@ -18,7 +18,7 @@ import psutil
 
 import rankscope.agent
 from tests.integration.forked_scripts import ForkedScript
-from tests.integration.serving import find_fixed_port, wait_for
+from tests.integration.serving import find_fixed_port, wait_for, wait_for_ends
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT = f"{ROOT / '.package'}{os.pathsep}{ROOT}"
@@ -47,6 +47,9 @@ AGENT = ("-m", "rankscope.agent")
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 """What a launcher would say to the only rank of a job: for what one process shows, starting torchrun is time lost."""
+
+WHOLE_END = {"WHOLE_END": "1"}
+"""Lets ranks and scripts of forks clear torch away at their end (scripts/quick_end.py), for tests of that end."""
 
 OFTEN = {
     "RANKSCOPE_REPORT_INTERVAL_S": "0.1",
@@ -132,7 +135,7 @@ class Job:
             exit_code = self.launcher.wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not over after {deadline_s} s; stderr: {self._read(self._stderr)}") from None
-        _, left = psutil.wait_procs(self.find_members(), LEAVING_S)
+        left = wait_for_ends(self.find_members(), LEAVING_S)
         described = tuple(text for text in map(describe, left) if text)
         stderr = self._read(self._stderr) if self._stderr_is_kept else ""
         return Ended(exit_code, self._read(self._stdout), stderr, described)

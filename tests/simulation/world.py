@@ -28,7 +28,7 @@ from tests.simulation.ranks import RUN, DeviceTimes, SimulatedRank, Windows
 from tests.simulation.topology import Topology
 from tests.simulation.unequal import Duty, Hardware, VaryingSizes, apply_duties, apply_hardware
 from tests.simulation.wrongs import Wrong
-from tests.validated_run import ValidatedRun
+from tests.validated_run import RunValidatedByPass, ValidatedRun
 
 REPORT_STEPS = 8
 """Steps between two reports of a rank, and two detection passes: about a second of steps of 130 ms."""
@@ -132,7 +132,7 @@ def run(scenario: Scenario, config: CollectorConfig | None = None) -> Outcome:
 class World:
     """Simulated run. `step` is the number of steps made, `now_ns` the true time."""
 
-    def __init__(self, scenario: Scenario, config: CollectorConfig, run_type: type[RunState] = ValidatedRun) -> None:
+    def __init__(self, scenario: Scenario, config: CollectorConfig, run_type: type[RunState] | None = None) -> None:
         self.scenario = scenario
         random = np.random.default_rng(scenario.seed)
         topology, scale = scenario.topology, Scale()
@@ -157,6 +157,8 @@ class World:
         if scenario.skip is not None:
             self.ranks[scenario.skip.rank].skips_step = scenario.skip.step
         self.rings: list[Ring[_Made]] = [Ring(scenario.ring_steps) for _ in self.ranks]
+        # Reports of a network come in any order: there each is checked. Else those of a pass come one after the other.
+        run_type = run_type or (RunValidatedByPass if scenario.network is None else ValidatedRun)
         self.end = CollectorEnd(RUN, topology.world_size, config, run_type)
         self._watch = self.end.watch = FindingWatch(scenario.faults, topology)
         self.network = self._connect()

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import quick_end  # type: ignore[import-not-found]  # beside this file; before torch
 import torch._dynamo
 
 assert torch.__version__
@@ -63,6 +64,7 @@ def write_status(process: int, path: Path) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
+    quick_end.keep_modules()
     gc.freeze()  # at its end a script would visit every object of torch, copy its page, and take a second for that
     for line in sys.stdin:
         with contextlib.suppress(ChildProcessError):

@@ -15,6 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
+import quick_end  # type: ignore[import-not-found]  # beside this file; before torch
 import torch._dynamo
 
 KILL_S = 10
@@ -69,6 +70,7 @@ def main() -> None:
     count, ranks = int(sys.argv[1]), set[int]()
     assert os.environ.get("RANKSCOPE", "") in ("", "0"), "the autoload of torch is over: launch with -m rankscope.agent"
     assert torch.__version__
+    quick_end.keep_modules()
     gc.freeze()  # as fork_server.py
     for rank in range(count):
         pid = os.fork()
