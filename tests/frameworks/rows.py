@@ -129,10 +129,7 @@ NOT_COMPILED: Final = (
     "it compiles its model, which is switched off here (`TORCH_COMPILE_DISABLE`): that takes minutes on a CPU; its "
     "`setup` shards by FSDP1, which Lightning refuses on CPUs"
 )
-ON_ANOTHER_THREAD: Final = (
-    "with a reduction on another thread in each step no window shows its collectives, so no group is seen, and it is "
-    "not known who is waited for; by default it reduces in each fifth step"
-)
+ON_ANOTHER_THREAD: Final = "what it reduces on another thread is in no window: it is counted, and left out"
 NO_IMAGES: Final = (
     "it wants torchvision, which loads with a torch for CUDA only: in this job empty names stand in for it, so what it "
     "does to images is not run"
