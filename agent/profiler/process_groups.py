@@ -23,12 +23,16 @@ DESCRIPTION_LENGTH_MAX: Final = 128
 
 
 class FlightEntry(NamedTuple):
-    """One entry of torch's flight recorder."""
+    """One entry of torch's flight recorder. `thread` is the one that enqueued it, as `threading.get_ident` gives it,
+    None if torch does not say; `thread_name` is the system's.
+    """
 
     group_number: int
     sequence: int
     op: str
     created_wall_ns: int
+    thread: int | None = None
+    thread_name: str = ""
 
 
 DEVICE_NUMBERS_FROM = 1 << 32
@@ -156,7 +160,9 @@ def _read_status(dump: Any) -> dict[int, int]:
 
 def _to_flight_entry(number: int, entry: Mapping[str, Any]) -> FlightEntry:
     op = str(entry["profiling_name"]).rpartition(":")[2]
-    return FlightEntry(number, int(entry["collective_seq_id"]), op, int(entry["time_created_ns"]))
+    thread, name = entry.get("thread_id"), str(entry.get("thread_name", ""))
+    sequence, created_wall_ns = int(entry["collective_seq_id"]), int(entry["time_created_ns"])
+    return FlightEntry(number, sequence, op, created_wall_ns, int(thread) if thread else None, name)
 
 
 def is_nccl(backend: str) -> bool:

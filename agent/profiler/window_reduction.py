@@ -16,10 +16,11 @@ begin what waits in their queue only when they have ended another one. So the en
 import json
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rankscope.agent.profiler.enqueuing_threads import EnqueuingThreads, Sequences
 from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.agent.profiler.process_groups import (
     DEVICE_NUMBERS_FROM,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 TOO_LARGE = "events_max"
 NOT_SAVED = "not_saved"
 LOST = "collectives_lost"
+OF_OTHER_THREADS = "collectives_of_other_threads"
 STEPS_CUT = "steps_cut"
 TIMES_IMPOSSIBLE = "times_impossible"
 LINES_CUT = "lines_cut"
@@ -70,13 +72,14 @@ class GroupSource:
 
 class _HostCommunication(NamedTuple):
     """The communication of the host in a window: the recorded ranges of collectives, whether there were ranges of
-    transfers too, the first and last sequence that each group enqueued by its number, how many of these operations
-    have no range, and the steps known to be complete.
+    transfers too, what the training thread enqueued in each group, the recorder's entries of that where they are known
+    already, how many of these operations have no range, and the steps known to be complete.
     """
 
     collectives: Sequence[HostRange]
     has_transfers: bool
-    enqueued: Mapping[int, tuple[int, int]]
+    enqueued: Sequences
+    entries: Sequence[FlightEntry] | None
     lost: int
     whole: Sequence[StepRecord]
 
@@ -99,6 +102,7 @@ class WindowReduction:
         self._children = children
         self._events_max = events_max
         self._yield_gil = yield_gil or (lambda: time.sleep(0))
+        self._enqueuing = EnqueuingThreads()
         self._group_of_thread: dict[int, int] = {}
         self._torch_name_of_group: dict[int, str] = {}
         self._known_groups: dict[str, GroupInfo] = {}
@@ -143,7 +147,7 @@ class WindowReduction:
         if window.host_only:  # which has FLOPs only
             self._submit(window, read.columns or WindowColumns(), window.steps)
             return EMPTY_WINDOW
-        host = _match_host(window, read.ranges)
+        host = self._match_host(window, read.ranges)
         if host.lost:
             self._count(LOST, host.lost)
         if read.columns is not None and not self._submit(window, read.columns, host.whole):
@@ -259,12 +263,30 @@ class WindowReduction:
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
+    def _match_host(self, window: "RawWindow", communication: Sequence[HostRange]) -> _HostCommunication:
+        before, after = window.enqueued_before, window.enqueued_after
+        # A recorder has groups from their first collective on: those only sent in before were counted without it.
+        are_comparable = all(number < UNRECORDED_NUMBERS_FROM for number in before.keys() - after.keys())
+        counted = count_enqueued(before, after) if are_comparable else {}
+        enqueued = {
+            number: range(first, last + 1) for number, (first, last) in counted.items() if number < DEVICE_NUMBERS_FROM
+        }
+        collectives = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
+        own = self._enqueuing.find_own(window.thread, enqueued, len(collectives), self._read_entries)
+        if own.others:
+            self._count(OF_OTHER_THREADS, own.others)
+        # gloo's counters count transfers too.
+        lost = max(0, sum(map(len, own.sequences.values())) - len(communication))
+        whole = _find_steps_before(window.steps, communication, lost) if lost else window.steps
+        has_transfers = len(collectives) < len(communication)
+        return _HostCommunication(collectives, has_transfers, own.sequences, own.entries, lost, whole)
+
     def _place(self, window: "RawWindow", host: _HostCommunication) -> ReducedWindow:
         """Return the collectives that began within the window's steps. EMPTY_WINDOW when one has no known group, since
         then no step is known to be complete.
         """
         counted = host.collectives
-        self._learn_threads(counted, host.enqueued)
+        self._learn_threads(counted, host.enqueued, host.entries)
         groups = self._find_groups(host.enqueued)
         unknown = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
         if unknown:
@@ -279,14 +301,14 @@ class WindowReduction:
         at_work_ns += [one.start_host_ns for one in counted] + [one.start_host_ns for one in transfers]
         at_work_ns.sort()
         records = []
-        for number, (first, last) in host.enqueued.items():
+        for number, sequences in host.enqueued.items():
             mine = [found for found in counted if self._group_of_thread[found.thread] == number]
-            missing = last - first + 1 - len(mine)
+            missing = len(sequences) - len(mine)
             for index, found in enumerate(mine):
                 step = _step_at(window.steps, starts_ns, found.start_host_ns)
                 if step is not None:
                     is_known = missing == 0 or (missing == host.lost and step in whole)
-                    sequence = first + index if is_known else None
+                    sequence = sequences[index] if is_known else None
                     records.append(_to_record(step, found, groups[number], sequence, at_work_ns))
         return ReducedWindow(records + transfers, [], (whole[0], whole[-1]) if whole else None)
 
@@ -311,15 +333,17 @@ class WindowReduction:
                 records.append(_to_transfer_record(step, one, group))
         return records
 
-    def _learn_threads(self, counted: Sequence[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
+    def _learn_threads(
+        self, counted: Sequence[HostRange], enqueued: Sequences, entries: Sequence[FlightEntry] | None
+    ) -> None:
         """Learn the worker threads of each process group, which stay. Known once, the cheap status is enough."""
         if all(found.thread in self._group_of_thread for found in counted) or not enqueued:
             return
         if len(enqueued) == 1:
             self._group_of_thread.update((found.thread, next(iter(enqueued))) for found in counted)
             return
-        entries = self._read_entries()
-        wanted = [e for e in entries if e.group_number in enqueued and _within(e.sequence, enqueued[e.group_number])]
+        entries = self._read_entries() if entries is None else entries
+        wanted = [one for one in entries if one.sequence in enqueued.get(one.group_number, ())]
         if [entry.op for entry in wanted] != [_op(found) for found in counted]:
             return
         pairs = {(found.thread, entry.group_number) for found, entry in zip(counted, wanted, strict=True)}
@@ -328,7 +352,7 @@ class WindowReduction:
         if len(learned) == len(pairs) and all(self._group_of_thread.get(t, g) == g for t, g in pairs):
             self._group_of_thread.update(learned)
 
-    def _find_groups(self, enqueued: Mapping[int, tuple[int, int]]) -> dict[int, GroupInfo]:
+    def _find_groups(self, enqueued: Sequences) -> dict[int, GroupInfo]:
         """Return the process group of each of torch's group numbers. Kept, since the last windows are reduced after the
         script has destroyed its groups.
         """
@@ -396,27 +420,10 @@ def _pack_lines(found: "WindowLines") -> LineSamples:
     )
 
 
-def _within(sequence: int, bounds: tuple[int, int]) -> bool:
-    return bounds[0] <= sequence <= bounds[1]
-
-
 def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int) -> int | None:
     """Return the step at this host time; None outside all steps, as in an evaluation."""
     position = bisect_right(starts_ns, host_ns) - 1
     return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
-
-
-def _match_host(window: "RawWindow", communication: Sequence[HostRange]) -> _HostCommunication:
-    before, after = window.enqueued_before, window.enqueued_after
-    # A recorder has groups from their first collective on: those only sent in before were counted without it.
-    are_comparable = all(number < UNRECORDED_NUMBERS_FROM for number in before.keys() - after.keys())
-    counted = count_enqueued(before, after) if are_comparable else {}
-    enqueued = {number: bounds for number, bounds in counted.items() if number < DEVICE_NUMBERS_FROM}
-    # gloo's counters count transfers too.
-    lost = max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
-    whole = _find_steps_before(window.steps, communication, lost) if lost else window.steps
-    collectives = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
-    return _HostCommunication(collectives, len(collectives) < len(communication), enqueued, lost, whole)
 
 
 def _find_steps_before(

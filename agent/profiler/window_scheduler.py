@@ -111,7 +111,8 @@ class RawWindow(NamedTuple):
     device's work, and one step more than is reported: the last only bounds the one before. `resident_before_bytes` is
     the resident memory of the process at its begin, None: not known. `lines`: where the training thread was meanwhile,
     None: not sampled. A full window that `has_shapes` is one from which FLOPs are counted; one that is `host_only` has
-    the operators of a host whose device has work of its own, which is not recorded.
+    the operators of a host whose device has work of its own, which is not recorded. `thread` is the one that it is of,
+    None: not known.
     """
 
     full: bool
@@ -126,6 +127,7 @@ class RawWindow(NamedTuple):
     lines: "WindowLines | None" = None
     has_shapes: bool = False
     host_only: bool = False
+    thread: int | None = None
 
 
 class WindowHost(Protocol):
@@ -622,6 +624,7 @@ class WindowScheduler:
             lines=lines,
             has_shapes=window.has_shapes,
             host_only=window.kind is WindowKind.HOST,
+            thread=window.thread,
         )
 
     def _end(

@@ -129,13 +129,14 @@ NOT_COMPILED: Final = (
     "it compiles its model, which is switched off here (`TORCH_COMPILE_DISABLE`): that takes minutes on a CPU; its "
     "`setup` shards by FSDP1, which Lightning refuses on CPUs"
 )
-ON_ANOTHER_THREAD: Final = (
-    "with a reduction on another thread in each step no window shows its collectives, so no group is seen, and it is "
-    "not known who is waited for; by default it reduces in each fifth step"
-)
+ON_ANOTHER_THREAD: Final = "what it reduces on another thread is in no window: it is counted, and left out"
 NO_IMAGES: Final = (
     "it wants torchvision, which loads with a torch for CUDA only: in this job empty names stand in for it, so what it "
     "does to images is not run"
+)
+CPU_AS_PLUGIN: Final = (
+    "it has no engine for a CPU; in this job the CPU is a device by its plug-in, and uses the engine for CUDA, so what "
+    "it does with streams and a device's memory is not run"
 )
 NO_MEMORY_OF_CPU: Final = (
     "it says that it does not train on CPUs; in this job its reports of a device's memory are left out"
@@ -299,6 +300,25 @@ ROWS: Final[tuple[Row, ...]] = (
         slow_ms=25,
         slow_after=60 * 2,
         variables={"LOG_LEVEL": "ERROR"},
+    ),
+    Row(
+        name="verl-sft",
+        framework="verl",
+        package="verl",
+        what="`SFTTrainer`, its FSDP engine with FSDP2, accumulation of two, checkpoints",
+        script="verl_sft",
+        slow_ms=60,
+        slow_after=40 * 2,
+        variables={"JOB_STEPS": "120", "VERL_ENGINE_DEVICE": "cuda"},
+        unseen=CPU_AS_PLUGIN,
+    ),
+    Row(
+        name="verl-grpo",
+        framework="verl",
+        package="verl",
+        what="GRPO by its `main_ppo`, answers by a server of vLLM",
+        script="verl_grpo",
+        launcher=PLAIN,
     ),
     Row(name="trl-sft", framework="TRL", package="trl", what="`SFTTrainer`", script="trl_sft"),
     Row(

@@ -92,6 +92,12 @@ def test_entries_come_oldest_first_with_group_names(
     )
 
 
+def test_entry_has_the_thread_that_enqueued_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    enqueued = entry(8, (0, "0", "default_pg"), 5, "gloo:all_reduce", thread_id="1405", thread_name="pt_gloo_runloop")
+    (found,) = progress_with(monkeypatch, {"entries": [enqueued]})[0].read_entries()[0]
+    assert (found.thread, found.thread_name) == (1405, "pt_gloo_runloop")
+
+
 def test_point_to_point_entries_only_name_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
     dump = {"entries": [entry(1, (3, "pipe", "pp"), 0, "nccl:send 0->1", is_p2p=True)]}
     progress, _ = progress_with(monkeypatch, dump)

@@ -187,6 +187,11 @@ def test_window_has_the_sequences_before_and_after_it() -> None:
     assert (window.enqueued_before, window.enqueued_after) == ({0: 4}, {0: 20})  # two collectives in each of 8 steps
 
 
+def test_window_has_the_thread_that_began_it() -> None:
+    window = Training(full=False).run(WARMUP_STEPS + LIGHT).windows_taken[0]
+    assert window.thread == threading.get_ident()
+
+
 def test_cost_of_a_window_is_its_begin_and_end() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 2 * LIGHT)
     assert all(window.training_cost_ns > 0 for window in training.windows_taken)
