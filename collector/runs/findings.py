@@ -54,6 +54,8 @@ LOSS_RATIO_MAX: Final = 1.01
 """A loss may exceed the step it is of by this ratio, for times that are kept in 32 bits, and is that step then."""
 SPREAD_MAX: Final = 2**17
 """Steps, last ones first, that are charged one by one: more lie between no two profiler windows."""
+KNOWN_LAST: Final = 8
+"""Steps whose loss is known that tell that of those after them, once the run is over."""
 NO_REPORTS_YET: Final = "no rank has reported yet"
 RECURS_NS: Final = 300 * NS_PER_S
 """A straggler that is found again within this time after it had passed comes and goes. It is kept open until it has not
@@ -437,6 +439,10 @@ class RunFindings:
             steps, charged_ns = _spread(
                 known_ns, view, one.charged_through, is_of_some=finding.pattern == "intermittent"
             )
+            if view.is_last and finding.pattern != "intermittent":
+                through = int(steps[-1]) if len(steps) else one.charged_through
+                later, later_ns = _spread_to_end(known_ns, view, through, finding.since_step or 0)
+                steps, charged_ns = np.append(steps, later), np.append(charged_ns, later_ns)
         self.charged.append((steps, charged_ns))
         one.charged_ns += float(charged_ns.sum())
         lost_s = ns_to_s(float(charged_ns.sum())) * len(series.ranks)
@@ -546,6 +552,19 @@ def _spread(lost_ns: Floats, view: RunView, after_step: int, *, is_of_some: bool
     charged_sum, lasted_sum = np.bincount(place, charged_ns), np.bincount(place, lasted_ns)
     share = np.minimum(1.0, lasted_sum / np.maximum(charged_sum, 1.0))
     return steps, charged_ns * np.where(np.isnan(share), 1.0, share)[place]
+
+
+def _spread_to_end(lost_ns: Floats, view: RunView, after_step: int, since_step: int) -> tuple[Ints, Floats]:
+    """Return the steps after that one to the end of the run of which only the length is known, shape (m,), and what each
+    is charged, in ns: what it lasted beyond the last known ones without their loss, at most that loss.
+    """
+    steps, longest_ns, is_known = view.series.steps, view.longest_ns, ~np.isnan(lost_ns)
+    known = np.flatnonzero(is_known & (steps >= since_step))[-KNOWN_LAST:]
+    rows = np.flatnonzero(~is_known & (steps > after_step) & ~np.isnan(longest_ns))
+    if not len(known):
+        rows = rows[:0]
+    most_ns, usual_ns = (float(np.median(ns[known])) if len(known) else 0.0 for ns in (lost_ns, longest_ns - lost_ns))
+    return steps[rows], np.clip(longest_ns[rows] - usual_ns, 0.0, most_ns)
 
 
 def _add_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:

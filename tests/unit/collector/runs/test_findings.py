@@ -147,6 +147,21 @@ def test_step_of_unknown_loss_is_charged_as_the_next_known_one() -> None:
     assert (lost_ns / 1e9).tolist() == pytest.approx([0.1, 0.2, 0.2])
 
 
+def test_steps_to_the_end_are_charged_as_the_last_known_ones() -> None:
+    # Windows show 3 s of each of steps 1 to 3. Of 4 to 7 only the lengths are known: 10, 10, 8 and 6 s.
+    told, verdicts = started()
+    lost_ns = seconds(5.0, 3.0, 3.0, 3.0, *[np.nan] * 4)
+    told.answer = [Candidate(slow(2, since_step=1), lost_ns)]
+    view = view_until(7, step_s=10)
+    view.series.step_ns[6:] = seconds(8.0, 6.0)[:, None]
+    look(verdicts, told, view)
+    (lost,) = verdicts.lost
+    assert lost.lost_rank_seconds == pytest.approx(4 * 9.0)  # they may be known later
+    look(verdicts, told, replace(view, is_last=True))
+    (lost,) = verdicts.lost
+    assert lost.lost_rank_seconds == pytest.approx(4 * (9.0 + 3.0 + 3.0 + 1.0 + 0.0))
+
+
 def test_stall_is_charged_once_even_if_another_finding_follows() -> None:
     told, verdicts = started()
     stalls = SingleLosses(np.array([1, 3, 5]), seconds(0.1, 0.2, 0.4))
