@@ -555,8 +555,8 @@ def _spread(lost_ns: Floats, view: RunView, after_step: int, *, is_of_some: bool
 
 
 def _spread_to_end(lost_ns: Floats, view: RunView, after_step: int, since_step: int) -> tuple[Ints, Floats]:
-    """Return the steps after that one to the end of the run of which only the length is known, shape (m,), and what each
-    is charged, in ns: what it lasted beyond the last known ones without their loss, at most that loss.
+    """Return the steps after that one to the end of the run of which only the length is known, shape (m,), and what
+    each is charged, in ns: what it lasted beyond the last known ones without their loss, at most that loss.
     """
     steps, longest_ns, is_known = view.series.steps, view.longest_ns, ~np.isnan(lost_ns)
     known = np.flatnonzero(is_known & (steps >= since_step))[-KNOWN_LAST:]
