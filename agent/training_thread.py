@@ -46,6 +46,8 @@ DEVICE_TIMES_SHARE = 0.2
 PIPELINES = {"torch.distributed.pipelining.schedules", "megatron.core.parallel_state"}
 COUNTS_MAX = 8
 """Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
+LAYERS_SOUGHT = (1, 1024)
+"""Steps after the warm-up at which repeated blocks are looked for: each time costs as much as several windows."""
 
 
 class TrainingThread:
@@ -114,7 +116,7 @@ class TrainingThread:
         self.saves = Saves(guard, self.hooks.buffer, self.timer.user, is_user, self.read_event_ns)
         self._pipelines: PipelineSchedules | None = None
         self._layers: LayerTimers | None = None
-        self._looks_at_steps = [config.warmup_steps + step for step in (1, 16, 256) if config.layer_times]
+        self._looks_at_steps = [config.warmup_steps + step for step in LAYERS_SOUGHT if config.layer_times]
         guard.on_off = self._on_part_off
 
     @property

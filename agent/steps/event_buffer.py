@@ -45,6 +45,8 @@ CLOCK_READ_NS_MAX: Final = 200_000
 LOCK_WAIT_S_MAX: Final = 0.005
 """The longest time that the training thread waits for the agent thread. After it the boundary is deferred, so no window
 begins there."""
+FLUSHED_WAIT_S_MAX: Final = 0.1
+"""The longest time that a call, or another thread that trains, waits for it."""
 
 TIMED_EVENTS_MAX: Final = 64
 WRITE_NS_MAX: Final = 20_000
@@ -211,11 +213,17 @@ class HookEventBuffer:
 
     @contextmanager
     def flushed(self) -> Iterator[None]:
-        """Process all events; within the context the StepTimer may be called directly, for what happens now."""
-        with self._lock:
+        """Process all events; within the context the StepTimer may be called directly, for what happens now. Raises
+        TimeoutError where another thread keeps them: one that an exception of the script has interrupted amid this.
+        """
+        if not self._lock.acquire(timeout=FLUSHED_WAIT_S_MAX):
+            raise TimeoutError("another thread has not ended what it does with the events of the hooks")
+        try:
             self._process(inline=False)
             yield
             self._plan_flush()
+        finally:
+            self._lock.release()
 
     # -- another thread -----------------------------------------------------------------------------------------------
 

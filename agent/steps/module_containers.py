@@ -1,6 +1,6 @@
 """Find torch's containers of modules that may be the repeated blocks of a model, without a call of the script's code.
 
-They are found among all objects of Python (`live_objects.py`), which takes 28 ms for 176,000 of them.
+They are found among all objects of Python (`live_objects.py`), which takes 34 ms for 183,000 of them.
 """
 
 import sys

@@ -50,26 +50,24 @@ def test_nothing_is_referred_to_afterwards() -> None:
 @pytest.mark.parametrize("is_enabled", [True, False], ids=["collector on", "collector off"])
 def test_tuples_that_grow_meanwhile_are_finished(is_enabled: bool) -> None:
     # With a list of all objects in another thread: SystemError, bad argument to internal function, within 1,000 turns.
-    over, searches = threading.Event(), 0
+    begun, over = threading.Event(), threading.Event()
 
     def search() -> None:
-        nonlocal searches
-        while not over.is_set():
+        begun.wait()
+        for _ in range(10):
             find_instances([Kept])
             list_types()
-            searches += 1
+        over.set()
 
     if not is_enabled:
         gc.disable()
     searcher = threading.Thread(target=search)
     searcher.start()
     try:
-        for turn in range(100_000):
+        while not over.is_set():
             assert len(tuple(tuple(range(3)) for _ in range(40))) == 40
-            if turn >= 3000 and searches >= 30:
-                break
+            begun.set()
     finally:
-        over.set()
+        begun.set()
         searcher.join()
         gc.enable()
-    assert searches >= 30

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from rankscope.agent import training_thread
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.window_scheduler import ANOTHER_THREAD
@@ -80,7 +81,9 @@ def test_cost_is_that_of_every_part_in_the_training_thread() -> None:
     assert training.spent_ns - before_ns == 12
 
 
-def test_blocks_found_anew_lose_old_hooks_and_the_cost_goes_on() -> None:
+def test_blocks_found_anew_lose_old_hooks_and_the_cost_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_thread, "LAYERS_SOUGHT", (1, 16))
+
     def make_blocks() -> nn.ModuleList:
         return nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4))
 

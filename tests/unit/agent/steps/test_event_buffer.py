@@ -225,6 +225,29 @@ def test_training_proceeds_while_another_thread_holds_the_lock() -> None:
     assert [record.step for record in loop.train().steps(5).records] == list(range(13))
 
 
+def test_nobody_waits_for_a_thread_that_keeps_the_events() -> None:
+    # As one does that an exception of the script has interrupted where the lock is taken.
+    loop = Loop()
+    kept, over = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with loop.buffer._lock:
+            kept.set()
+            over.wait(60)
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        assert kept.wait(60)
+        with pytest.raises(TimeoutError, match="another thread"), loop.buffer.flushed():
+            pass
+    finally:
+        over.set()
+        keeper.join(60)
+    with loop.buffer.flushed():
+        pass
+
+
 def test_timer_can_be_called_directly_once_flushed() -> None:
     loop = Loop().steps(7)
     with loop.buffer.flushed():
