@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.agent.profiler.enqueuing_threads import EnqueuingThreads, Sequences
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.profiler.line_samples import LineSamples
 from rankscope.agent.profiler.process_groups import (
     DEVICE_NUMBERS_FROM,
@@ -38,6 +38,7 @@ from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.window_columns import WindowColumns
 
 if TYPE_CHECKING:
+    from rankscope.agent.profiler.enqueuing_threads import EnqueuingThreads, Sequences
     from rankscope.agent.profiler.line_sampler import WindowLines
     from rankscope.agent.profiler.window_scheduler import RawWindow
 
@@ -78,7 +79,7 @@ class _HostCommunication(NamedTuple):
 
     collectives: Sequence[HostRange]
     has_transfers: bool
-    enqueued: Sequences
+    enqueued: "Sequences"
     entries: Sequence[FlightEntry] | None
     lost: int
     whole: Sequence[StepRecord]
@@ -102,7 +103,8 @@ class WindowReduction:
         self._children = children
         self._events_max = events_max
         self._yield_gil = yield_gil or (lambda: time.sleep(0))
-        self._enqueuing = EnqueuingThreads()
+        self._enqueuing: EnqueuingThreads | None = None
+        """From the first window on in which counts differ."""
         self._group_of_thread: dict[int, int] = {}
         self._torch_name_of_group: dict[int, str] = {}
         self._known_groups: dict[str, GroupInfo] = {}
@@ -272,14 +274,26 @@ class WindowReduction:
             number: range(first, last + 1) for number, (first, last) in counted.items() if number < DEVICE_NUMBERS_FROM
         }
         collectives = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
-        own = self._enqueuing.find_own(window.thread, enqueued, len(collectives), self._read_entries)
-        if own.others:
-            self._count(OF_OTHER_THREADS, own.others)
+        own, others, entries = self._find_own(window.thread, enqueued, len(collectives))
+        if others:
+            self._count(OF_OTHER_THREADS, others)
         # gloo's counters count transfers too.
-        lost = max(0, sum(map(len, own.sequences.values())) - len(communication))
+        lost = max(0, sum(map(len, own.values())) - len(communication))
         whole = _find_steps_before(window.steps, communication, lost) if lost else window.steps
         has_transfers = len(collectives) < len(communication)
-        return _HostCommunication(collectives, has_transfers, own.sequences, own.entries, lost, whole)
+        return _HostCommunication(collectives, has_transfers, own, entries, lost, whole)
+
+    def _find_own(
+        self, thread: int | None, enqueued: "Sequences", recorded: int
+    ) -> "tuple[Sequences, int, Sequence[FlightEntry] | None]":
+        """Return what `EnqueuingThreads.find_own` does, which most jobs do not need."""
+        if self._enqueuing is None:
+            if recorded == sum(map(len, enqueued.values())):
+                return enqueued, 0, None
+            with LATE_IMPORTS:
+                from rankscope.agent.profiler.enqueuing_threads import EnqueuingThreads  # noqa: PLC0415 - see above
+            self._enqueuing = EnqueuingThreads()
+        return self._enqueuing.find_own(thread, enqueued, recorded, self._read_entries)
 
     def _place(self, window: "RawWindow", host: _HostCommunication) -> ReducedWindow:
         """Return the collectives that began within the window's steps. EMPTY_WINDOW when one has no known group, since
@@ -334,7 +348,7 @@ class WindowReduction:
         return records
 
     def _learn_threads(
-        self, counted: Sequence[HostRange], enqueued: Sequences, entries: Sequence[FlightEntry] | None
+        self, counted: Sequence[HostRange], enqueued: "Sequences", entries: Sequence[FlightEntry] | None
     ) -> None:
         """Learn the worker threads of each process group, which stay. Known once, the cheap status is enough."""
         if all(found.thread in self._group_of_thread for found in counted) or not enqueued:
@@ -352,7 +366,7 @@ class WindowReduction:
         if len(learned) == len(pairs) and all(self._group_of_thread.get(t, g) == g for t, g in pairs):
             self._group_of_thread.update(learned)
 
-    def _find_groups(self, enqueued: Sequences) -> dict[int, GroupInfo]:
+    def _find_groups(self, enqueued: "Sequences") -> dict[int, GroupInfo]:
         """Return the process group of each of torch's group numbers. Kept, since the last windows are reduced after the
         script has destroyed its groups.
         """
