@@ -43,10 +43,8 @@ class _Found(list[Any]):
 def _list_without_collections(values: Iterator[Any]) -> list[Any]:
     """Return the values in a list, all made within this call while the collector is off."""
     was_on, is_on = tee(starmap(gc.isenabled, ONCE))
-    begin: Iterator[None]
-    end: Iterator[None]
-    begin = filter(None, starmap(gc.disable, compress(ONCE, was_on)))
-    end = filter(None, starmap(gc.enable, compress(ONCE, is_on)))
+    begin: Iterator[None] = filter(None, starmap(gc.disable, compress(ONCE, was_on)))
+    end: Iterator[None] = filter(None, starmap(gc.enable, compress(ONCE, is_on)))
     try:
         return _Found(chain(begin, values, end))
     finally:

@@ -177,11 +177,6 @@ class RunFindings:
         )
 
     @property
-    def memories(self) -> Mapping[int, FindingMemory]:
-        """What detectors remember of the findings that hold now, by number."""
-        return {one.finding.number: one.memory for one in self._open}
-
-    @property
     def kept_memories(self) -> Mapping[int, KeptMemory]:
         """What is saved for the next collector of findings of which their detectors remember something."""
         remembered = {finding.number: kept for finding, kept in self._remembered}
@@ -560,11 +555,11 @@ def _spread_to_end(lost_ns: Floats, view: RunView, after_step: int, since_step: 
     """
     steps, longest_ns, is_known = view.series.steps, view.longest_ns, ~np.isnan(lost_ns)
     known = np.flatnonzero(is_known & (steps >= since_step))[-KNOWN_LAST:]
-    rows = np.flatnonzero(~is_known & (steps > after_step) & ~np.isnan(longest_ns))
     if not len(known):
-        rows = rows[:0]
-    most_ns, usual_ns = (float(np.median(ns[known])) if len(known) else 0.0 for ns in (lost_ns, longest_ns - lost_ns))
-    return steps[rows], np.clip(longest_ns[rows] - usual_ns, 0.0, most_ns)
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    rows = np.flatnonzero(~is_known & (steps > after_step) & ~np.isnan(longest_ns))
+    usual_ns = np.median(longest_ns[known] - lost_ns[known])
+    return steps[rows], np.clip(longest_ns[rows] - usual_ns, 0.0, np.median(lost_ns[known]))
 
 
 def _add_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:

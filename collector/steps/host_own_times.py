@@ -111,7 +111,7 @@ def find_late_begins(steps: Ints, step_ns: Floats) -> Floats:
     (n, ranks) in ns; 0 where too few are known. In these nobody waited for long. `steps` ascend, shape (n,).
     """
     late_ns = np.zeros_like(step_ns)
-    if len(steps) <= USUAL_STEPS or len(late_ns[0]) > RANKS_MAX:
+    if late_ns.shape[1] > RANKS_MAX:
         return late_ns
     is_reported: Flags = np.asarray(~np.isnan(step_ns).any(axis=1))
     lasted_ns = np.where(is_reported[:, None], step_ns, 0.0)
@@ -121,8 +121,6 @@ def find_late_begins(steps: Ints, step_ns: Floats) -> Floats:
     bounds = np.flatnonzero(np.append(True, (np.diff(steps) != 1) | ~is_reported[:-1]))
     for first, end in itertools.pairwise([*bounds.tolist(), len(steps)]):
         begins_ns, lates_ns = begin_ns[first:end], late_ns[first:end]
-        if end - first <= USUAL_STEPS:
-            continue
         for slow, fast in _split_by_fast(longest_ns[first:end].tolist()):
             if slow.start < slow.stop:
                 lates_ns[slow] = begins_ns[slow] - np.median(begins_ns[list(fast)], axis=0)

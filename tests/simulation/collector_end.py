@@ -112,8 +112,9 @@ class CollectorEnd:
                     if self.watch is not None and effect.reason == "passed":
                         self.watch.observe_passed(effect.finding, step)
         if self.watch is not None:
-            memories = self.run.findings.memories
-            self.watch.observe([remember(one, memories[one.number]) for one in self.run.open_findings], step)
+            kept = self.run.findings.kept_memories
+            known = [(one, kept.get(one.number)) for one in self.run.open_findings]
+            self.watch.observe([remember(one, has.memory) if has else one for one, has in known], step)
         return asked
 
     def snapshot(self, now_ns: int) -> RunSnapshot:
