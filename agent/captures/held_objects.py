@@ -8,7 +8,7 @@ new elements take, who has them, and which line adds to them.
 A look holds the interpreter's lock for 0.1 s, and 0.25 s more for each million objects, as two full collections of
 Python's garbage collector do (bench/results/held_objects.md). There are four at most, in a process that is about to
 take all memory of its machine, and none in any other. No list of all objects is there while training goes on
-(`live_objects.py`).
+(`live_objects.py`), and who has a container is not found through a tuple.
 
 Nothing of the script is called: lengths and sizes are those of the built-in types, and of tensors on the CPU and arrays
 the bytes; those of subclasses are not asked. `tracemalloc`, which knows the line of each allocation, is not used: it
@@ -46,7 +46,7 @@ from rankscope.agent.captures.adding_lines import find_adding_lines, find_codes
 from rankscope.agent.captures.model_memory import find_storages
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stacks import read_frames
-from rankscope.agent.live_objects import find_instances, list_types
+from rankscope.agent.live_objects import find_instances, find_referrers, list_types
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.line_samples import CONTAINERS_MAX, GrownContainer, HeldGrowth
 from rankscope.measure.messages import SampleOrder
@@ -344,13 +344,13 @@ def _find_holder(container: Any, selected: list[Any]) -> _Named:
     """Return who has a container beside the list of those selected; an empty name where that is not found."""
     suffix, target, skipped = "", container, {id(container), id(selected)}
     for _ in range(LEVELS_MAX):
-        referrers = [one for one in gc.get_referrers(target) if id(one) not in skipped]
+        referrers = [one for one in find_referrers(target) if id(one) not in skipped]
         named = _find_in_modules(target)
         for one in referrers[:REFERRERS_MAX]:
             named = named or _find_owner(one, target)
         if named is not None:
             return named._replace(text=f"{named.text}{suffix}", variable="" if suffix else named.variable)
-        owner = next((one for one in referrers if type(one) in KINDS or type(one) is tuple), None)
+        owner = next((one for one in referrers if type(one) in KINDS), None)
         if owner is None:
             break
         suffix = f"[{_find_key(owner, target)}]{suffix}"
@@ -376,12 +376,12 @@ def _find_owner(holder: Any, target: Any) -> _Named | None:
     """Return the name by which an object or a closure has a container."""
     kind = type(holder)
     if kind is dict:
-        for one in gc.get_referrers(holder)[:REFERRERS_MAX]:
+        for one in find_referrers(holder)[:REFERRERS_MAX]:
             if _has_attributes(one, holder):
                 return _name_attribute(one, holder, target)
     if kind is CellType:
         return _find_closure(holder)
-    if kind not in KINDS and kind is not tuple and not issubclass(type(holder), _SHARED):
+    if kind not in KINDS and not issubclass(type(holder), _SHARED):
         attributes = _read_attributes(holder)
         if attributes is not None:
             return _name_attribute(holder, attributes, target)
@@ -422,14 +422,11 @@ def _name_attribute(owner: Any, attributes: dict[Any, Any], target: Any) -> _Nam
 
 
 def _find_closure(cell: Any) -> _Named | None:
-    for closure in gc.get_referrers(cell):
-        if type(closure) is not tuple:
-            continue
-        for function in gc.get_referrers(closure):
-            if type(function) is FunctionType and function.__closure__ is closure:
-                places = [place for place, one in enumerate(closure) if one is cell]
-                name = function.__code__.co_freevars[places[0]] if places else ""
-                return _Named(f"{name} in {function.__qualname__}", name, [function])
+    for function in find_instances([FunctionType]):
+        places = [place for place, one in enumerate(function.__closure__ or ()) if one is cell]
+        if places:
+            name = function.__code__.co_freevars[places[0]]
+            return _Named(f"{name} in {function.__qualname__}", name, [function])
     return None
 
 

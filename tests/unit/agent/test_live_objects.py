@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.agent.live_objects import find_instances, list_types
+from rankscope.agent.live_objects import find_instances, find_referrers, list_types
+from rankscope.agent.steps.executed_code import keep_executed_code
 
 
 class Kept:
@@ -41,22 +42,32 @@ def test_types_are_those_of_all_objects() -> None:
 def test_nothing_is_referred_to_afterwards() -> None:
     kept = [Kept()]
     count = sys.getrefcount(kept)
-    for search in (lambda: find_instances([Derived, list]), list_types):
+    for search in (lambda: find_instances([Derived, list]), list_types, lambda: find_referrers(None)):
         search()
         assert sys.getrefcount(kept) == count
+
+
+def test_referrers_are_found_except_tuples() -> None:
+    target = Kept()
+    holders = [[target], {"key": target}, (target,)]
+    assert find_referrers(target) == holders[:2]
 
 
 @pytest.mark.usefixtures("frequent_switches")
 @pytest.mark.parametrize("is_enabled", [True, False], ids=["collector on", "collector off"])
 def test_tuples_that_grow_meanwhile_are_finished(is_enabled: bool) -> None:
     # With a list of all objects in another thread: SystemError, bad argument to internal function, within 1,000 turns.
+    # And with a call of `id` while there is one, as audit hooks are Python's code, which the agent has one of.
+    keep_executed_code()
     begun, over = threading.Event(), threading.Event()
+    element = Kept()
 
     def search() -> None:
         begun.wait()
         for _ in range(10):
             find_instances([Kept])
             list_types()
+            find_referrers(element)
         over.set()
 
     if not is_enabled:
@@ -65,7 +76,7 @@ def test_tuples_that_grow_meanwhile_are_finished(is_enabled: bool) -> None:
     searcher.start()
     try:
         while not over.is_set():
-            assert len(tuple(tuple(range(3)) for _ in range(40))) == 40
+            assert len(tuple(element for _ in range(40))) == 40
             begun.set()
     finally:
         begun.set()
