@@ -49,7 +49,7 @@ class StepTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class HostTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When a host sample was read, the CPU time of the process until then, the wait of its main thread for one, its
-    resident memory, and the wait of that thread for block I/O.
+    resident memory, the wait of that thread for block I/O, and the pauses of Python's garbage collector.
     """
 
     host_ns: int
@@ -57,6 +57,7 @@ class HostTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     run_queue_wait_ns: int | None
     resident_bytes: int | None = None
     block_io_wait_ns: int | None = None
+    gc_pause_ns: int | None = None
 
 
 class ReportFields(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +65,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     report's objects, 3.5 KB, are freed at once.
 
     Derived fields: `step_totals`: its counts of steps. `step_ns`: all steps of the rank process so far, in ns.
-    `gc_pause_ns`, `host_times`: from its host sample. `has_host`, `has_devices`: whether it has such samples.
+    `host_times`: from its host sample. `has_host`, `has_devices`: whether it has such samples.
     `on_demand`: whether its breakdowns, if any, are of captures (`ratio_basis.py`).
     """
 
@@ -90,7 +91,6 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
-    gc_pause_ns: int | None
     host_times: HostTimes | None
     has_host: bool
     has_devices: bool
@@ -130,7 +130,6 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             ),
             totals.step_ns,
             losses.reports_dropped,
-            None if host is None else host.gc_pause_ns,
             None if host is None else _read_host(host),
             host is not None,
             bool(report.devices),
@@ -140,7 +139,14 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
 
 
 def _read_host(host: HostSample) -> HostTimes:
-    return HostTimes(host.host_ns, host.cpu_ns, host.run_queue_wait_ns, host.resident_bytes, host.block_io_wait_ns)
+    return HostTimes(
+        host.host_ns,
+        host.cpu_ns,
+        host.run_queue_wait_ns,
+        host.resident_bytes,
+        host.block_io_wait_ns,
+        host.gc_pause_ns,
+    )
 
 
 def _share(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -239,7 +239,9 @@ class RankSamples:
         self.block_io = TimeRing(HOST_TIMES_KEPT)
         #: The time by the host's clock at these samples.
         self.host_clock = TimeRing(HOST_TIMES_KEPT)
+        # Reports repeat the last sample until there is another, and have more steps by then.
         self._host_sampled_ns: int | None = None
+        self._allocator_sampled_ns: int | None = None
         #: Its resident memory since its begin.
         self.resident = LevelRing()
         #: What torch.compile compiled from COMPILED_FROM_STEP on, at most COMPILED_KEPT, oldest first; None where torch
@@ -258,10 +260,9 @@ class RankSamples:
             if report.on_demand:
                 self.synchronizations = SynchronizationRing(SYNCHRONIZATIONS_KEPT)
             self.synchronizations.append(waits)
-        if report.allocator is not None:
+        if report.allocator is not None and report.allocator.host_ns != self._allocator_sampled_ns:
+            self._allocator_sampled_ns = report.allocator.host_ns
             self.allocators.append(AllocatorCounts(report.step_totals.reported, report.allocator))
-        if report.gc_pause_ns is not None:
-            self.gc_pauses.append(report.step_totals.reported, report.gc_pause_ns)
         if report.host_times is not None:
             self._record_host(report.step_totals.reported, report.host_times)
         if report.compilations is not None:
@@ -297,6 +298,8 @@ class RankSamples:
             self.core_waits.append(steps, times.run_queue_wait_ns)
         if times.block_io_wait_ns is not None:
             self.block_io.append(steps, times.block_io_wait_ns)
+        if times.gc_pause_ns is not None:
+            self.gc_pauses.append(steps, times.gc_pause_ns)
         if times.resident_bytes is not None:
             self.resident.append(steps, times.host_ns, times.resident_bytes)
 

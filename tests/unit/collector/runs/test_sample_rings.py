@@ -175,17 +175,25 @@ def test_pauses_are_kept_with_the_steps_reported_by_then() -> None:
     record(samples, totals=Totals(steps=8))
     assert [tuple(sample) for sample in samples.gc_pauses] == [(4, 700)]
     for steps in range(4, 4 + GC_PAUSES_KEPT):
-        record(samples, totals=Totals(steps=steps), host=HostSample(host_ns=3, gc_pause_ns=steps))
+        record(samples, totals=Totals(steps=steps), host=HostSample(host_ns=steps, gc_pause_ns=steps))
     assert (len(samples.gc_pauses), samples.gc_pauses[0].counted_ns) == (GC_PAUSES_KEPT, 4)
 
 
 def test_times_of_a_host_sample_are_kept_once() -> None:
     samples = RankSamples()
     for steps, host_ns in ((4, 10), (5, 10), (6, 20)):  # the second report has the sample of the first
-        host = HostSample(host_ns=host_ns, cpu_ns=900 + host_ns, run_queue_wait_ns=host_ns)
+        host = HostSample(host_ns=host_ns, cpu_ns=900 + host_ns, run_queue_wait_ns=host_ns, gc_pause_ns=7)
         record(samples, totals=Totals(steps=steps), host=host)
     assert [tuple(one) for one in samples.process_cpu] == [(4, 910), (6, 920)]
     assert [tuple(one) for one in samples.core_waits] == [(4, 10), (6, 20)]
+    assert [tuple(sample) for sample in samples.gc_pauses] == [(4, 7), (6, 7)]
+
+
+def test_a_sample_of_the_allocator_is_kept_once() -> None:
+    samples = RankSamples()
+    for steps, host_ns in ((4, 10), (5, 10), (6, 20)):
+        record(samples, totals=Totals(steps=steps), allocator=AllocatorSample(host_ns=host_ns, retries=1))
+    assert [counts.steps for counts in samples.allocators] == [4, 6]
 
 
 def test_times_that_a_host_sample_lacks_are_not_kept() -> None:
