@@ -350,8 +350,8 @@ class AgentThread:
         """Update the typical step time, without warm-up steps, from which window intervals follow."""
         warm = [record.duration_ns for record in steps if record.step >= self._config.warmup_steps]
         self._step_times_ns = (self._step_times_ns + warm)[-STEP_TIMES_KEPT:]
-        if len(self._step_times_ns) >= STEPS_MIN:
-            self._training.learn_step_time(_median_ns(self._step_times_ns))
+        if warm and len(self._step_times_ns) >= STEPS_MIN:
+            self._training.learn_step_time(_median_ns(self._step_times_ns), steps[-1].step)
 
     def _count_losses(self, reported: int) -> Losses:
         made, overwritten, buffered = self._training.count_records(reported)

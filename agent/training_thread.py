@@ -223,9 +223,9 @@ class TrainingThread:
                     parts[:] = [*(one for one in parts if one is not self._layers), found]
                 self._layers = found
 
-    def learn_step_time(self, step_ns: int) -> None:
-        """Set the present step time, from which it follows how often steps are measured more closely."""
-        self.windows.plan.learn_step(step_ns)
+    def learn_step_time(self, step_ns: int, step: int) -> None:
+        """Set the present step time, as of this step. How often steps are measured more closely follows from it."""
+        self.windows.plan.learn_step(step_ns, step)
         self._boundaries.learn_step(step_ns)
         for timers in self._timers:
             timers.plan.learn_step(step_ns)

@@ -16,7 +16,10 @@ Light windows follow each other without a gap while the budget pays for them. Ot
 less often, since a longer one would cost more. The records of a window stay in the heap until it ends, between the
 buffers of the training, which then need new memory: so a light window has at most LIGHT_EVENTS_MAX events.
 
-`Allowance` bounds all this: no window begins that would exceed the agent's budget (`governor.py`).
+`Allowance` bounds all this: no window begins that would exceed the agent's budget (`governor.py`). There is one
+exception. When steps become LOOK_RATIO times as long, LOOK_WINDOWS light windows begin at once, at multiples of their
+length: early in a run the first windows have spent the budget, and windows alone tell who is slow in backward. That
+costs some 10 ms, at most every LOOK_PAUSE_NS, and the windows after them come later for it.
 """
 
 from typing import NamedTuple
@@ -49,6 +52,10 @@ INTERVAL_NS_MAX = 3600 * NS_PER_S
 LIGHT_EVENTS_MAX = 512
 """Bounds the memory that windows fragment. FSDP2 on a CPU, with 75 events and 3 MiB of buffers a step, held 64 to 80
 MiB more after 20 s with windows of 16 steps, and 10 to 24 with windows of 4."""
+LOOK_RATIO = 1.25
+LOOK_WINDOWS = 3
+"""Ranks learn within a report's time of each other that steps are longer, so at least one window is common to all."""
+LOOK_PAUSE_NS = 60 * NS_PER_S
 
 
 class _LightCost(NamedTuple):
@@ -128,6 +135,9 @@ class WindowPlan:
         self._costs = WindowCosts()
         self._light_steps_timed = UNKNOWN_STEPS
         self._full_is_too_rare = False
+        self._look_steps = range(0)  # since the warm-up
+        self._looked_ns: int | None = None  # the elapsed time of the last look
+        self._fastest_ns: int | None = None  # the shortest step time since then
         self._owes_full = False  # whether a full window has begun that the allowance does not know of
         self.full_has_ended = False
         """Whether there are to be no more full windows, for another reason than their cost."""
@@ -151,12 +161,24 @@ class WindowPlan:
         """A full window begins: before the next allowance a second one begins only if there is enough for both."""
         self._owes_full = True
 
-    def learn_step(self, step_ns: int) -> None:
-        """Set the present step time. Until it is known light windows begin at powers of two of steps, full ones at the
-        step chosen from each to the next.
+    def learn_step(self, step_ns: int, step: int) -> None:
+        """Set the present step time, as of this step. Until it is known light windows begin at powers of two of steps,
+        full ones at the step chosen from each to the next.
         """
         self.step_ns = max(1, step_ns)
         self._set_intervals()
+        self._look_where_slower(self.step_ns, step - self.warmup_steps)
+
+    def _look_where_slower(self, step_ns: int, since: int) -> None:
+        """Have light windows after this step if steps have become longer."""
+        if self._fastest_ns is None or step_ns < LOOK_RATIO * self._fastest_ns:
+            self._fastest_ns = min(step_ns, self._fastest_ns or step_ns)
+            return
+        now_ns = self.allowance.elapsed_ns
+        if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_PAUSE_NS:
+            begin = _next_multiple(since, self.light_window_steps)
+            self._look_steps = range(begin, begin + LOOK_WINDOWS * self.light_window_steps)
+            self._looked_ns, self._fastest_ns = now_ns, step_ns
 
     def set_times(self, collective_window_ns: int, full_window_interval_ns: int) -> None:
         """Set the wanted length of light windows and interval of full ones, which are bounded as those before."""
@@ -218,12 +240,14 @@ class WindowPlan:
         since = step - self.warmup_steps
         if since < 0:
             return self.warmup_steps
-        light = self.light_interval_steps
+        light = self._find_light_interval(since)
         begun = since - since % light
         found = [
             find_next_chosen(since, full_interval_at(since, self.full_interval_steps)),
             _next_multiple(since, light),
         ]
+        if since < self._look_steps.start:
+            found.append(self._look_steps.start)
         if since < begun + self.light_window_steps:
             found.append(begun + self.light_window_steps)
         if light == UNKNOWN_STEPS:
@@ -249,14 +273,16 @@ class WindowPlan:
     def begins_light(self, step: int) -> bool:
         """Return whether a light window begins with this step, and the one before ends."""
         since = step - self.warmup_steps
-        return since >= 0 and self._is_light_step(since) and self._light_is_allowed
+        return since >= 0 and self._is_light_step(since) and self._light_is_allowed(since)
 
     def is_light(self, step: int) -> bool:
         """Return whether a light window may continue over this step."""
         since = step - self.warmup_steps
-        if LIGHT_WINDOWS in self.allowance.dropped or (self._is_light_step(since) and not self._light_is_allowed):
+        if LIGHT_WINDOWS in self.allowance.dropped or (
+            self._is_light_step(since) and not self._light_is_allowed(since)
+        ):
             return False
-        return since & (self.light_interval_steps - 1) < self.light_window_steps
+        return since & (self._find_light_interval(since) - 1) < self.light_window_steps
 
     @property
     def _expected_light_ns(self) -> int:
@@ -264,15 +290,19 @@ class WindowPlan:
         is_unknown = self.light_window_steps == UNKNOWN_STEPS
         return self._costs.expect_light_ns(LIGHT_FIRST_INTERVAL_STEPS if is_unknown else self.light_window_steps)
 
-    @property
-    def _light_is_allowed(self) -> bool:
-        return LIGHT_WINDOWS not in self.allowance.dropped and self._expected_light_ns <= self.allowance.budget_left_ns
+    def _light_is_allowed(self, since: int) -> bool:
+        is_paid = since in self._look_steps or self._expected_light_ns <= self.allowance.budget_left_ns
+        return is_paid and LIGHT_WINDOWS not in self.allowance.dropped
+
+    def _find_light_interval(self, since: int) -> int:
+        return self.light_window_steps if since in self._look_steps else self.light_interval_steps
 
     def _is_light_step(self, since: int) -> bool:
-        if self.light_interval_steps == UNKNOWN_STEPS:
+        interval = self._find_light_interval(since)
+        if interval == UNKNOWN_STEPS:
             is_power = since >= LIGHT_FIRST_INTERVAL_STEPS and since & (since - 1) == 0
             return is_power or since % LIGHT_LENGTH_STEPS_MAX == 0
-        return since & (self.light_interval_steps - 1) == 0
+        return since & (interval - 1) == 0
 
     def _are_all_affordable(self, since: int) -> bool:
         """Return whether the full windows' share of the time so far pays for all of them up to this step."""

@@ -172,7 +172,7 @@ class Rank:
         self._ended.clear()
         self.plan.allow(self.governor.decide(self.spent_ns, self.now_ns))
         if step >= 2 * WARMUP_STEPS:
-            self.plan.learn_step(self.costs.step_ns)
+            self.plan.learn_step(self.costs.step_ns, step)
 
 
 @few_examples
@@ -254,6 +254,6 @@ def test_step_times_varying_by_half_change_no_interval_twice(step_ns: int, swing
     plan = Rank(Costs(step_ns=step_ns, full_ns=1, light_ns=1, light_step_ns=0, base_ratio=0)).plan
     distances = []
     for swing in swings:
-        plan.learn_step(round(step_ns * swing))
+        plan.learn_step(round(step_ns * swing), 0)
         distances.append(plan.light_interval_steps)
     assert sum(a != b for a, b in itertools.pairwise(distances)) <= 1

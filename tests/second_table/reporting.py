@@ -142,7 +142,7 @@ class Agents:
         self.made += len(steps)
         windows = [window for place, step in enumerate(steps) for window in self._pass_step(first + place, step)]
         timed = self._timed(first, steps, windows)
-        self._learn(steps, now_ns)
+        self._learn(first, steps, now_ns)
         tables = self._pack_steps(first, steps) if steps else None
         collectives = self._pack_collectives([*windows, *timed])
         seen = [(window.first, window.first + len(window.steps) - 1) for window in windows]
@@ -231,10 +231,10 @@ class Agents:
             self._spent_ns += cost_ns
         yield window
 
-    def _learn(self, steps: Sequence[Step], now_ns: int) -> None:
+    def _learn(self, first: int, steps: Sequence[Step], now_ns: int) -> None:
         if steps:
             step_ns = round(float(np.median([(one.end - one.start).mean() for one in steps])))
-            self._plan.learn_step(step_ns)
+            self._plan.learn_step(step_ns, first + len(steps) - 1)
             self._timing.learn_step(step_ns)
         left_ns = OVERHEAD_RATIO * (now_ns + HEAD_START_NS) - BASE_RATIO * now_ns - self._spent_ns
         self._plan.allow(Allowance(OVERHEAD_RATIO - BASE_RATIO, max(0, round(left_ns)), now_ns))

@@ -34,7 +34,7 @@ def make_flops(step_s: float | None = 1.0) -> FlopsWindows:
         overhead_ratio_max=1.0,
     )  # fmt: skip
     if step_s is not None:
-        plan.learn_step(int(step_s * NS_PER_S))
+        plan.learn_step(int(step_s * NS_PER_S), 0)
     return FlopsWindows(300 * NS_PER_S, plan)
 
 

@@ -19,7 +19,7 @@ class Rank:
         self.windows = make_windows(**settings)
         self.windows.plan.allow(Allowance(0.9, 10**15, 10**15))
         self.windows.plan.learn_full(NS_PER_MS)
-        self.windows.plan.learn_step(100 * NS_PER_MS)
+        self.windows.plan.learn_step(100 * NS_PER_MS, 0)
         config = read_config({f"RANKSCOPE_{name.upper()}": text for name, text in settings.items()})
         self.now_ns = 0
         self.settings = OrderedSettings(config, self.windows, lambda: self.now_ns)

@@ -31,7 +31,7 @@ def plan_at(step_ms: int, allowance: Allowance = PLENTY, full_window_steps: int 
     plan.allow(allowance)
     plan.learn_full(10 * NS_PER_MS)
     learn_light(plan, NS_PER_MS)
-    plan.learn_step(step_ms * NS_PER_MS)
+    plan.learn_step(step_ms * NS_PER_MS, 0)
     return plan
 
 
@@ -162,7 +162,7 @@ def test_short_light_windows_come_as_often_as_they_are_paid_for() -> None:
     plan = plan_with()
     plan.allow(PLENTY)
     plan.learn_light(3 * NS_PER_MS, 4, events_a_step=75)
-    plan.learn_step(100 * NS_PER_MS)
+    plan.learn_step(100 * NS_PER_MS, 0)
     # 3 ms are 0.25 % of 1.2 s, which are 12 steps.
     assert (plan.light_window_steps, plan.light_interval_steps) == (4, 16)
     assert plan.light_stretch_ratio == 4
@@ -172,7 +172,7 @@ def test_shorter_light_window_is_expected_to_cost_less() -> None:
     plan = plan_with()
     plan.allow(PLENTY)
     plan.learn_light(17 * NS_PER_MS, 64, events_a_step=75)  # 1 ms, and 0.25 ms a step
-    plan.learn_step(10 * NS_PER_MS)
+    plan.learn_step(10 * NS_PER_MS, 0)
     # 4 steps are 2 ms, which are 0.25 % of 0.8 s; 17 ms would be of 6.8 s, and the next window after 1024 steps.
     assert (plan.light_window_steps, plan.light_interval_steps) == (4, 128)
     plan.allow(PLENTY._replace(budget_left_ns=2 * NS_PER_MS))
@@ -224,7 +224,7 @@ def test_cost_does_not_decay_without_windows() -> None:
     plan = plan_at(step_ms=100)
     plan.learn_full(200 * NS_PER_MS)
     for _ in range(100):  # reports without a full window, and with light ones
-        plan.learn_step(100 * NS_PER_MS)
+        plan.learn_step(100 * NS_PER_MS, 0)
         learn_light(plan, NS_PER_MS)
     assert plan.full_interval_steps == 1024
 
@@ -301,7 +301,7 @@ def test_too_large_light_window_makes_the_next_shorter() -> None:
     plan = plan_at(step_ms=10)
     plan.learn_too_large(full=False)
     plan.learn_too_large(full=False)
-    plan.learn_step(10 * NS_PER_MS)
+    plan.learn_step(10 * NS_PER_MS, 0)
     assert plan.light_window_steps == 128, "0.5 s are 50 steps; 64 and 128 are both in the room of 3.125 times that"
 
 
@@ -312,7 +312,7 @@ def test_step_time_near_a_limit_does_not_change_the_interval() -> None:
     plan = plan_at(step_ms=64)  # 31.25 steps: 32
     distances = []
     for step_ms in (60, 65, 58, 62, 66, 61):  # 33.3 steps want 64, which stays for 31
-        plan.learn_step(step_ms * NS_PER_MS)
+        plan.learn_step(step_ms * NS_PER_MS, 0)
         distances.append(plan.light_interval_steps)
     assert set(distances) == {64}
 
@@ -321,13 +321,13 @@ def test_step_time_near_a_limit_does_not_change_the_interval() -> None:
 def test_interval_changes_if_too_short_or_three_times_too_long(step_ms: int, expected: int) -> None:
     # 32 steps stay for 2 s of 32 to 10.24 (32 / 3.125) steps: of 62.5 to 195.3 ms each.
     plan = plan_at(step_ms=100)
-    plan.learn_step(step_ms * NS_PER_MS)
+    plan.learn_step(step_ms * NS_PER_MS, 0)
     assert plan.light_interval_steps == expected
 
 
 def test_a_step_time_of_nothing_does_no_harm() -> None:
     plan = plan_with()
-    plan.learn_step(0)
+    plan.learn_step(0, 0)
     assert plan.light_interval_steps >= 2 * NS_PER_S
     assert plan.full_interval_steps >= 20 * NS_PER_S
 
@@ -354,3 +354,59 @@ def test_short_steps_seldom_have_boundaries() -> None:
     early = plan.find_next(WARMUP_STEPS + 129)
     assert plan.begins_full(early)
     assert plan.find_next(early) == WARMUP_STEPS + 256
+
+
+# -- a look where steps become longer ---------------------------------------------------------------------------------
+
+
+def spend_all(plan: WindowPlan, elapsed_s: int) -> None:
+    plan.allow(Allowance(BUDGET, -NS_PER_S, elapsed_s * NS_PER_S))
+
+
+def looked_at(plan: WindowPlan, steps: range) -> list[int]:
+    return [step for step in steps if plan.begins_light(step)]
+
+
+def test_longer_steps_are_looked_at_though_the_budget_is_spent() -> None:
+    plan = plan_at(step_ms=100)
+    spend_all(plan, elapsed_s=10)
+    plan.learn_step(124 * NS_PER_MS, WARMUP_STEPS + 90)
+    assert looked_at(plan, range(WARMUP_STEPS + 90, 5_000)) == []
+    plan.learn_step(125 * NS_PER_MS, WARMUP_STEPS + 100)
+    length = plan.light_window_steps
+    begin = WARMUP_STEPS + 100 // length * length + length
+    assert looked_at(plan, range(WARMUP_STEPS + 100, 5_000)) == [begin + place * length for place in range(3)]
+    end = begin + 3 * length
+    assert [plan.is_light(step) for step in (begin, end - 1, end)] == [True, True, False]
+
+
+def test_next_step_of_a_look_is_found() -> None:
+    plan = plan_at(step_ms=10)
+    spend_all(plan, elapsed_s=10)
+    plan.learn_step(20 * NS_PER_MS, WARMUP_STEPS + 1_000)
+    step, found = WARMUP_STEPS + 1_000, []
+    while step < WARMUP_STEPS + 3_000:
+        step = plan.find_next(step)
+        found.append(step)
+    assert set(looked_at(plan, range(WARMUP_STEPS + 1_000, WARMUP_STEPS + 3_000))) <= set(found)
+
+
+def test_steps_are_looked_at_once_a_minute_at_most() -> None:
+    plan = plan_at(step_ms=100)
+    looks = []
+    for second, step_ms in ((10, 200), (30, 300), (40, 100), (69, 200), (70, 200), (71, 200)):
+        spend_all(plan, second)
+        step = WARMUP_STEPS + 1_000 * second
+        plan.learn_step(step_ms * NS_PER_MS, step)
+        looks += [second] * bool(looked_at(plan, range(step, step + 1_000)))
+    assert looks == [10, 70]
+
+
+def test_ranks_that_look_a_second_apart_have_a_window_in_common() -> None:
+    seen = []
+    for step in (500, 509):
+        plan = plan_at(step_ms=50)
+        spend_all(plan, elapsed_s=20)
+        plan.learn_step(100 * NS_PER_MS, WARMUP_STEPS + step)
+        seen.append(set(looked_at(plan, range(2_000))))
+    assert len(seen[0] & seen[1]) >= 2

@@ -150,7 +150,7 @@ class Training:
             full_window_steps=FULL_STEPS,
             overhead_ratio_max=1.0,
         )
-        self.plan.learn_step(NS_PER_S)
+        self.plan.learn_step(NS_PER_S, 0)
         flops = None if flops_interval_ns is None or not full else FlopsWindows(flops_interval_ns, self.plan)
         operators = OperatorGate(
             self.profiler, self.plan, flops, self, device_effect=effect, own_effect=self.operators_effect
