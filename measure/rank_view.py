@@ -137,7 +137,7 @@ class HostRanges:
             lambda name: communication.find_operation(name) in communication.POINT_TO_POINT_OPS
         )
         ranges = self.communication_rows
-        workers = np.unique(self._events.thread[ranges[~is_call[self._events.name[ranges]]]])
+        workers = self._events.thread[ranges[~is_call[self._events.name[ranges]]]]
         enqueues = self._trace.names_like(
             lambda name: name.startswith((communication.ENQUEUE_PREFIX, *communication.RANGE_PREFIXES))
         )
