@@ -291,6 +291,10 @@ class RankSamples:
         if times.host_ns == self._host_sampled_ns:
             return
         self._host_sampled_ns = times.host_ns
+        if times.resident_bytes is not None:
+            self.resident.append(steps, times.host_ns, times.resident_bytes)
+        if not steps:  # from here to the next sample are imports and the making of the model, too
+            return
         self.host_clock.append(steps, times.host_ns)
         if times.cpu_ns is not None:
             self.process_cpu.append(steps, times.cpu_ns)
@@ -300,8 +304,6 @@ class RankSamples:
             self.block_io.append(steps, times.block_io_wait_ns)
         if times.gc_pause_ns is not None:
             self.gc_pauses.append(steps, times.gc_pause_ns)
-        if times.resident_bytes is not None:
-            self.resident.append(steps, times.host_ns, times.resident_bytes)
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""

@@ -211,13 +211,15 @@ def _find_host_cause(found: Recurring) -> StallCause:
 
 
 def _find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
-    """Return the pauses of the collector for each stall between the first and the last count, in ns; None where no
-    stall lies between.
+    """Return the pauses of the collector for each stall, in ns, between those counts that have stalls between them;
+    None where none has.
     """
-    if not counts:
-        return None
-    between = [one for one in found.stalls if counts[0].steps <= one.step < counts[-1].steps]
-    return (counts[-1].counted_ns - counts[0].counted_ns) / len(between) if between else None
+    held, paused_ns = 0, 0
+    for before, after in itertools.pairwise(counts):
+        stalls = sum(before.steps <= one.step < after.steps for one in found.stalls)
+        held += stalls
+        paused_ns += after.counted_ns - before.counted_ns if stalls else 0
+    return paused_ns / held if held else None
 
 
 def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -> Candidate:
