@@ -60,7 +60,8 @@ OTHER: Final = "other"
 
 class Recurring(NamedTuple):
     """A rank that stops now and then: its stalls, the usual distance between them in steps, whether most are equal to
-    it, and how long the run has lasted since one such distance before the first.
+    it, how long the run has lasted since one such distance before the first, and the first step: before these stalls
+    there may be long steps at the same distance whose owner is not known.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class Recurring(NamedTuple):
     period: int
     is_regular: bool
     since_ns: float
+    first_step: int
 
     @property
     def lost_ns(self) -> float:
@@ -148,7 +150,12 @@ def _judge(
     )
     period, is_regular = find_period(np.array([one.step for one in mine]))
     begin_ns = mine[0].before_ns - period * mine[0].usual_ns
-    found = Recurring(rank, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns))
+    first_step = mine[0].step
+    if is_regular:
+        unowned = {one.step for one in steps if one.owner < 0 and one.excess_ns >= size_ns}
+        while first_step - period in unowned:
+            first_step -= period
+    found = Recurring(rank, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns), first_step)
     if is_past or found.share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
         return None
     return found if is_known or is_regular or _is_proven(mine, alike, ranks, is_usual=is_usual) else None
@@ -260,10 +267,10 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
 
 
 def _date(found: Recurring, first_step: int, known: Finding | None) -> SinceRange:
-    """Return between which steps it began: at the first stall that is known, or up to one usual distance before. Where
-    this collector has not seen so much, it may have begun at any step.
+    """Return between which steps it began: at the first step, or up to one usual distance before. Where this collector
+    has not seen so much, it may have begun at any step.
     """
-    first = found.stalls[0].step
+    first = found.first_step
     if known is not None and known.since_step is not None and known.since_step <= first:
         return known.since_step if known.since_step_min is None else known.since_step_min, known.since_step
     earliest = first - max(found.period, 1) + 1

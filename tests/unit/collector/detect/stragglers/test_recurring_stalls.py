@@ -219,6 +219,13 @@ def test_gc_pauses_are_the_cause_where_they_last_as_long() -> None:
     )
 
 
+def test_gc_pauses_between_stalls_are_no_cause() -> None:
+    counts = [
+        TimeCount(step, round(pause_ms * MS)) for step, pause_ms in ((1, 0), (90, 2000), (105, 2010), (560, 2020))
+    ]
+    assert find_stall_cause(recurring(), Samples({}, {1: counts}, {})).name == "unattributed"
+
+
 def describe(found: Recurring, known: Finding | None = None, first_step: int = 0) -> tuple[Finding, SingleLosses]:
     view = view_of(series_of([[USUAL_MS, USUAL_MS]] * 12))
     object.__setattr__(view, "long_steps", LongStepsSeen(found.stalls, 27_600 * MS, first_step))
@@ -243,6 +250,14 @@ def test_finding_has_the_stalls_and_their_cost() -> None:
     assert (lost.steps.tolist(), lost.lost_ns.tolist()) == ([*range(100, 1000, 100)], [STALL_MS * MS] * 9)
     assert finding.headline == "Rank 1 (node1): 21.0x slower than usual every 100 steps since about step 100 (1-100)"
     assert finding.also == ("9 stalls of 400.0 ms in steps 100-900, all other ranks waiting",)
+
+
+def test_begin_is_that_of_stalls_whose_owner_is_not_known() -> None:
+    owners = {**every(100, 1200), 100: UNKNOWN, 200: UNKNOWN, 60: UNKNOWN}
+    (found,) = find_recurring(seen_of(owners, 1200), 2)
+    assert (found.stalls[0].step, found.first_step) == (300, 100)
+    finding, _ = describe(found)
+    assert (finding.since_step, finding.since_step_min) == (100, 1)
 
 
 def test_open_finding_keeps_its_begin() -> None:
