@@ -21,6 +21,9 @@ UNLIKE_ERRORS: Final = 4.0
 """Standard errors by which medians must differ."""
 TOLERANCE_DEVIATIONS: Final = 5.0
 """Deviations of the noise by which a step may differ from the prediction."""
+TOLERANCE_RATIO_MAX: Final = 0.25
+"""Share of a step up to which it may: on a busy machine five deviations are a whole step, and any would be as
+predicted."""
 MEDIAN_ERROR: Final = 1.253 * 1.4826
 """Standard error of the median of n values, times the root of n, over their median deviation; of normal noise."""
 
@@ -37,13 +40,15 @@ def fill_as_predicted(
 ) -> Floats:
     """Return the known own times, shape (n, ranks) in ns, with those found in the `rows` whose longest duration is the
     longest own time and the rest. `find_own_ns` returns the own times of some rows, none of them unknown;
-    `tolerance_ratio` is the share of a step that it may be off, beside TOLERANCE_DEVIATIONS of the noise.
+    `tolerance_ratio` is the share of a step that it may be off, and TOLERANCE_DEVIATIONS of the noise, up to
+    TOLERANCE_RATIO_MAX of a step.
     """
     filled: Floats = known_ns.copy()
     for some in in_blocks(rows, step_ns.shape[1]):
         own_ns, longest_ns = find_own_ns(some), step_ns[some].max(axis=1)
         off_ns = np.abs(own_ns.max(axis=1) + rest_ns - longest_ns)
-        is_predicted = off_ns <= np.maximum(tolerance_ratio * longest_ns, TOLERANCE_DEVIATIONS * noise_ns)
+        by_noise_ns = np.minimum(TOLERANCE_DEVIATIONS * noise_ns, TOLERANCE_RATIO_MAX * longest_ns)
+        is_predicted = off_ns <= np.maximum(tolerance_ratio * longest_ns, by_noise_ns)
         filled[some[is_predicted]] = own_ns[is_predicted]
     return filled
 
