@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-import numpy as np
-
 from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.detect.stragglers.recording import (
     SLOWDOWN_MIN,
@@ -22,30 +20,32 @@ def find_standings(
 ) -> list[RankStanding]:
     """Return the standing of each rank that has a peer; `slow` are those that findings name."""
     found = []
-    for rank in view.series.ranks:
-        peers = view.peer_groups.of(rank)
-        if not peers.do_same_work:
-            continue
-        one, excess_ns = measure_rank(view, rank, peers.peers_of(rank)), view.excess_ns[:, view.series.column_of(rank)]
-        late = [each for each in collectives if each.late_rank in peers.members]
-        caused_ns = sum_caused(late)
-        noise_ns = find_noise(excess_ns)
-        found.append(
-            RankStanding(
-                rank=rank,
-                slowdown_ratio=one.slowdown_ratio,
-                excess_ns=round(float(excess_ns.mean())),
-                noise_ns=None if noise_ns is None else round(noise_ns),
-                step_count=one.steps_judged,
-                slower_step_count=int(np.count_nonzero(excess_ns > 0)),
-                last_count=sum(each.late_rank == rank for each in late),
-                late_count=sum(rank in each.ranks for each in late),
-                wait_caused_ns=caused_ns[rank],
-                wait_caused_ratio=caused_ns[rank] / caused_ns.total() if late else None,
-                is_slow=rank in slow,
-            )
-        )
-    return found
+    for peers in view.peer_groups.comparisons:
+        if peers.do_same_work:
+            members = set(peers.members)
+            late = [one for one in collectives if one.late_rank in members]
+            last_counts = Counter(one.late_rank for one in late)
+            late_counts = Counter(rank for one in late for rank in one.ranks)
+            caused_ns = sum_caused(late)
+            for rank in peers.members:
+                one = measure_rank(view, rank, peers.peers_of(rank))
+                noise_ns = find_noise(view.excess_ns[:, view.series.column_of(rank)])
+                found.append(
+                    RankStanding(
+                        rank=rank,
+                        slowdown_ratio=one.slowdown_ratio,
+                        excess_ns=round(one.excess_ns),
+                        noise_ns=None if noise_ns is None else round(noise_ns),
+                        step_count=one.steps_judged,
+                        slower_step_count=round(one.persistence * one.steps_judged),
+                        last_count=last_counts[rank],
+                        late_count=late_counts[rank],
+                        wait_caused_ns=caused_ns[rank],
+                        wait_caused_ratio=caused_ns[rank] / caused_ns.total() if late else None,
+                        is_slow=rank in slow,
+                    )
+                )
+    return sorted(found, key=lambda one: one.rank)
 
 
 def sum_caused(collectives: Iterable[MatchedCollective]) -> Counter[int]:

@@ -535,8 +535,10 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
                 f"{operators[0]:.0f} operators per step, {operators[1]:.0f} on its peers{where}",
             )
         if has_device:
-            longer = format_duration(evidence[COMPUTE_EXCESS])
-            return "gpu_compute", f"{longer} more per step on its GPU for the same work, no reason reported"
+            longer = f"{format_duration(evidence[COMPUTE_EXCESS])} more per step on its GPU"
+            if samples.are_of_traces and operators is not None:
+                return "gpu_compute", f"{longer}, in {operators[0]:.0f} kernels, {operators[1]:.0f} on its peers"
+            return "gpu_compute", f"{longer} for the same work, no reason reported"
     if has_device or samples.are_of_traces:
         evidence[IDLE_EXCESS] = idle[0] - idle[1]
     return None
@@ -579,7 +581,7 @@ def _host(
     computes_ns = evidence.get(COMPUTE_EXCESS, 0.0)
     is_in_operators = computes_ns >= EXPLAINS * excess_ns
     if samples.are_of_traces and (is_in_operators or where):
-        longer = f"{format_duration(computes_ns)} more per step in as many operators"
+        longer = f"{format_duration(computes_ns)} more per step in operators"
         return HOST_CPU, f"{longer if is_in_operators else 'its host held up'}{where}"
     if not has_device and CPU_EXCESS in evidence:
         because = find_longer_work(slow, EXPLAINS * excess_ns, evidence, samples)

@@ -589,7 +589,7 @@ def test_without_cpu_time_and_windows_there_is_no_cause() -> None:
 @pytest.mark.parametrize(
     ("slow", "name", "because"),
     [
-        (window(130.0, 100), "host_cpu", "50.0 ms more per step in as many operators"),
+        (window(130.0, 100), "host_cpu", "50.0 ms more per step in operators"),
         (window(80.0, 100, idle_ms=50.0), "host_cpu", "50.0 ms more per step in no operator"),
         (window(130.0, 150), "more_work", "150 operators per step, 100 on its peers"),
         (window(80.0, 100), *NO_CAUSE),
@@ -604,6 +604,16 @@ def test_device_of_traces_that_is_idle_waits_for_its_host() -> None:
     idle = windows(window(80.0, 100, idle_ms=50.0), window(80.0, 100))
     cause = cause_of(breakdowns=idle, devices=gpus(gpu(2.0), gpu(2.0)), are_of_traces=True)
     assert (cause.name, cause.because) == ("host_cpu", "its GPU idle 50.0 ms more per step, waiting for its host")
+
+
+def test_device_of_traces_that_computes_longer_says_in_how_many_kernels() -> None:
+    cause = cause_of(
+        breakdowns=windows(window(130.0, 101), window(80.0, 100)),
+        devices=gpus(gpu(2.0), gpu(2.0)),
+        are_of_traces=True,
+    )
+    because = "50.0 ms more per step on its GPU, in 101 kernels, 100 on its peers"
+    assert (cause.name, cause.because) == ("gpu_compute", because)
 
 
 def test_phase_of_traces_holds_up_the_host() -> None:
