@@ -108,7 +108,7 @@ class Stragglers:
         of_nodes = find_slow_nodes(view, self._thresholds, steadily)
         verdict = find_stragglers(view, self._thresholds, steadily, among=of_nodes.not_explained(view.series.ranks))
         if view.samples.are_of_traces:
-            verdict = add_recorded(view, verdict)
+            verdict = add_recorded(view, verdict, self._thresholds)
         if isinstance(verdict, Abstain):
             return verdict
         verdict = of_nodes.add_to(verdict)

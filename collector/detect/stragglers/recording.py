@@ -18,7 +18,8 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.statistics.excess import OWN_NS_MIN
-from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.detect.stragglers.intermittent import find_intermittent
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import PeerComparison, Peers
 from rankscope.collector.steps.step_series import Floats
@@ -74,18 +75,22 @@ def measure_rank(view: RunView, rank: int, peers: Peers) -> SlowRank:
     )
 
 
-def add_recorded(view: RunView, found: tuple[SlowRank, ...] | Abstain) -> tuple[SlowRank, ...] | Abstain:
+def add_recorded(
+    view: RunView, found: tuple[SlowRank, ...] | Abstain, thresholds: Thresholds
+) -> tuple[SlowRank, ...] | Abstain:
     """Return the slow ranks of a recording, slowest first: those `found` by the tests of a run, which know the begin,
-    and those of all steps at once; or that one is slower by much, but not by more than its noise.
+    and those of all steps at once, but such as are slow now and then; or that one is slower by much, but not by more
+    than its noise.
     """
     slow = {} if isinstance(found, Abstain) else {one.rank: one for one in found}
+    now_and_then = {one.rank for one in find_intermittent(view, thresholds, slow)}
     doubts = []
     for one in view.peer_groups.comparisons:
         accused = _accuse(view, one) if one.do_same_work else []
         if accused and len(view.series.steps) >= NOISE_STEPS_MIN and not _stands_out(accused[0], T_90):
             doubts.append(_describe_doubt(view, accused[0]))
         else:
-            slow = {mine.rank: mine for mine in accused} | slow
+            slow = {mine.rank: mine for mine in accused if mine.rank not in now_and_then} | slow
     if doubts and not slow:
         return Abstain(" ".join(doubts))
     return tuple(sorted(slow.values(), key=lambda mine: -mine.slowdown_ratio))

@@ -22,19 +22,22 @@ def write(
     folder: Path,
     ranks: int,
     longer: Mapping[int, float],
+    *,
     products: Mapping[int, int] | None = None,
     hosts: Sequence[str] = (),
+    steps: Sequence[bool] = (True,) * STEPS,
 ) -> str:
     """Write a trace of each rank. `longer`: how many times as long a rank's products take; `products`: how many it
-    has in a step, PRODUCTS else; `hosts`: the host of each, not known else.
+    has in a step, PRODUCTS else; `hosts`: the host of each, not known else;
+    `steps`: in which steps they take longer.
     """
     chance, now_us = Random(3), 1_000.0
     events: list[list[Event]] = [[] for _ in range(ranks)]
-    for step in range(STEPS):
+    for step, is_longer in enumerate(steps):
         ends = [now_us] * ranks
         for rank, mine in enumerate(events):
             for place in range((products or {}).get(rank, PRODUCTS)):
-                length_us = PRODUCT_US * longer.get(rank, 1.0) * chance.uniform(0.995, 1.005)
+                length_us = PRODUCT_US * (longer.get(rank, 1.0) if is_longer else 1.0) * chance.uniform(0.995, 1.005)
                 on_device = kernel("gemm", ends[rank], length_us, correlation=100 * step + place)
                 mine.extend(launched("aten::mm", now_us + 5 * place, on_device))
                 ends[rank] += length_us
@@ -97,6 +100,27 @@ def test_ranks_of_a_slow_node_are_told_as_the_node(tmp_path: Path) -> None:
     (found,) = report.cross_rank.findings
     assert (found.ranks, found.nodes) == ([2, 3], ["n1"])
     assert found.sentence.startswith("Node n1 (ranks 2-3): up to 1.1")
+
+
+def only_sentence(folder: str) -> str:
+    report = analyze(folder)
+    assert report.cross_rank is not None
+    (found,) = report.cross_rank.findings
+    return found.sentence
+
+
+def test_begin_is_told_where_there_are_enough_steps(tmp_path: Path) -> None:
+    said = only_sentence(write(tmp_path / "a", 8, {2: 1.3}, steps=[step >= 12 for step in range(24)]))
+    assert said.startswith(
+        "Rank 2: 1.25x slower than its 7 peers, steps 12-23. Own time 30.0 ms per step, peers 24.0 ms."
+    )
+
+
+def test_rank_that_is_slow_now_and_then_is_told_so(tmp_path: Path) -> None:
+    # 4 products of 10 ms beside 5, and 4 ms of transfer.
+    said = only_sentence(write(tmp_path / "a", 8, {2: 2.0}, steps=[step % 3 == 0 for step in range(30)]))
+    assert said.startswith("Rank 2: 1.83x slower than its 7 peers every 3 steps, steps 0-29.")
+    assert "Cause gpu_compute: 20.0 ms more per step on its GPU, in 5 kernels, 5 on its peers." in said
 
 
 def test_wait_for_a_slow_rank_is_no_communication_to_hide(tmp_path: Path) -> None:

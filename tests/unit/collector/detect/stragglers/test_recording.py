@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.stragglers.recording import add_recorded, find_noise, measure_rank
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.peer_groups import PeerComparison, PeerGroups
@@ -43,7 +43,7 @@ def ranks_of(found: Sequence[SlowRank] | Abstain) -> list[int] | str:
 
 
 def slow_in(*steps_ms: Sequence[float], last: Sequence[int]) -> list[int] | str:
-    return ranks_of(add_recorded(view_of(*steps_ms, last=last), Abstain("too few steps")))
+    return ranks_of(add_recorded(view_of(*steps_ms, last=last), Abstain("too few steps"), Thresholds()))
 
 
 def test_rank_that_is_much_slower_is_named() -> None:
@@ -115,7 +115,7 @@ def test_slower_in_few_steps_is_not_named() -> None:
 def test_much_slower_rank_is_named_where_waiting_is_not_known() -> None:
     view = view_of([160, 160], [100, 100])
     view = replace(view, series=replace(view.series, wait_caused_ns=None))
-    assert ranks_of(add_recorded(view, ())) == [0]
+    assert ranks_of(add_recorded(view, (), Thresholds())) == [0]
 
 
 def test_ranks_that_only_waited_are_not_named() -> None:
@@ -125,13 +125,22 @@ def test_ranks_that_only_waited_are_not_named() -> None:
 def test_ranks_without_peers_are_not_compared() -> None:
     view = view_of([160, 160], [100, 100], last=[0, 0])
     alone = PeerGroups((PeerComparison((0, 1), (0, 1), do_same_work=False),), {0: 0, 1: 0})
-    assert add_recorded(replace(view, peer_groups=alone), ()) == ()
+    assert add_recorded(replace(view, peer_groups=alone), (), Thresholds()) == ()
 
 
 def test_what_the_tests_of_a_run_find_is_kept_with_its_begin() -> None:
     view = view_of([160] * 3, [100] * 3, [101, 100, 99], last=[0] * 3)
     found = measure_rank(view, 0, view.peer_groups.of(0).peers_of(0))._replace(since_step=2)
-    assert add_recorded(view, (found,)) == (found,)
+    assert add_recorded(view, (found,), Thresholds()) == (found,)
+
+
+def test_rank_that_is_slow_now_and_then_is_not_said_to_be_slow_in_all_steps() -> None:
+    # Twice as long in every third step, and by chance of 1 % longer in half of the others.
+    chance = Random(1)
+    ranks = [[100 + chance.random() for _ in range(36)] for _ in range(8)]
+    ranks[2] = [200.0 if step % 3 == 0 else 101.0 for step in range(36)]
+    assert slow_in(*ranks, last=[2] * 12) == []
+    assert slow_in(*(steps[:20] for steps in ranks), last=[2] * 7) == [2]
 
 
 def test_healthy_ranks_in_noise_are_not_named() -> None:
