@@ -84,6 +84,7 @@ class Samples(NamedTuple):
     process, in blocks of time. `signs_by_step`: the signs of a fault that its GPU shows (`find_signs`), each with the
     step by which it did. `compiled`: what torch.compile compiled in it after the first steps, None where torch does not
     tell. `saves`: what it has saved so far, by line, None where that is not counted.
+    `are_of_traces`: all is read from the files of a profiler, in which no CPU time is.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -103,6 +104,7 @@ class Samples(NamedTuple):
     compiled: Mapping[int, Sequence[CompiledFrame] | None] = {}
     block_io: Mapping[int, Sequence[TimeCount]] = {}
     saves: Mapping[int, Sequence[SavedLine] | None] = {}
+    are_of_traces: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

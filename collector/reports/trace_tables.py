@@ -45,7 +45,7 @@ from rankscope.collector.reports.trace_cells import (
     us,
 )
 from rankscope.collector.traces.report import Breakdown, CrossRank, PipelineReport, QueueRow, RankReport, TraceReport
-from rankscope.collector.traces.stragglers import describe_leader
+from rankscope.collector.traces.standings import describe_leader
 from rankscope.measure.units import NS_PER_S, format_duration
 
 EVENT_TYPES_MAX = 8
@@ -83,7 +83,7 @@ def _verdict(report: TraceReport, top: int) -> Section:
     repeated = {one.sentence for one in findings if any(one.sentence in advice.sentence for advice in report.advice)}
     rows = [
         _verdict_row(
-            "finding", one.cause or one.kind, one.sentence, [one.rank], evidence={"slowdown": one.slowdown_ratio}
+            "finding", one.cause or one.kind, one.sentence, one.ranks, evidence={"slowdown": one.slowdown_ratio}
         )
         for one in findings
         if one.sentence not in repeated
@@ -231,7 +231,7 @@ def _describe_no_finding(report: TraceReport, across: CrossRank) -> str:
     if not across.standings:
         lacking = "The ranks have no step in common" if any(one.steps for one in report.ranks) else "There are no steps"
         return f"{lacking}: whether one is slow is not known."
-    return describe_leader(across.standings)
+    return describe_leader(across.standings, across.undecided)
 
 
 def _verdict_row(
@@ -503,8 +503,11 @@ def _by_rank(
     report: TraceReport, section: Section, rows_of: Callable[[RankReport], list[Cells]], rank_rows_max: int
 ) -> Section:
     """Return a table with a line for each rank; ranks that a finding names are never left out."""
-    named = {one.rank for one in report.cross_rank.findings} if report.cross_rank is not None else set()
-    found = [(rank.rank not in named, (text_cell(rank.rank), *row)) for rank in report.ranks for row in rows_of(rank)]
+    found = [
+        (rank.rank not in report.named_ranks, (text_cell(rank.rank), *row))
+        for rank in report.ranks
+        for row in rows_of(rank)
+    ]
     kept = sorted(sorted(range(len(found)), key=lambda place: found[place][0])[:rank_rows_max])
     return section.of([found[place][1] for place in kept], rank_rows_max, len(found))
 

@@ -170,8 +170,7 @@ def _write_waits(report: TraceReport, lanes: Sequence[_Lane]) -> list[dict[str, 
 
 def _first_shown(report: TraceReport, lanes: Sequence[_Lane]) -> str:
     """Return the ranks drawn first: those in findings, then the lowest."""
-    named = {one.rank for one in report.cross_rank.findings} if report.cross_rank is not None else set()
-    ranks = sorted((lane.rank for lane in lanes), key=lambda rank: (rank not in named, rank))
+    ranks = sorted((lane.rank for lane in lanes), key=lambda rank: (rank not in report.named_ranks, rank))
     return rank_list(ranks[:TIMELINES_SHOWN_MAX]).text
 
 

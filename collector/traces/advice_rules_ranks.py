@@ -5,24 +5,20 @@ from statistics import mean
 
 import msgspec
 
+from rankscope.collector.detect.finding import STRAGGLER
 from rankscope.collector.detect.run_rules.thresholds import (
     EXPOSED_RATIO_MIN,
     HIDEABLE_RATIO_MIN,
     OVERLAP_RATIO_MAX,
     percent,
 )
+from rankscope.collector.detect.stragglers.recording import STEADY_SLOWDOWN_MIN, find_noise
 from rankscope.collector.detect.suggestions import COMMUNICATE_LESS, OVERLAP
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
 from rankscope.collector.traces.pipeline import SLOW_STAGE_MIN
-from rankscope.collector.traces.report import Abstention, Advice, CrossRank, RankReport, RankStanding, TraceFinding
-from rankscope.collector.traces.stragglers import (
-    IMBALANCE,
-    MORE_WORK_MIN,
-    STEADY_SLOWDOWN_MIN,
-    STRAGGLER,
-    describe_noise,
-    find_noise,
-)
+from rankscope.collector.traces.report import Abstention, Advice, CrossRank, RankReport, TraceFinding
+from rankscope.collector.traces.standings import describe_few_steps
+from rankscope.collector.traces.traced_run import IMBALANCE
 
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
@@ -168,42 +164,45 @@ def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) ->
         return compared
     found = [finding for finding in compared.findings if finding.kind == STRAGGLER]
     if not found:
-        doubt = describe_noise(compared.standings)
-        return Abstention(key=key, reason=doubt) if doubt is not None else None
+        return Abstention(key=key, reason=compared.undecided) if compared.undecided is not None else None
+    return _advise(key, found, compared)
+
+
+def _advise(key: str, found: Sequence[TraceFinding], across: CrossRank) -> Advice:
+    """Return the advice on ranks that are behind the others."""
     worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
-    bound = " Ranks are missing here: one of them may be slower still." if compared.lower_bound else ""
+    is_critical = key == STRAGGLER and (worst.slowdown_ratio or 0.0) >= CRITICAL_SLOWDOWN
+    bound = " Ranks are missing here: one of them may be slower still." if across.lower_bound else ""
+    mine = (one for one in across.standings if one.rank in worst.ranks)
+    slowest = max(mine, key=lambda one: one.slowdown_ratio or 0.0, default=None)
+    shown = ("excess_ns", "noise_ns", "last_count", "late_count", "wait_caused_ratio")
     return Advice(
         key=key,
-        severity="critical" if (worst.slowdown_ratio or 0.0) >= CRITICAL_SLOWDOWN else "warning",
-        ranks=sorted(finding.rank for finding in found),
+        severity="critical" if is_critical else "warning",
+        ranks=sorted(rank for finding in found for rank in finding.ranks),
         sentence=" ".join(finding.sentence for finding in found) + bound,
         action=_ACTIONS.get(worst.cause or "", _ACTIONS["unattributed"]),
-        evidence=_evidence_of(worst, compared.standings),
+        evidence={
+            "slowdown_ratio": worst.slowdown_ratio,
+            "slowdown_ratio_min": STEADY_SLOWDOWN_MIN,
+            "run_slowdown_ratio": worst.run_slowdown_ratio,
+            "rank": worst.rank,
+            "cause": worst.cause,
+            **({} if slowest is None else {name: getattr(slowest, name) for name in shown}),
+        },
     )
 
 
-def _evidence_of(finding: TraceFinding, standings: Sequence[RankStanding]) -> dict[str, float | int | str | None]:
-    one = next((one for one in standings if one.rank == finding.rank), None)
-    noise: dict[str, float | int | str | None] = {}
-    if one is not None:
-        noise = {
-            "excess_ns": one.excess_ns, "noise_ns": one.noise_ns, "last_count": one.last_count,
-            "late_count": one.late_count, "wait_caused_ratio": one.wait_caused_ratio,
-        }  # fmt: skip
-    return {
-        "slowdown_ratio": finding.slowdown_ratio,
-        "slowdown_ratio_min": STEADY_SLOWDOWN_MIN,
-        "rank": finding.rank,
-        "cause": finding.cause,
-        **noise,
-    }
-
-
+_EVEN_OUT = (
+    "Even out what ranks are given: samples of similar length in one batch, shards and experts of equal size, no extra "
+    "work on one rank."
+)
 _ACTIONS = {
     "data_loading": "Look at this rank's input: its shard's size, its storage, the processors of its loader's workers.",
     "host_cpu": "Look at this rank's host: other work on its processors, how it is pinned, Python done on it alone.",
     "gpu_compute": "Look at this rank's GPU: its clocks, temperature and power limit, and who else uses it.",
     "unattributed": "Profile this rank beside another with with_stack=True, and compare their timelines.",
+    "more_work": _EVEN_OUT,
 }
 
 
@@ -236,7 +235,7 @@ def judge_slow_stage(_reports: Sequence[RankReport], across: CrossRank | None) -
     return Advice(
         key=key,
         severity="critical" if ratio >= CRITICAL_SLOWDOWN else "warning",
-        ranks=next(stage.ranks for stage in across.pipeline.stages if found.rank in stage.ranks),
+        ranks=found.ranks,
         sentence=found.sentence,
         action=(
             "Move layers from this stage to others, so that all work equally long. If its layers are equal to theirs, "
@@ -278,6 +277,8 @@ def judge_bubble(_reports: Sequence[RankReport], across: CrossRank | None) -> Ad
 # -- load_imbalance ---------------------------------------------------------------------------------------------------
 
 _LOAD_IMBALANCE = "load_imbalance"
+MORE_WORK_MIN = 1.1
+"""Times as many kernels as the others run: that is more work."""
 IMBALANCE_MIN = 0.15
 """The longest compute time over the mean, less 1; up to 13 % between healthy ranks on busy cores."""
 IMBALANCE_COST_RATIO_MIN = 0.05
@@ -298,7 +299,7 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
         )
     more_work = [finding for finding in compared.findings if finding.kind == IMBALANCE]
     if more_work or any(finding.kind == STRAGGLER for finding in compared.findings):
-        return _advise_on_more_work(more_work, compared.standings) if more_work else None
+        return _advise(_LOAD_IMBALANCE, more_work, compared) if more_work else None
     return _judge_computing(reports)
 
 
@@ -343,25 +344,6 @@ def _are_about_equal(counts: Sequence[float]) -> bool:
     return 0 < max(counts, default=0) < MORE_WORK_MIN * min(counts)
 
 
-_EVEN_OUT = (
-    "Even out what ranks are given: samples of similar length in one batch, shards and experts of equal size, no extra "
-    "work on one rank."
-)
-
-
-def _advise_on_more_work(found: Sequence[TraceFinding], standings: Sequence[RankStanding]) -> Advice:
-    """Return the advice on ranks that are behind the others by their work."""
-    worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
-    return Advice(
-        key=_LOAD_IMBALANCE,
-        severity="warning",
-        ranks=sorted(finding.rank for finding in found),
-        sentence=" ".join(finding.sentence for finding in found),
-        action=_EVEN_OUT,
-        evidence=_evidence_of(worst, standings),
-    )
-
-
 def _advise_on_balance(report: RankReport, count: float, usual: float, imbalance: float, cost: float) -> Advice:
     """Return the advice on a rank with so many kernels (on a CPU: operators) in its steps, `usual` in the mean."""
     return Advice(
@@ -399,8 +381,7 @@ def describe_counts(count: float, usual: float, what: str) -> str:
 
 
 def _add_doubt(advice: Advice, step_count: int) -> Advice:
-    steps = "1 step is" if step_count == 1 else f"{step_count} steps are"
-    doubt = f" {steps} too few to tell how much steps differ by themselves: record more of them."
+    doubt = f" {describe_few_steps(step_count)} to tell how much steps differ by themselves: record more of them."
     return msgspec.structs.replace(advice, sentence=advice.sentence + doubt)
 
 

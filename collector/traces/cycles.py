@@ -25,7 +25,7 @@ def _find_slow(report: TraceReport) -> set[int] | None:
     across = report.cross_rank
     if across is None or not (across.findings or across.standings):
         return None
-    return {finding.rank for finding in across.findings}
+    return report.named_ranks
 
 
 def _build_row(cycle: int, rank: RankReport, before_ns: int | None, *, is_slow: bool | None) -> CycleRow:

@@ -35,8 +35,8 @@ class Longer(NamedTuple):
 
 
 def describe_longer(report: RankReport, peers: Sequence[RankReport]) -> str:
-    """Return what is longer on the rank than on its peers at as many launches, the most first, as a sentence that
-    begins with a space; empty where nothing is.
+    """Return what is longer on the rank than on its peers at as many launches, the most first; empty where nothing
+    is.
     """
     kernels = _find_kernels(report, peers)
     whole_ns = sum(one.excess_ns for one in kernels)
@@ -47,7 +47,7 @@ def describe_longer(report: RankReport, peers: Sequence[RankReport]) -> str:
         for one in told
         if one.excess_ns >= SHARE_MIN * whole_ns
     ]
-    return f" Longer at as many launches: {', '.join(texts)}." if texts else ""
+    return f"longer at as many launches: {', '.join(texts)}" if texts else ""
 
 
 def _find_module(report: RankReport, peers: Sequence[RankReport], whole_ns: float) -> Longer | None:

@@ -22,9 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.finding import name_ranks
+from rankscope.collector.detect.stragglers.recording import STEPS_SHARE_MIN, measure_rank
+from rankscope.collector.detect.stragglers.root_cause import find_cause
+from rankscope.collector.detect.view import RunView
+from rankscope.collector.steps.peer_groups import Peers
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import PipelineReport, TracedStage, TraceFinding
-from rankscope.collector.traces.stragglers import CAUSE_TEXTS, STEPS_SHARE_MIN, find_cause
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.traced_messages import TracedMessage
@@ -270,27 +274,28 @@ def _mean_phase(phases: Sequence[tuple[int, int, int]], place: int) -> int | Non
     return round(mean(one[place] for one in phases)) if phases else None
 
 
-def find_slow_stage(report: PipelineReport, found: Mapping[int, RankAnalysis]) -> list[TraceFinding]:
+def find_slow_stage(report: PipelineReport, view: RunView) -> list[TraceFinding]:
     """Return a finding about the stage that holds the pipeline up; empty when the stages work equally long."""
     worst = max(report.stages, key=lambda stage: stage.work_ratio)
     if worst.work_ratio < SLOW_STAGE_MIN or worst.longest_step_count < STEPS_SHARE_MIN * report.step_count:
         return []
     others = [stage for stage in report.stages if stage.stage != worst.stage]
-    usual_ns = median(stage.work_ns for stage in others)
-    rank = worst.ranks[0]
-    peers = [found[other].report for stage in others for other in stage.ranks]
-    cause = find_cause(found[rank].report, peers, worst.work_ns - usual_ns)
-    who = f"rank {rank}" if len(worst.ranks) == 1 else f"ranks {', '.join(map(str, worst.ranks))}"
+    more_ns = worst.work_ns - median(stage.work_ns for stage in others)
+    rank, others_ranks = worst.ranks[0], tuple(other for stage in others for other in stage.ranks)
+    measured = measure_rank(view, rank, Peers(others_ranks, len(others_ranks), do_same_work=False))
+    slow = measured._replace(own_ns=worst.work_ns, slowdown_ratio=worst.work_ns / max(1.0, worst.work_ns - more_ns))
+    cause = find_cause(slow, view.series, view.samples)
     return [
         TraceFinding(
             kind="slow_stage",
             rank=rank,
+            ranks=worst.ranks,
             slowdown_ratio=worst.work_ratio,
-            cause=cause,
+            cause=cause.name,
             sentence=(
-                f"Stage {worst.stage} of the pipeline ({who}) holds it up: it works {worst.work_ratio:.2f} times as "
-                f"long as the other stages, {format_duration(worst.work_ns - usual_ns)} more in a step, "
-                f"{CAUSE_TEXTS[cause]}."
+                f"Stage {worst.stage} of the pipeline ({name_ranks(worst.ranks)}) holds it up: it works "
+                f"{worst.work_ratio:.2f} times as long as the other stages, {format_duration(more_ns)} more in a step. "
+                f"Cause {cause.name}: {cause.because}."
             ),
         )
     ]

@@ -21,19 +21,17 @@ from rankscope.collector.traces.report import (
     CollectiveSizeRow,
     CriticalPath,
     CrossRank,
-    MatchedCollective,
     PipelinePicture,
     PipelineReport,
     RankReport,
-    RankStanding,
     RankWait,
     SharedClock,
     Signs,
     StepReport,
 )
 from rankscope.collector.traces.shortened_path import add_shortened
-from rankscope.collector.traces.stragglers import find_own_times, find_standings, find_stragglers
 from rankscope.collector.traces.tables import kind_of
+from rankscope.collector.traces.traced_run import Verdict, judge_steps, view_steps
 from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.intervals import EMPTY, Intervals
@@ -142,7 +140,10 @@ def _compare(found: Sequence[RankAnalysis]) -> _Compared:
     work = _Work(ranked, matching, traffic)
     clock = shared_clock.place_traces(ranked, matching)
     staged = work.compare_stages(clock)
-    standings = work.find_standings(collectives) if believed else []
+    view = view_steps(ranked, work.own_ns, work.peers, collectives)
+    verdict = Verdict([], [], None)
+    if view is not None and believed and traffic.refused is None:
+        verdict = judge_steps(view, {rank: one.report for rank, one in ranked.items()}, collectives)
     every_wait = [*shared_clock.find_collective_waits(ranked, matching), *traffic.find_rank_waits()]
     waits, wait_count = shared_clock.find_longest_waits(every_wait)
     across = CrossRank(
@@ -150,18 +151,19 @@ def _compare(found: Sequence[RankAnalysis]) -> _Compared:
         wait_ns=wait if believed else None,
         transfer_ns=transfer if believed else None,
         findings=[
-            *find_stragglers(ranked, standings),
-            *(pipeline.find_slow_stage(staged, ranked) if staged is not None else ()),
+            *verdict.findings,
+            *(pipeline.find_slow_stage(staged, view) if staged is not None and view is not None else ()),
         ],
         lower_bound=matching.missing_ranks,
         refused=matching.refused,
         end_disagreement_ns=matching.end_disagreement_ns,
-        standings=standings,
+        standings=verdict.standings,
         pipeline=staged,
         pipeline_refused=traffic.refused,
         clock=clock,
         waits=waits,
         wait_count=wait_count,
+        undecided=verdict.undecided,
     )
     reports = [work.complete(_add_transfers(one.report, matching)) for one in found]
     known = believed and (not traffic.by_rank or bool(traffic.paired.pairs))
@@ -270,8 +272,8 @@ def _is_symmetric(by_rank: Mapping[int, Sequence[TracedMessage]], rank_count: in
 
 
 class _Work:
-    """The own times of all ranks: their steps without waits for collectives and messages, where computing does not
-    hide them.
+    """The own times of all ranks, by step in ns: their steps without waits for collectives and messages, where
+    computing does not hide them.
     """
 
     def __init__(self, ranked: Mapping[int, RankAnalysis], matching: cross_rank.Matching, traffic: _Traffic) -> None:
@@ -292,33 +294,19 @@ class _Work:
             ]
         )
         self._waiting = {rank: self._find_waiting(rank, matching) for rank in ranked}
-        self._own_ns = {rank: find_own_times(one, self._waiting[rank]) for rank, one in ranked.items()}
+        self.own_ns = {rank: _find_own_times(one, self._waiting[rank]) for rank, one in ranked.items()}
 
     def _find_waiting(self, rank: int, matching: cross_rank.Matching) -> Intervals:
         raw = np.concatenate([cross_rank.find_waiting(matching, rank), self._traffic.find_waits(rank)])
         return intervals.subtract(intervals.union(raw), self._ranked[rank].overlap)
 
-    def find_standings(self, collectives: Sequence[MatchedCollective]) -> list[RankStanding]:
-        """Return the evidence about each rank beside its peers: ranks of the same stage, without a pipeline all."""
-        if self._traffic.refused is not None:
-            return []
+    @property
+    def peers(self) -> list[list[int]]:
+        """Return the ranks that do the same work: those of a stage, without a pipeline all."""
         chains = self._traffic.chains
         if chains is None:
-            return self._compare_peers(sorted(self._ranked), collectives)
-        stages = [sorted(chain.ranks[stage] for chain in chains) for stage in range(len(chains[0].ranks))]
-        return [one for peers in stages for one in self._compare_peers(peers, collectives)]
-
-    def _compare_peers(self, peers: Sequence[int], collectives: Sequence[MatchedCollective]) -> list[RankStanding]:
-        if len(peers) < 2:  # noqa: PLR2004 - one rank has no peer
-            return []
-        return find_standings(
-            {rank: self._own_ns[rank] for rank in peers},
-            {
-                rank: intervals.total_ns(intervals.union(cross_rank.find_waiting(self._matching, rank)))
-                for rank in peers
-            },
-            [one for one in collectives if one.late_rank in peers],
-        )
+            return [sorted(self._ranked)]
+        return [sorted(chain.ranks[stage] for chain in chains) for stage in range(len(chains[0].ranks))]
 
     def compare_stages(self, clock: SharedClock) -> PipelineReport | None:
         """Return the stages of the pipeline, None without one."""
@@ -328,7 +316,7 @@ class _Work:
         ranks = [rank for chain in chains for rank in chain.ranks]
         bubbles = {rank: self._find_waiting(rank, self._between) for rank in ranks}
         steps = {
-            rank: pipeline.find_steps(self._ranked[rank], chain, rank, self._own_ns[rank], bubbles[rank])
+            rank: pipeline.find_steps(self._ranked[rank], chain, rank, self.own_ns[rank], bubbles[rank])
             for chain in chains
             for rank in chain.ranks
         }
@@ -401,6 +389,14 @@ class _Work:
         start_ns += self._ranked[rank].origin_ns
         mine = intervals.touching(self._waiting[rank], start_ns, start_ns + window_ns)
         return intervals.total_ns(intervals.clip(mine, start_ns, start_ns + window_ns))
+
+
+def _find_own_times(one: RankAnalysis, waiting: Intervals) -> dict[int, int]:
+    """Return by step its length less these waits, in ns."""
+    return {
+        number: end_ns - start_ns - intervals.total_ns(intervals.clip(waiting, start_ns, end_ns))
+        for number, start_ns, end_ns in one.steps
+    }
 
 
 # -- transfers --------------------------------------------------------------------------------------------------------

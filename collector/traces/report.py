@@ -940,21 +940,26 @@ class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding of the comparison of ranks, with its sentence."""
+    """One finding of the comparison of ranks, with its sentence: about `ranks`, which are slow together, the first of
+    them `rank`, and the machines in `nodes` where it is about all or most of theirs. `slowdown_ratio` is that of the
+    slowest, `run_slowdown_ratio` the steps over the same without this slowness.
+    """
 
     kind: str
     rank: int
     slowdown_ratio: float | None
     cause: str | None
     sentence: str
+    ranks: list[int]
+    nodes: list[str] = []
+    run_slowdown_ratio: float | None = None
 
 
 class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence of whether one rank is slower than its peers, over the steps that all have. `slowdown_ratio`: its self
     time over the median peer's; `excess_ns` the difference in a step, give or take `noise_ns` (98 % of such records;
     None below 3 steps). It came last in `last_count` of `late_count` collectives that had a last rank, which made
-    others wait for `wait_caused_ns`, `wait_caused_ratio` of all such waiting. `is_within_noise`: slower by as much as
-    ranks that are named, but not by more than `noise_ns`.
+    others wait for `wait_caused_ns`, `wait_caused_ratio` of all such waiting.
     """
 
     rank: int
@@ -968,7 +973,6 @@ class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
     wait_caused_ns: int
     wait_caused_ratio: float | None
     is_slow: bool
-    is_within_noise: bool = False
 
 
 class TracedStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -1074,7 +1078,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     many there are: there may have been more waiting.
     `refused` is the reason why waiting could not be separated from transfer. `standings` are empty then, and in a
     pipeline without replicas. `pipeline_refused` is the reason why ranks that exchange messages were not compared.
-    `waits` are the longest of each step, of `wait_count` in all.
+    `waits` are the longest of each step, of `wait_count` in all. `undecided` is why it is not known whether a rank is
+    slow, where `standings` are known.
     """
 
     collectives: list[MatchedCollective]
@@ -1090,6 +1095,7 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     clock: SharedClock | None = None
     waits: list[RankWait] = []
     wait_count: int = 0
+    undecided: str | None = None
 
 
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -1350,6 +1356,13 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     cycles: list[CycleRow] = []
     critical_path: CriticalPath | None = None
     all_to_all: AllToAlls | None = None
+
+    @property
+    def named_ranks(self) -> set[int]:
+        """Return the ranks that findings name."""
+        return (
+            {rank for one in self.cross_rank.findings for rank in one.ranks} if self.cross_rank is not None else set()
+        )
 
     def to_pandas(self) -> dict[str, Any]:
         """Return each table by name as a DataFrame (data_frames.py lists them); those of ranks have a column `rank`.

@@ -52,7 +52,7 @@ def _date_by_run(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> 
     """Return a rank that was slow in all steps in which it could be compared, with the begin of the run's slowdown,
     where that is as large; as it is where there is none, or where the rank is known to have been slow well before.
     """
-    excess_ns = slow.own_ns - slow.peers_own_ns
+    excess_ns = slow.excess_ns
     known = view.series.steps[~np.isnan(view.excess_of(slow.rank))]
     for finding in findings:
         since_step, before_ns = finding.since_step, recall(finding).step_before_ns
@@ -126,4 +126,4 @@ def _find_rise(slow: SlowRank, view: RunView, before_step: int) -> int | None:
         return None
     before_ns = math.exp(float(np.median(logs[:change])))
     added_ns = math.exp(float(np.median(logs[change:]))) - before_ns
-    return int(steps[rows[change]]) if added_ns >= RISE_SHARE * (slow.own_ns - slow.peers_own_ns) else None
+    return int(steps[rows[change]]) if added_ns >= RISE_SHARE * slow.excess_ns else None

@@ -41,6 +41,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     steps_to_close,
 )
 from rankscope.collector.detect.stragglers.recompilation import RECOMPILATION
+from rankscope.collector.detect.stragglers.recording import add_recorded
 from rankscope.collector.detect.stragglers.recurring_stalls import describe_recurring, find_recurring
 from rankscope.collector.detect.stragglers.root_cause import (
     COMPUTE_EXCESS,
@@ -106,6 +107,8 @@ class Stragglers:
         ]
         of_nodes = find_slow_nodes(view, self._thresholds, steadily)
         verdict = find_stragglers(view, self._thresholds, steadily, among=of_nodes.not_explained(view.series.ranks))
+        if view.samples.are_of_traces:
+            verdict = add_recorded(view, verdict, self._thresholds)
         if isinstance(verdict, Abstain):
             return verdict
         verdict = of_nodes.add_to(verdict)
@@ -163,7 +166,7 @@ class Stragglers:
                 if work is not None
             ),
         ]
-        doubt = "" if candidates or known else describe_doubt(view)
+        doubt = "" if candidates or known or view.samples.are_of_traces else describe_doubt(view)
         return Abstain(doubt) if doubt else candidates
 
     def _find_recurring(self, view: RunView, named: Collection[int], known: Mapping[int, Finding]) -> list[Candidate]:
@@ -270,7 +273,7 @@ def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Fin
         for group, excess_ns in recall(finding).transfer_excesses_ns.items()
         if _is_set_apart(slow, view.groups.get(group, ()))
     )
-    return slow.own_ns - slow.peers_own_ns <= EXPLAINED_RATIO_MAX * transfer_ns
+    return slow.excess_ns <= EXPLAINED_RATIO_MAX * transfer_ns
 
 
 class _Together:

@@ -96,7 +96,7 @@ def read_enqueue_lateness(slow: SlowRank, series: StepSeries) -> EnqueueLateness
         steps=len(bounds_ns),
         late_ns=late_ns,
         error_ns=max(high_ns - late_ns, late_ns - low_ns),
-        excess_ns=slow.own_ns - slow.peers_own_ns,
+        excess_ns=slow.excess_ns,
         is_by_device=series.is_by_device,
     )
 

@@ -77,7 +77,7 @@ def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | 
     )
     longer_ns = longer_ns + saves_ns
     is_open = known is not None and known.kind == PERIODIC_WORK
-    is_longer = longer_ns >= EXPLAINS * max(1.0, slow.own_ns - slow.peers_own_ns)
+    is_longer = longer_ns >= EXPLAINS * max(1.0, slow.excess_ns)
     is_longer &= view.series.steps >= slow.since_step
     steps = view.series.steps[is_longer]
     if np.mean(np.isin(slow.slow_steps, steps)) < (EXPLAINED_KEPT_MIN if is_open else REGULAR_MIN):

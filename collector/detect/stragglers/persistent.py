@@ -134,6 +134,11 @@ class SlowRank(NamedTuple):
         return self.own_ns / self.slowdown_ratio
 
     @property
+    def excess_ns(self) -> float:
+        """Return how much longer its own time is than that of its peers, in ns."""
+        return self.own_ns - self.peers_own_ns
+
+    @property
     def tests(self) -> dict[str, float]:
         """Return the numbers of the tests, for the evidence of a finding."""
         return {

@@ -185,7 +185,7 @@ def find_cause(
     """Return the cause of one straggler. Nothing is known of machines without `machines` and `all_excess_ns`, the
     excess of each rank of the series over its own peers, shape (n, ranks).
     """
-    excess_ns = max(1.0, slow.own_ns - slow.peers_own_ns)  # of nothing, nothing would be half
+    excess_ns = max(1.0, slow.excess_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
     old = find_old_signs(slow, samples)
     compiled_in = frozenset(series.steps[_judged_rows(slow, series)].tolist())
@@ -535,9 +535,11 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
                 f"{operators[0]:.0f} operators per step, {operators[1]:.0f} on its peers{where}",
             )
         if has_device:
-            longer = format_duration(evidence[COMPUTE_EXCESS])
-            return "gpu_compute", f"{longer} more per step on its GPU for the same work, no reason reported"
-    if has_device:
+            longer = f"{format_duration(evidence[COMPUTE_EXCESS])} more per step on its GPU"
+            if samples.are_of_traces and operators is not None:
+                return "gpu_compute", f"{longer}, in {operators[0]:.0f} kernels, {operators[1]:.0f} on its peers"
+            return "gpu_compute", f"{longer} for the same work, no reason reported"
+    if has_device or samples.are_of_traces:
         evidence[IDLE_EXCESS] = idle[0] - idle[1]
     return None
 
@@ -550,7 +552,11 @@ def _idle_device(
     """
     if evidence.get(IDLE_EXCESS, 0.0) < EXPLAINS * excess_ns:
         return None
-    idle = f"its GPU idle {format_duration(evidence[IDLE_EXCESS])} more per step"
+    longer = f"{format_duration(evidence[IDLE_EXCESS])} more per step"
+    idle = f"its GPU idle {longer}"
+    if samples.are_of_traces:
+        held_up = f"{idle}, waiting for its host" if samples.devices.get(slow.rank) else f"{longer} in no operator"
+        return HOST_CPU, f"{held_up}{_where(evidence, excess_ns)}"
     if CPU_EXCESS not in evidence:
         return "unattributed", f"{idle}, CPU time of its training thread not known"
     rows, column = _judged_rows(slow, series), series.column_of(slow.rank)
@@ -568,9 +574,15 @@ def _host(
 ) -> tuple[str, str]:
     """Return why a host without a device is slow: its training thread computes longer, or waits itself. On a GPU a slow
     host shows as an idle device, which only device windows measure; where they have not, waits for a core count as
-    they are, and so does a wait in forward, if its thread computes as much less than its peers' do.
+    they are, and so does a wait in forward, if its thread computes as much less than its peers' do. Of a host in traces
+    its operators and ranges are known, and no CPU time: `host_cpu` is whatever holds it up.
     """
     where = _where(evidence, excess_ns)
+    computes_ns = evidence.get(COMPUTE_EXCESS, 0.0)
+    is_in_operators = computes_ns >= EXPLAINS * excess_ns
+    if samples.are_of_traces and (is_in_operators or where):
+        longer = f"{format_duration(computes_ns)} more per step in operators"
+        return HOST_CPU, f"{longer if is_in_operators else 'its host held up'}{where}"
     if not has_device and CPU_EXCESS in evidence:
         because = find_longer_work(slow, EXPLAINS * excess_ns, evidence, samples)
         if because is not None:

@@ -50,7 +50,7 @@ def describe_level(slow: SlowRank) -> tuple[str, ...]:
 def describe_slow_layer(layers: RunLayers | None, slow: SlowRank) -> tuple[str, ...]:
     """Return which block of its model takes most of what a rank is slower by; empty where none does."""
     found = () if layers is None else [one for one in layers.slow if one.rank == slow.rank]
-    excess_ns = slow.own_ns - slow.peers_own_ns
+    excess_ns = slow.excess_ns
     return tuple(describe_slow(one) for one in found[:1] if one.excess_ns >= LAYER_SHARE_MIN * excess_ns)
 
 

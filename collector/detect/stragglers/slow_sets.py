@@ -76,7 +76,7 @@ def join_alike(sets: Sequence[SlowSet], causes: Sequence[str], known: Mapping[in
 def _began_together(one: SlowRank, other: SlowRank) -> bool:
     if "intermittent" in {one.pattern, other.pattern}:
         return False
-    excesses_ns = [max(1.0, slow.own_ns - slow.peers_own_ns) for slow in (one, other)]
+    excesses_ns = [max(1.0, slow.excess_ns) for slow in (one, other)]
     is_as_slow = max(excesses_ns) <= SAME_EXCESS_RATIO * min(excesses_ns)
     return is_as_slow and abs(one.since_step - other.since_step) <= SAME_BEGIN_STEPS
 

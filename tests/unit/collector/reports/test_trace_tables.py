@@ -76,7 +76,9 @@ def shown(one: Section) -> list[list[str]]:
     return [[cell.text for cell in row] for row in one.rows]
 
 
-SLOW = TraceFinding(kind="straggler", rank=7, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 7 is slow.")
+SLOW = TraceFinding(
+    kind="straggler", rank=7, ranks=[7], slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 7 is slow."
+)
 
 
 def test_parts_of_a_rank_sum_to_a_hundred_per_cent() -> None:

@@ -43,7 +43,7 @@ def test_modules_that_are_longer_are_told_with_their_numbers() -> None:
     # Of 20 ms of two blocks' attention 32: 1.6 times. The blocks are 1.3 times as long, the net 1.15 times.
     mine, peer = report({"flash": 52}, *blocks(16.0)), report({"flash": 40}, *blocks(10.0))
     assert describe_longer(mine, [peer, peer]) == (
-        " Longer at as many launches: Attention 2-3 1.60x (12.0 ms more in the trace)."
+        "longer at as many launches: Attention 2-3 1.60x (12.0 ms more in the trace)"
     )
 
 
@@ -52,13 +52,13 @@ def test_kernels_are_told_where_modules_are_not_known() -> None:
     peers = [report({"gemm": 40, "flash": 20, "copy": 10, "same": 10}) for _ in range(2)]
     # 20, 10 and 1 ms more: the last is less than a tenth of it.
     assert describe_longer(mine, peers) == (
-        " Longer at as many launches: gemm 1.50x (20.0 ms more in the trace), flash 1.50x (10.0 ms more in the trace)."
+        "longer at as many launches: gemm 1.50x (20.0 ms more in the trace), flash 1.50x (10.0 ms more in the trace)"
     )
 
 
 def test_kernels_are_told_where_no_module_holds_half() -> None:
     mine, peer = report({"gemm": 100}, *blocks(16.0)), report({"gemm": 50}, *blocks(10.0))
-    assert describe_longer(mine, [peer]).startswith(" Longer at as many launches: gemm 2.00x")
+    assert describe_longer(mine, [peer]).startswith("longer at as many launches: gemm 2.00x")
 
 
 def test_other_launches_and_collectives_are_not_compared() -> None:

@@ -3,7 +3,7 @@
 A step of a rank is four products on its GPU, then an all_reduce that ends on all ranks at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,17 +18,26 @@ PRODUCTS, PRODUCT_US, TRANSFER_US, STEPS = 4, 5_000.0, 4_000.0, 6
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def write(folder: Path, ranks: int, longer: Mapping[int, float], products: Mapping[int, int] | None = None) -> str:
+def write(
+    folder: Path,
+    ranks: int,
+    longer: Mapping[int, float],
+    *,
+    products: Mapping[int, int] | None = None,
+    hosts: Sequence[str] = (),
+    steps: Sequence[bool] = (True,) * STEPS,
+) -> str:
     """Write a trace of each rank. `longer`: how many times as long a rank's products take; `products`: how many it
-    has in a step, PRODUCTS else.
+    has in a step, PRODUCTS else; `hosts`: the host of each, not known else;
+    `steps`: in which steps they take longer.
     """
     chance, now_us = Random(3), 1_000.0
     events: list[list[Event]] = [[] for _ in range(ranks)]
-    for step in range(STEPS):
+    for step, is_longer in enumerate(steps):
         ends = [now_us] * ranks
         for rank, mine in enumerate(events):
             for place in range((products or {}).get(rank, PRODUCTS)):
-                length_us = PRODUCT_US * longer.get(rank, 1.0) * chance.uniform(0.995, 1.005)
+                length_us = PRODUCT_US * (longer.get(rank, 1.0) if is_longer else 1.0) * chance.uniform(0.995, 1.005)
                 on_device = kernel("gemm", ends[rank], length_us, correlation=100 * step + place)
                 mine.extend(launched("aten::mm", now_us + 5 * place, on_device))
                 ends[rank] += length_us
@@ -49,6 +58,7 @@ def write(folder: Path, ranks: int, longer: Mapping[int, float], products: Mappi
         head: dict[str, Any] = {
             "distributedInfo": {"rank": rank, "world_size": ranks, "pg_count": 1, "backend": "nccl"},
             "deviceProperties": [{"id": 0, "name": "A100"}],
+            **({"host_name": hosts[rank]} if hosts else {}),
         }
         (folder / f"rank{rank}.json").write_bytes(to_json(*mine, **head))
     return str(folder)
@@ -58,9 +68,9 @@ def launched(operator: str, host_us: float, on_device: Event) -> list[Event]:
     return [event("cpu_op", operator, host_us, 2), launch(host_us, on_device["args"]["correlation"]), on_device]
 
 
-def found_in(report: TraceReport) -> list[tuple[str, int, str | None]]:
+def found_in(report: TraceReport) -> list[tuple[str, list[int], str | None]]:
     assert report.cross_rank is not None
-    return [(one.kind, one.rank, one.cause) for one in report.cross_rank.findings]
+    return [(one.kind, one.ranks, one.cause) for one in report.cross_rank.findings]
 
 
 def advice_of(report: TraceReport, key: str) -> Advice:
@@ -74,12 +84,43 @@ def test_nobody_is_named_where_all_take_as_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "slow"), [(8, (2, 5)), (8, (0, 1, 6)), (4, (1, 3)), (4, (2,))])
 def test_all_slow_ranks_are_named_and_nobody_else(ranks: int, slow: tuple[int, ...], tmp_path: Path) -> None:
     report = analyze(write(tmp_path / "a", ranks, dict.fromkeys(slow, 1.2)))
-    assert found_in(report) == [("straggler", rank, "gpu_compute") for rank in slow]
+    assert found_in(report) == [("straggler", list(slow), "gpu_compute")]
     assert advice_of(report, "straggler").ranks == list(slow)
     assert report.cross_rank is not None
-    ratios = {one.rank: one.slowdown_ratio for one in report.cross_rank.findings}
-    # 4 products of 6 ms and a transfer of 4 against 4 of 5 and that transfer.
-    assert ratios == dict.fromkeys(slow, pytest.approx(28 / 24, abs=0.03))
+    (found,) = report.cross_rank.findings
+    # 4 products of 6 ms and a transfer of 4 against 4 of 5 and that transfer; all others wait for that.
+    assert found.slowdown_ratio == pytest.approx(28 / 24, abs=0.03)
+    assert found.run_slowdown_ratio == pytest.approx(28 / 24, abs=0.03)
+
+
+def test_ranks_of_a_slow_node_are_told_as_the_node(tmp_path: Path) -> None:
+    # Nodes of two ranks; those of the second one take 1.2 times as long.
+    report = analyze(write(tmp_path / "a", 8, dict.fromkeys((2, 3), 1.2), hosts=[f"n{rank // 2}" for rank in range(8)]))
+    assert report.cross_rank is not None
+    (found,) = report.cross_rank.findings
+    assert (found.ranks, found.nodes) == ([2, 3], ["n1"])
+    assert found.sentence.startswith("Node n1 (ranks 2-3): up to 1.1")
+
+
+def only_sentence(folder: str) -> str:
+    report = analyze(folder)
+    assert report.cross_rank is not None
+    (found,) = report.cross_rank.findings
+    return found.sentence
+
+
+def test_begin_is_told_where_there_are_enough_steps(tmp_path: Path) -> None:
+    said = only_sentence(write(tmp_path / "a", 8, {2: 1.3}, steps=[step >= 12 for step in range(24)]))
+    assert said.startswith(
+        "Rank 2: 1.25x slower than its 7 peers, steps 12-23. Own time 30.0 ms per step, peers 24.0 ms."
+    )
+
+
+def test_rank_that_is_slow_now_and_then_is_told_so(tmp_path: Path) -> None:
+    # 4 products of 10 ms beside 5, and 4 ms of transfer.
+    said = only_sentence(write(tmp_path / "a", 8, {2: 2.0}, steps=[step % 3 == 0 for step in range(30)]))
+    assert said.startswith("Rank 2: 1.83x slower than its 7 peers every 3 steps, steps 0-29.")
+    assert "Cause gpu_compute: 20.0 ms more per step on its GPU, in 5 kernels, 5 on its peers." in said
 
 
 def test_wait_for_a_slow_rank_is_no_communication_to_hide(tmp_path: Path) -> None:
@@ -101,8 +142,8 @@ def test_slow_rank_is_the_difference_to_a_healthy_run(tmp_path: Path) -> None:
 
 def test_ranks_with_more_products_have_more_work_without_blame(tmp_path: Path) -> None:
     report = analyze(write(tmp_path / "a", 8, {}, products={2: 5, 5: 5}))
-    assert [(kind, rank) for kind, rank, _ in found_in(report)] == [("imbalance", 2), ("imbalance", 5)]
+    assert found_in(report) == [("imbalance", [2, 5], "more_work")]
     advice = advice_of(report, "load_imbalance")
     assert advice.ranks == [2, 5]
-    assert advice.sentence.count("doing more work") == 2
+    assert "Cause more_work: 6 operators per step, 5 on its peers." in advice.sentence
     assert "straggler" not in {one.key for one in report.advice}

@@ -162,7 +162,7 @@ def test_difference_of_microseconds_is_not_said_to_be_nothing(tmp_path: Path) ->
 
     report = analyze(write(tmp_path, shrink(rank_of(compute_us=3_000)), shrink(rank_of(compute_us=6_900))))
     assert report.cross_rank is not None
-    assert [" 3.9 us more in a step" in one.sentence for one in report.cross_rank.findings] == [True]
+    assert ["3.9 us more per step on its GPU" in one.sentence for one in report.cross_rank.findings] == [True]
 
 
 def test_difference_has_a_row_of_waiting_for_the_late_rank(tmp_path: Path) -> None:

@@ -50,10 +50,12 @@ def cause_of(
     compiled: Mapping[int, Sequence[CompiledFrame] | None] | None = None,
     level_from_step: int = 0,
     own_ms: float = 150.0,
+    are_of_traces: bool = False,
 ) -> Cause:
     series = series_of(alike(own_ms, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
     slow = slow_of(SLOW, PEERS, own_ms=own_ms, peers_ms=100.0, level_from_step=level_from_step)
     samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronizations=synchronizations or {})
+    samples = samples._replace(are_of_traces=are_of_traces)
     return find_cause(slow, series, samples._replace(allocators=allocators or {}, compiled=compiled or {}))
 
 
@@ -582,6 +584,41 @@ def test_phase_with_less_than_half_the_excess_is_not_named() -> None:
 def test_without_cpu_time_and_windows_there_is_no_cause() -> None:
     assert cause_of(phases_ms={"forward": alike(50.0)}).name == "unattributed"
     assert cause_of() == Cause(*NO_CAUSE, {})
+
+
+@pytest.mark.parametrize(
+    ("slow", "name", "because"),
+    [
+        (window(130.0, 100), "host_cpu", "50.0 ms more per step in operators"),
+        (window(80.0, 100, idle_ms=50.0), "host_cpu", "50.0 ms more per step in no operator"),
+        (window(130.0, 150), "more_work", "150 operators per step, 100 on its peers"),
+        (window(80.0, 100), *NO_CAUSE),
+    ],
+)
+def test_host_of_traces_is_known_by_its_operators(slow: WindowBreakdown, name: str, because: str) -> None:
+    cause = cause_of(breakdowns=windows(slow, window(80.0, 100)), are_of_traces=True)
+    assert (cause.name, cause.because) == (name, because)
+
+
+def test_device_of_traces_that_is_idle_waits_for_its_host() -> None:
+    idle = windows(window(80.0, 100, idle_ms=50.0), window(80.0, 100))
+    cause = cause_of(breakdowns=idle, devices=gpus(gpu(2.0), gpu(2.0)), are_of_traces=True)
+    assert (cause.name, cause.because) == ("host_cpu", "its GPU idle 50.0 ms more per step, waiting for its host")
+
+
+def test_device_of_traces_that_computes_longer_says_in_how_many_kernels() -> None:
+    cause = cause_of(
+        breakdowns=windows(window(130.0, 101), window(80.0, 100)),
+        devices=gpus(gpu(2.0), gpu(2.0)),
+        are_of_traces=True,
+    )
+    because = "50.0 ms more per step on its GPU, in 101 kernels, 100 on its peers"
+    assert (cause.name, cause.because) == ("gpu_compute", because)
+
+
+def test_phase_of_traces_holds_up_the_host() -> None:
+    cause = cause_of(phases_ms={"forward": alike(60.0)}, are_of_traces=True)
+    assert (cause.name, cause.because) == ("host_cpu", "its host held up, 50.0 ms of it in forward")
 
 
 def test_vanished_excess_is_not_explained_by_missing_data() -> None:
