@@ -148,7 +148,7 @@ def _find_code(handler: object) -> object:
         if issubclass(kind, partial):
             handler = partial.func.__get__(handler)
         elif kind is MethodType:
-            handler = MethodType.__func__.__get__(handler)  # type: ignore[attr-defined]
+            handler = MethodType.__func__.__get__(handler)
         elif kind is FunctionType:
             return FunctionType.__code__.__get__(handler)  # type: ignore[attr-defined]
         else:

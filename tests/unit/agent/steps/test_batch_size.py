@@ -135,7 +135,7 @@ def test_no_method_of_a_dict_of_the_script_is_called() -> None:
 def test_batch_has_no_more_keys_than_before() -> None:
     reader, iterator = BatchReader(torch), iterator_of(8)
     for given in ({"input_ids": IDS}, {"mask": FEATURES}, {}):
-        batch = defaultdict(list, given)
+        batch = defaultdict[str, Any](list, given)
         reader.read(batch, iterator)
         assert batch == given
 

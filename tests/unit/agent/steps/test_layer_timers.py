@@ -220,7 +220,7 @@ def test_model_copied_amid_a_timed_step_has_no_hooks(how: str) -> None:
     training = Training(
         nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(BLOCKS))), clock
     )
-    own = nn.Module.__getstate__  # type: ignore[attr-defined]
+    own = nn.Module.__getstate__
     training.timers.on_boundary(0)
     assert hooks_of(training.model) == 2 * BLOCKS
     assert b"rankscope" not in pickle.dumps(training.model) if how == "pickled" else True
@@ -229,7 +229,7 @@ def test_model_copied_amid_a_timed_step_has_no_hooks(how: str) -> None:
     training.timers.on_boundary(1)
     assert hooks_of(training.model) == 2 * BLOCKS, "the next step is timed"
     training.timers.close()
-    assert nn.Module.__getstate__ is own  # type: ignore[attr-defined]
+    assert nn.Module.__getstate__ is own
     assert training.timers.skipped == {"copied": 1}
     assert training.guard.errors == {}
 
