@@ -1,3 +1,5 @@
+"""Collections as they are noted in C, and that no signal is lost amid one."""
+
 import gc
 import os
 import signal
