@@ -84,7 +84,9 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object], before: Callab
                 raise
             log_line(f"not started ({explain('start', error)}); training continues without it")
 
-    patches = [Patch(owner, INIT, functools.partial(_notify_around, prepare, notify)) for owner in owners]
+    # One wrapper for all of them: pickle looks for the same function where it is defined.
+    wrapper = _notify_around(prepare, notify, original)
+    patches = [Patch(owner, INIT, lambda _original: wrapper) for owner in owners]
     for patch in patches:
         patch.apply()
 

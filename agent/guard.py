@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
-from types import FrameType
+from types import FrameType, FunctionType, MethodType
 from typing import Final, TextIO
 
 from rankscope.agent.green_threads import find_patched
@@ -139,10 +140,21 @@ def is_of_script(error: BaseException) -> bool:
 
 
 def _find_code(handler: object) -> object:
-    """Return the code of a handler in Python; None for another one."""
-    handler = getattr(handler, "func", handler)  # of functools.partial
-    called = handler if hasattr(handler, "__code__") else type(handler).__call__
-    return getattr(called, "__code__", None)
+    """Return the code of a handler in Python; None for another one. Nothing of the script's is called: an object may
+    have any `__getattr__`.
+    """
+    while True:
+        kind = type(handler)
+        if issubclass(kind, partial):
+            handler = partial.func.__get__(handler)
+        elif kind is MethodType:
+            handler = MethodType.__func__.__get__(handler)
+        elif kind is FunctionType:
+            return FunctionType.__code__.__get__(handler)  # type: ignore[attr-defined]
+        else:
+            called = (vars(one).get("__call__") for one in kind.__mro__)
+            found = next((one for one in called if one is not None), None)
+            return FunctionType.__code__.__get__(found) if type(found) is FunctionType else None  # type: ignore[attr-defined]
 
 
 def _is_handler(frame: FrameType) -> bool:
@@ -150,11 +162,8 @@ def _is_handler(frame: FrameType) -> bool:
     if caller is None:
         return False
     names = code.co_varnames[: code.co_argcount + bool(code.co_flags & VARIABLE_ARGUMENTS)]
-    for name in names:
-        value = frame.f_locals.get(name)
-        if value is caller or (isinstance(value, tuple) and any(one is caller for one in value)):
-            return True
-    return False
+    values = [frame.f_locals.get(name) for name in names]
+    return any(value is caller or (type(value) is tuple and any(one is caller for one in value)) for value in values)
 
 
 def describe(error: BaseException) -> str:

@@ -124,9 +124,10 @@ def start(*, alone: bool = True) -> bool:
 
 def _tell_of_blindness() -> None:
     """Say that a training without a rank is not watched, and how it would be; silent in children of a measured one."""
+    from rankscope.agent.deferred_start import is_in_group  # noqa: PLC0415
     from rankscope.agent.once_per_node import log_once_per_session  # noqa: PLC0415
 
-    if session is None and not _belongs_to_parent():
+    if session is None and not _belongs_to_parent() and not is_in_group():  # in a group it has said why not
         log_once_per_session(
             "this training is not watched: RANKSCOPE=1 watches the ranks of a process group, and this process has "
             "none. Start it by `python -m rankscope.agent SCRIPT`, or by torchrun."
@@ -194,10 +195,12 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
             launch_config = _read_settings(environment)
             if not launch_config.is_usable:
                 return False
+            from rankscope.agent.process_room import require_address_space  # noqa: PLC0415
             from rankscope.agent.session import Session  # noqa: PLC0415
             from rankscope.agent.shutdown.script_exit import stop_with_process  # noqa: PLC0415
 
             if launch_config.config.enabled:
+                require_address_space()
                 _enable_timing(launch_config.config.nccl_timing, environment)
         with standard_library_first(), _without_collections():  # it imports what the settings ask for
             session = Session.start(launch_config.config, {**os.environ, **(launcher or {})})

@@ -103,7 +103,8 @@ class OrderedSamples:
             self._spent_ns += on.cpu_ns
             answer = self._finish(on)
         except Exception as error:  # noqa: BLE001 - as above
-            on.is_wanted, self._on = False, None
+            on.close()
+            self._on = None
             answer = self._give_up(on.order, error)
         self._remember(answer)
         return answer

@@ -1,7 +1,8 @@
 """Samples of one thread for the collector: its stacks, folded to the lines of the script, and their time in each step.
 
 A sample stands for the time since the one before. So a call that keeps the interpreter's lock, which no sample can
-interrupt, has its whole time: the thread is still at that call when the lock is let go.
+interrupt, has its whole time: the thread is still at that call when the lock is let go. Of that time, what the garbage
+collector took on the thread is told apart.
 
 Frames of torch, Python and the agent are folded into the innermost line of the script, beside which stands what that
 called: `time.sleep` at train.py:104. Of the script names of files and functions and line numbers are kept, of the
@@ -24,6 +25,7 @@ from rankscope.agent.captures.called_name import find_called_name, find_line
 from rankscope.agent.captures.kernel_waits import RUNS, KernelWait, KernelWaits
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
+from rankscope.agent.collection_times import CollectionTimes
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.line_samples import (
     BY_LIBRARY,
@@ -60,16 +62,16 @@ COLLECTION: Final = "garbage collection"
 EXPLICIT: Final = "gc.collect"
 """A collection that the script itself has called."""
 COMPILATION: Final = "compilation (torch.compile)"
-_COLLECTING: Final = "_on_collection"
-"""The agent's function that the interpreter calls at the end of a collection, where the lock is first let go."""
+COLLECTED_NS_MIN: Final = NS_PER_MS
+"""Time of collections that is told by a place of its own; less waits for more."""
 INJECTED: Final = "a fault injected on purpose"
 _LOADER: Final = "torch.utils.data."
 _FAULTS: Final = "agent/faults/actions.py"
 _COMPILING: Final = "torch/_dynamo/convert_frame.py"
 
-_SCRIPT, _LIBRARY, _PYTHON, _OWN, _COLLECTS, _COMPILES, _INJECTS = range(1, 8)
-"""Whose code it is: the script's, another library's, that of torch or Python, the agent's, its function of collections,
-the one of torch that compiles, the agent's faults on purpose.
+_SCRIPT, _LIBRARY, _PYTHON, _OWN, _COMPILES, _INJECTS = range(1, 7)
+"""Whose code it is: the script's, another library's, that of torch or Python, the agent's, the one of torch that
+compiles, the agent's faults on purpose.
 """
 
 _Position = tuple[int, int]
@@ -104,6 +106,7 @@ class StackSamples:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         waits: KernelWaits | None = None,
         look: Callable[[], None] | None = None,
+        collections: CollectionTimes | None = None,
     ) -> None:
         self.order = order
         self.thread = thread
@@ -115,6 +118,8 @@ class StackSamples:
         self._files = files
         self._waits = waits
         self._look = look
+        self._collections = collections or CollectionTimes()
+        self._collected_ns = 0
         self._times = array("q")
         self._places = array("i")
         self._place_of: dict[StackKey | None, int] = {}
@@ -129,12 +134,15 @@ class StackSamples:
         self._looked_ns: int | None = None
         self.threads: tuple[SampledStep, ...] = ()
         """What other threads did in the steps, once `finish` has been called."""
+        self._collections.install()
 
     # -- the sampler's thread -----------------------------------------------------------------------------------------
 
     def add(self, host_ns: int, frame: FrameType | None) -> None:
         """Add a sample."""
-        place = self._find_place(None if frame is None else self._fold(frame))
+        key = None if frame is None else self._fold(frame)
+        self._add_collected(host_ns, key)
+        place = self._find_place(key)
         if place == self._last_place and self._waits is not None:
             self._note_wait(self._waits, place)
         self._last_place = place
@@ -145,6 +153,16 @@ class StackSamples:
             self._look()
         if self.cpu_ns > COST_FREE_NS + COST_RATIO_MAX * (host_ns - self.begun_ns):
             self.interval_s = min(INTERVAL_S_MAX, SLOWER * self.interval_s)
+
+    def _add_collected(self, host_ns: int, key: StackKey | None) -> None:
+        """Add what the collector took on the thread since the last sample, as the first part of that time."""
+        self._collected_ns += sum(one.duration_ns for one in self._collections.take() if one.thread == self.thread)
+        if key is None or key.special or not self._times:
+            self._collected_ns = 0
+        elif self._collected_ns >= COLLECTED_NS_MIN:
+            self._places.append(self._find_place(key._replace(special=COLLECTION)))
+            self._times.append(min(host_ns, self._times[-1] + self._collected_ns))
+            self._collected_ns = 0
 
     def add_others(self, host_ns: int, frames: dict[int, FrameType]) -> None:
         """Add a sample of each other thread that runs code of the script, for the time since the one before."""
@@ -194,8 +212,8 @@ class StackSamples:
                 if len(script) < FRAMES_MAX:
                     script.append((id(code), frame.f_lasti))
             elif not script:
-                if kind in {_COLLECTS, _INJECTS}:
-                    special = COLLECTION if kind == _COLLECTS else INJECTED
+                if kind == _INJECTS:
+                    special = INJECTED
                 elif kind != _OWN:
                     called = str(frame.f_globals.get("__name__", "")), id(code)
                     special = COMPILATION if kind == _COMPILES else special
@@ -210,7 +228,7 @@ class StackSamples:
         if self._files.is_user(file):
             kind = _SCRIPT
         elif is_own_file(file):
-            kind = _INJECTS if _FAULTS in file else _COLLECTS if code.co_name == _COLLECTING else _OWN
+            kind = _INJECTS if _FAULTS in file else _OWN
         elif file.endswith(_COMPILING):
             kind = _COMPILES
         else:
@@ -287,7 +305,7 @@ class StackSamples:
 
     def finish(self) -> tuple[tuple[SampledStack, ...], tuple[SampledStep, ...]]:
         """End sampling, and return the stacks with most time, and the steps."""
-        self.is_wanted = False
+        self.close()
         if self._waits is not None:
             self._waits.close()
         if self.order.mode == NOW and len(self._times) > 1:
@@ -302,6 +320,11 @@ class StackSamples:
         stacks = tuple(self._describe(keys[place], place) for place in places)
         self.threads = _to_steps(self._others_steps, number) if any(one[2] for one in self._others_steps) else ()
         return stacks, _to_steps(self._steps, number)
+
+    def close(self) -> None:
+        """End sampling."""
+        self.is_wanted = False
+        self._collections.remove()
 
     @property
     def places(self) -> Sequence[int]:

@@ -6,12 +6,13 @@ Until a collector is found, reports wait in the bounded resend buffer.
 import os
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import log_line
 from rankscope.agent.once_per_node import log_once_per_node
+from rankscope.agent.process_room import find_obstacle
 from rankscope.agent.reporting.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.reporting.sender import AnswerOrder, Sender
 from rankscope.agent.run_report import (
@@ -26,7 +27,7 @@ from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import CaptureState, Goodbye, Hello, Report, SamplesTaken
-from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.delivery import Delivery
 from rankscope.uplink.reconnect import draw_first_delay_ns
 from rankscope.uplink.resend_buffer import ResendBuffer
@@ -38,6 +39,11 @@ SPILL = "spill"
 DEMANDS = "collector_demands"
 """Name in the losses of requests that the collector made too often and that were ignored."""
 
+THREADS: Final = 2
+"""Of ZeroMQ's context."""
+FILES: Final = 16
+"""Of its context and a connection: 8 are the fewest with which ZeroMQ begins, and fewer can end the process."""
+ROOM_RETRY_NS: Final = 30 * NS_PER_S
 LOOK_NS = 10 * NS_PER_MS
 """Time between two looks whether the collector has fetched all that it may want of a process that ends."""
 
@@ -70,6 +76,7 @@ class Outbox:
         self._sender = Sender(self._delivery, clock, identity.boot_id, introduce, on_order=on_order)
         self._address: CollectorAddress | None = None
         self._open_due_ns = 0
+        self._is_obstacle_logged = False
         self._is_found = False
         self._notices: CollectorNotices | None = None
         self._is_refusal_logged = self._is_spill_logged = False
@@ -166,9 +173,19 @@ class Outbox:
             log_line(self._notices.summarize(Delivered(self.buffer.last_sequence, unacknowledged, spill_dir)))
 
     def _open(self, *, at_once: bool) -> None:
-        if self._address is not None and (at_once or self._clock.monotonic_ns() >= self._open_due_ns):
-            address, self._address = self._address, None
-            self._sender.open(address.endpoint, address.keys)
+        now_ns = self._clock.monotonic_ns()
+        if self._address is None or not (at_once or now_ns >= self._open_due_ns):
+            return
+        obstacle = find_obstacle(threads=THREADS, files=FILES)
+        if obstacle:
+            self._open_due_ns = now_ns + ROOM_RETRY_NS
+            if not self._is_obstacle_logged:
+                self._is_obstacle_logged = True
+                text = f"rank {self._identity.rank} does not connect to the collector yet: {obstacle}"
+                log_line(f"{text}; training is not affected")
+            return
+        address, self._address = self._address, None
+        self._sender.open(address.endpoint, address.keys)
 
     def _log_refusal(self) -> None:
         refusal = self._sender.refused

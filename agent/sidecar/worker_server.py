@@ -8,18 +8,15 @@ limits leave plenty of room: a thread that cannot be created there would end the
 import contextlib
 import ctypes
 import os
-import resource
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from rankscope.agent.cgroups import find_cgroup_folders
+from rankscope.agent.process_room import find_obstacle
 from rankscope.measure.errors import UnavailableError
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """The kernel's limit for the address of a unix socket."""
-ROOM_FACTOR: Final = 8
-"""Required ratio of available to needed threads: other ranks of the node need theirs too."""
 _ERROR_LEVEL: Final = 2
 
 
@@ -30,10 +27,9 @@ def open_server(path: str) -> Any:
     """
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise UnavailableError(f"{path} is longer than the address of a socket may be")
-    needed = max(8, (os.cpu_count() or 1) - 1) + 1
-    room = find_thread_room()
-    if room is not None and room < needed * ROOM_FACTOR:
-        raise UnavailableError(f"it needs {needed} threads, and at most {room} more processes and threads are allowed")
+    obstacle = find_obstacle(threads=max(8, (os.cpu_count() or 1) - 1) + 1)
+    if obstacle:
+        raise UnavailableError(obstacle)
     try:
         from torch._C._distributed_c10d import _WorkerServer  # noqa: PLC0415 - the user's torch
     except ImportError as error:
@@ -42,21 +38,6 @@ def open_server(path: str) -> Any:
         server = _WorkerServer(path)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
     return server
-
-
-def find_thread_room(cgroup: str = "/proc/self/cgroup", mounts: str = "/sys/fs/cgroup") -> int | None:
-    """Return how many more processes and threads the known limits allow at most; None without a limit.
-
-    Running ones are subtracted from the limit of a cgroup, not from RLIMIT_NPROC.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    rooms = [] if limit == resource.RLIM_INFINITY or os.getuid() == 0 else [limit]
-    folders = find_cgroup_folders(cgroup, "pids", mounts)
-    for folder in folders.own + folders.shared:
-        most, present = _read_number(f"{folder}/pids.max"), _read_number(f"{folder}/pids.current")
-        if most is not None and present is not None:
-            rooms.append(most - present)
-    return min(rooms, default=None)
 
 
 @contextlib.contextmanager
@@ -76,9 +57,3 @@ def _quiet_torch() -> Iterator[None]:
         time.sleep(0.01)  # the line is written by the server's own thread
     finally:
         level.value = before
-
-
-def _read_number(path: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        return int(file.read())
-    return None

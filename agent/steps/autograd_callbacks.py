@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from rankscope.agent.steps.torch_functions import find_unheard
+
 UNSUPPORTED: Final = "unsupported"
 COMPILED: Final = "compiled_autograd"
 TRACED: Final = "traced"
@@ -92,10 +94,11 @@ def _find_argument(name: str, arguments: Sequence[Any], keywords: dict[str, Any]
 def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
     """Return the autograd node of the first tensor that has one, given the arguments of the engine; None: none has."""
     tensors = arguments[0] if arguments else keywords.get("tensors")
-    for tensor in tensors if isinstance(tensors, Sequence) else (tensors,):
-        node = getattr(tensor, "grad_fn", None)
-        if node is not None:
-            return node if hasattr(node, "register_prehook") else None
+    with find_unheard(sys.modules["torch"])():
+        for tensor in tensors if isinstance(tensors, Sequence) else (tensors,):
+            node = getattr(tensor, "grad_fn", None)
+            if node is not None:
+                return node if hasattr(node, "register_prehook") else None
     return None
 
 

@@ -9,16 +9,20 @@ a batch size, only the batch itself and its members are searched.
 Tokens are all elements, padding included, of an integer tensor of two dimensions: in a mapping the one under a name of
 TOKEN_NAMES, else the first tensor.
 
-No tensor's content is touched, so no device is waited for.
+No tensor's content is touched, so no device is waited for. Of Python's containers and what is derived from them nothing
+of the script is called: a `defaultdict` that is asked for a key has it from then on. A mapping of another kind is asked
+for its `items()`. What is read of tensors no TorchFunctionMode of the script meets.
 """
 
 import operator
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet, ref
 
 from rankscope.agent.guard import is_of_script
+from rankscope.agent.steps.torch_functions import find_unheard
 
 DEPTH_MAX: Final = 3
 MEMBERS_MAX: Final = 8
@@ -27,8 +31,7 @@ MEMBERS_MAX: Final = 8
 COUNT_MAX: Final = 2**40
 """The largest size that the user may declare: far above any batch, and sums of it still fit into 64 bits."""
 
-MAPPINGS: Final = (dict, Mapping)
-CONTAINERS: Final = (list, tuple, *MAPPINGS)
+CONTAINERS: Final = (list, tuple, dict, Mapping)
 """With the usual types first: a check for the abstract one takes twice as long."""
 
 WHOLE_BATCH: Final[Any] = object()
@@ -103,10 +106,12 @@ class BatchReader:
     def __init__(self, torch: Any) -> None:
         self._tensor = torch.Tensor
         self._integers = frozenset({torch.int64, torch.int32, torch.int16})
+        self._unheard = find_unheard(torch)
         self._gave_full_batch: WeakSet[Any] = WeakSet()
         self._latest: Callable[[], Any] = lambda: None
         self._batch_type: Any = None
         self._key: Any = WHOLE_BATCH
+        self._get: Callable[[Any, Any], Any] = _get_whole
         self._known_shape: tuple[int, ...] = ()
         self._known_size = UNKNOWN
 
@@ -115,15 +120,17 @@ class BatchReader:
         of the script raises.
         """
         try:
-            if self._latest() is iterator and type(batch) is self._batch_type:
-                known = batch if self._key is WHOLE_BATCH else batch[self._key]
-                if known.shape == self._known_shape:
-                    return self._known_size
+            with self._unheard():
+                if self._latest() is iterator and type(batch) is self._batch_type:
+                    known = self._get(batch, self._key)
+                    if issubclass(type(known), self._tensor) and known.shape == self._known_shape:
+                        return self._known_size
         except Exception as error:
             if is_of_script(error):
                 raise
         try:
-            return self._measure(batch, iterator)
+            with self._unheard():
+                return self._measure(batch, iterator)
         except Exception as error:
             if is_of_script(error):
                 raise
@@ -137,16 +144,18 @@ class BatchReader:
         text_key, text = self._find_token_tensor(batch, key, found)
         tokens = self._count_tokens(text)
         size = BatchSize(samples, tokens)
-        if is_full and depth <= 1 and (tokens is None or text.shape[0] == found.shape[0]):
+        get = _get_whole if key is WHOLE_BATCH else _find_get(type(batch))
+        if is_full and depth <= 1 and get is not None and (tokens is None or text.shape[0] == found.shape[0]):
             self._latest, self._batch_type, self._known_size = ref(iterator), type(batch), size
             self._key, self._known_shape = (key, found.shape) if tokens is None else (text_key, text.shape)
+            self._get = get
         return size
 
     def _find_tensor(self, batch: Any) -> tuple[Any, Any, int]:
         """Return the first tensor that has a first dimension, its key in the container around it, and its depth."""
         key, found = WHOLE_BATCH, batch
         for depth in range(DEPTH_MAX):
-            if isinstance(found, self._tensor):
+            if issubclass(type(found), self._tensor):
                 return key, found if found.dim() else None, depth
             key, found = self._find_member(found)
             if found is None:
@@ -157,10 +166,10 @@ class BatchReader:
         """Return key and value of the first tensor of a container, else of its first member that is a container."""
         inner: tuple[Any, Any] = WHOLE_BATCH, None
         for key, member in islice(_members(container), MEMBERS_MAX):
-            if isinstance(member, self._tensor):
+            if issubclass(type(member), self._tensor):
                 if member.dim():
                     return key, member
-            elif inner[1] is None and isinstance(member, CONTAINERS):
+            elif inner[1] is None and issubclass(type(member), CONTAINERS):
                 inner = key, member
         return inner
 
@@ -177,20 +186,51 @@ class BatchReader:
 
     def _find_token_tensor(self, batch: Any, key: Any, first: Any) -> tuple[Any, Any]:
         """Return the key of the tensor that may hold tokens, and the tensor."""
-        if not isinstance(batch, MAPPINGS):
+        held = _to_dict(batch)
+        if held is None:
             return key, first
-        return next(((name, batch[name]) for name in TOKEN_NAMES if name in batch), (WHOLE_BATCH, None))
+        known = ((name, dict.get(held, name)) for name in TOKEN_NAMES)
+        return next((one for one in known if one[1] is not None), (WHOLE_BATCH, None))
 
     def _count_tokens(self, text: Any) -> int | None:
-        if isinstance(text, self._tensor) and text.dim() == 2 and text.dtype in self._integers:  # noqa: PLR2004
+        if issubclass(type(text), self._tensor) and text.dim() == 2 and text.dtype in self._integers:  # noqa: PLR2004
             return int(text.numel())
         return None
 
 
 def _members(container: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(container, (list, tuple)):
-        return enumerate(container)
-    return container.items() if isinstance(container, MAPPINGS) else ()
+    for kind in (list, tuple):
+        if issubclass(type(container), kind):
+            return enumerate(kind.__iter__(container))
+    held = _to_dict(container)
+    return () if held is None else dict.items(held)
+
+
+def _to_dict(container: Any) -> dict[Any, Any] | None:
+    """Return the dict that a mapping is or has, which may be of a class of the script; of a mapping of another kind a
+    dict of its first members; None for anything else.
+    """
+    kind = type(container)
+    if issubclass(kind, dict):
+        found: dict[Any, Any] = container
+        return found
+    if issubclass(kind, UserDict):
+        return _to_dict(vars(container).get("data"))
+    return dict(islice(container.items(), MEMBERS_MAX)) if issubclass(kind, Mapping) else None
+
+
+def _find_get(kind: type) -> Callable[[Any, Any], Any] | None:
+    """Return how a member of a container of this kind is got by its key; None where that might change the container."""
+    if issubclass(kind, UserDict):
+        return lambda container, key: dict.get(vars(container)["data"], key)
+    known: dict[type, Callable[[Any, Any], Any]] = {
+        list: list.__getitem__, tuple: tuple.__getitem__, dict: dict.get,
+    }  # fmt: skip
+    return next((get for one, get in known.items() if issubclass(kind, one)), None)
+
+
+def _get_whole(batch: Any, _key: Any) -> Any:
+    return batch
 
 
 def _add(one: int | None, other: int | None) -> int | None:

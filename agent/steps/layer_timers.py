@@ -5,7 +5,8 @@
     memory     what torch's allocator has more of after the forward than before: kept for the backward, output included
 
 In a step that is not timed there is no hook at all: they are put on the blocks where the step begins, and taken off
-before its optimizer steps, so that nobody who copies or saves the model between steps meets one. They return nothing,
+before its optimizer steps. Where the script copies, pickles or scripts a module before that, they are taken off first,
+and the step is dropped: nobody gets a model with our hooks. They return nothing,
 so torch passes on what it would without them, and no node is added to the graph. Ours are the innermost: what FSDP
 waits for before and after a block is not the block's.
 
@@ -21,10 +22,12 @@ The hooks are called on the training thread. On a GPU those of the backward run 
 training thread is inside backward() and waits: each writes to the call of its own block only.
 """
 
+import contextlib
+import functools
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
@@ -37,10 +40,11 @@ from rankscope.agent.steps.autograd_callbacks import may_be_compiled
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.event_pool import EventPool
 from rankscope.agent.steps.graph_captures import GraphCaptures
-from rankscope.agent.steps.patches import hide_from_compiler
+from rankscope.agent.steps.patches import Patch, hide_from_compiler
 from rankscope.agent.steps.repeated_blocks import RepeatedBlocks, choose_blocks
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 from rankscope.agent.steps.timing_plan import TimingPlan
+from rankscope.agent.steps.torch_functions import find_unheard
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.records import LayerTimes
 from rankscope.measure.text import to_unicode
@@ -71,6 +75,7 @@ as steps with hooks differ from steps without (`bench/layers.py`).
 
 CAPTURE: Final = "capture"
 COMPILED: Final = "compiled"
+COPIED: Final = "copied"
 OTHER_STREAM: Final = "stream_changed"
 POOL_EMPTY: Final = "pool_empty"
 NOT_READY: Final = "not_ready"
@@ -127,14 +132,6 @@ class _Sample(msgspec.Struct, frozen=True):
     times: dict[int, _Times]
 
 
-def leave_alone(*_arguments: Any, **_keywords: Any) -> None:
-    """Do nothing: what a copy of a hook does, in a model that was copied or saved while the hook was on it."""
-
-
-def _get_leave_alone() -> Callable[..., None]:
-    return leave_alone
-
-
 class _Hook:
     """A hook on one block. `place` is the block's among all that are looked at."""
 
@@ -147,7 +144,10 @@ class _Hook:
         self._call(self.place, module, *arguments)
 
     def __reduce__(self) -> Any:
-        return _get_leave_alone, ()
+        """Of a module with a `__getstate__` of its own: Python's function that does nothing, since a file must be of
+        use where this package is not.
+        """
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class LayerTimers:
@@ -187,6 +187,7 @@ class LayerTimers:
         self._open: _Step | None = None
         self._hooks: list[Any] = []
         self._watched_compiler: Any = None
+        self._copies = [Patch(owner, name, self._wrap_copy) for owner, name in find_copies()]
         self._waiting: deque[_Step] = deque()
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT)
         self._timed = self._sent = self._unseen = 0
@@ -289,6 +290,8 @@ class LayerTimers:
             opened.stream = self._cuda.current_stream()
         self._open = opened
         self._watch_compiler()
+        for patch in self._copies:
+            patch.apply()
         for place, block in enumerate(blocks):
             self._hook(block, place)
 
@@ -312,12 +315,26 @@ class LayerTimers:
 
     def _on_compile(self, *_arguments: Any) -> None:
         """Take the hooks off before torch.compile traces: they would become part of what it makes."""
+        self._drop_hooks(COMPILED)
+
+    def _wrap_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of torch's that reads what a module has, which then has no hooks."""
+
+        @functools.wraps(original)
+        def copy_module(*arguments: Any, **keywords: Any) -> Any:
+            if self._hooks:
+                self._drop_hooks(COPIED)
+            return original(*arguments, **keywords)
+
+        return copy_module
+
+    def _drop_hooks(self, reason: str) -> None:
         try:
             if self._open is not None:
-                self._open.skip = COMPILED
-            hooks, self._hooks = self._hooks, []  # the list of callbacks is being gone through
+                self._open.skip = reason
+            hooks, self._hooks = self._hooks, []  # torch goes through the compiler's list of callbacks
             _remove_all(hooks)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the script
             self._guard.record(PART, error)
 
     def _remove_hooks(self) -> None:
@@ -326,6 +343,8 @@ class LayerTimers:
         if handler is not None and self._on_compile in handler.start_callbacks:
             handler.remove_start_callback(self._on_compile)
         _remove_all(hooks)
+        for patch in self._copies:
+            patch.revert()
 
     def _before(self, place: int, block: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> None:
         """Mark the begin of a block's forward."""
@@ -576,14 +595,35 @@ def _remove_all(handles: list[Any]) -> None:
 
 
 def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-    """Return the node of the first tensor in these arguments, or in the first that has several; None: none has one."""
-    for value in (*arguments, *keywords.values()):
-        inner = value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else (value,)
-        for one in inner:
-            node = getattr(one, "grad_fn", None)
-            if node is not None:
-                return node if hasattr(node, "register_prehook") else None
+    """Return the node of the first tensor in these arguments, or in the first that has several; None: none has one.
+
+    Nothing but a tensor is asked for it: other objects may answer anything, and torch.fx notes the question.
+    """
+    torch = sys.modules["torch"]
+    with find_unheard(torch)():
+        for value in (*arguments, *keywords.values()):
+            for one in _list_members(value):
+                node = one.grad_fn if issubclass(type(one), torch.Tensor) else None
+                if node is not None:
+                    return node if hasattr(node, "register_prehook") else None
     return None
+
+
+def _list_members(value: Any) -> Iterable[Any]:
+    """Return the members of a list, tuple or dict, by Python's own methods; of anything else itself."""
+    kinds: dict[type, Callable[[Any], Iterable[Any]]] = {
+        tuple: tuple.__iter__, list: list.__iter__, dict: dict.values,
+    }  # fmt: skip
+    return next((read(value) for kind, read in kinds.items() if issubclass(type(value), kind)), (value,))
+
+
+def find_copies() -> list[tuple[Any, str]]:
+    """Return the functions of torch that read what a module has to copy, pickle or script it, as owner and name."""
+    known = (
+        (sys.modules["torch"].nn.Module, "__getstate__"),
+        (sys.modules.get("torch.jit._recursive"), "get_hook_stubs"),
+    )
+    return [(owner, name) for owner, name in known if owner is not None and name in vars(owner)]
 
 
 def find_hooks_obstacle() -> str:

@@ -9,10 +9,13 @@ looked through. Its hooks belong on the outermost wrapper, so that a recomputed 
 alone gathers the parameters in its own `forward`, which is no work of the block, and so is left outside.
 """
 
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
+
+from rankscope.agent.steps.torch_functions import find_unheard
 
 BLOCKS_MAX: Final = 512
 """Blocks that are looked at, those of copies of the model (an average of its weights, a frozen one) among them."""
@@ -46,7 +49,7 @@ def choose_blocks(containers: Sequence[Any]) -> RepeatedBlocks | None:
         if blocks:
             by_class[name_class(blocks[0])].append((container, blocks))
     held = [(container, blocks) for found in by_class.values() for container, blocks in found]
-    inner = {id(one) for _, blocks in held for block in blocks for one in block.modules()}
+    inner = {id(one) for _, blocks in held for block in blocks for one in _walk(block)}
     outermost = {
         kind: [(container, blocks) for container, blocks in found if id(container) not in inner]
         for kind, found in by_class.items()
@@ -60,7 +63,7 @@ def choose_blocks(containers: Sequence[Any]) -> RepeatedBlocks | None:
         if sum(len(one.blocks) for one in chosen) + len(blocks) <= BLOCKS_MAX:
             hooked = tuple(weakref.ref(_find_hooked(block)) for block in blocks)
             chosen.append(Container(_find_first(container), hooked))
-    device = next((one.device.type for _, blocks in outermost[kind] for one in blocks[0].parameters()), "")
+    device = next((one.device.type for _, blocks in outermost[kind] for one in _list_parameters(blocks[0])), "")
     return RepeatedBlocks(kind, device, tuple(chosen)) if chosen else None
 
 
@@ -104,7 +107,25 @@ def _list_blocks(container: Any) -> list[Any]:
 
 
 def _count_parameters(found: list[tuple[Any, list[Any]]]) -> int:
-    return sum(int(one.numel()) for _, blocks in found for block in blocks for one in block.parameters())
+    with find_unheard(sys.modules["torch"])():
+        return sum(int(one.numel()) for _, blocks in found for block in blocks for one in _list_parameters(block))
+
+
+def _list_parameters(module: Any) -> list[Any]:
+    """Return the parameters of a module and of those in it, each once."""
+    held = (vars(one).get("_parameters") or {} for one in _walk(module))
+    return list({id(one): one for some in held for one in list(dict.values(some)) if one is not None}.values())
+
+
+def _walk(module: Any) -> list[Any]:
+    """Return a module and all modules in it, each once. `modules()` may be the script's own, which trains meanwhile."""
+    found = {id(module): module}
+    waiting = [module]
+    while waiting:
+        inner = [one for one in list(dict.values(_children(waiting.pop()))) if one is not None and id(one) not in found]
+        found |= {id(one): one for one in inner}
+        waiting += inner
+    return list(found.values())
 
 
 def _find_first(container: Any) -> int:

@@ -197,12 +197,15 @@ class TorchHooks:
     def _note_code(self, wrapper: Any) -> None:
         self._codes.add(id(wrapper.__code__))
 
-    def _leave_lost(self, caller: FrameType) -> None:
+    def _leave_lost(self, frames: int) -> None:
         """Where no call of torch's that has begun is on the stack any more, an exception has left it: tell the timer.
 
-        `caller` is that of the call that begins now. Walking its stack takes microseconds, only where calls are nested.
+        The call that begins now has so many frames; there is none behind them where C code has made it. Walking the
+        stack takes microseconds, only where calls are nested.
         """
-        frame: FrameType | None = caller
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frames:
+            frame, frames = frame.f_back, frames - 1
         while frame is not None:
             if id(frame.f_code) in self._codes:
                 return
@@ -237,7 +240,7 @@ class TorchHooks:
                 buffer.stepped_in_backward = True
                 return
             if buffer.calls_open and get_ident() == buffer.thread:
-                leave_lost(sys._getframe(2))  # the caller of the step
+                leave_lost(2)  # torch's wrapper of the step is one of them
             if buffer.in_backward:
                 return
             if (get_ident() != buffer.thread or early.first_thread is None) and not is_in_autograd():
@@ -279,7 +282,7 @@ class TorchHooks:
                     original(*args, **kwargs) if buffer.thread_is_confirmed else self._run_early(original, args, kwargs)
                 )
             if buffer.calls_open:
-                leave_lost(sys._getframe(1))
+                leave_lost(1)
             if not accumulates:
                 return take_gradients(args, kwargs)
             read_cpu_ns = clock.read_ns
@@ -373,7 +376,7 @@ class TorchHooks:
             if get_ident() != buffer.thread:
                 return original(iterator) if buffer.thread_is_confirmed else early.fetch(torch, original, iterator)
             if buffer.calls_open:
-                leave_lost(sys._getframe(1))
+                leave_lost(1)
             buffer.calls_open += 1
             if not is_grad_enabled():
                 write((data_begin, read_event_ns(), GRADIENTS_OFF))

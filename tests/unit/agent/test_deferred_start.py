@@ -1,6 +1,7 @@
 """Tests of taking the rank from the process group if no launcher has set it."""
 
 import contextlib
+import pickle
 import signal
 from collections.abc import Iterator, Mapping
 
@@ -114,6 +115,14 @@ def test_first_group_is_notified_once_and_patches_removed() -> None:
             assert is_in_group()
     assert told == [{"RANK": "3", "WORLD_SIZE": "8"}]
     assert [vars(owner)["init_process_group"] for owner in owners] == [original] * 3
+
+
+def test_function_can_be_pickled_while_it_is_watched() -> None:
+    watch_for_group(lambda _: None)
+    for owner in (dist, device_mesh, distributed_c10d):
+        assert pickle.loads(pickle.dumps(owner.init_process_group)) is dist.init_process_group  # noqa: S301
+    with grouped():
+        assert is_in_group()
 
 
 def test_error_in_the_callback_is_logged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,6 +144,13 @@ class Preempting:
         preempt(number, frame)
 
 
+class Rude(Preempting):
+    """Whose attributes and type cannot be asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
 def forget(_number: int, frame: FrameType | None) -> None:
     frame = None
     raise TimeoutError(f"preempted at {frame}")
@@ -181,6 +188,24 @@ def test_error_of_a_signal_handler_is_held_once_and_not_counted(handler: Any, mo
 
 def test_own_error_is_not_taken_for_that_of_a_signal_handler() -> None:
     assert not is_of_script(fail_in_our_code())
+
+
+def test_handler_that_cannot_be_asked_for_attributes_is_known() -> None:
+    for handler in (Rude(), functools.partial(Rude())):
+        assert is_of_script(raise_within(handler))
+
+
+def test_no_object_of_the_script_is_asked_for_an_attribute() -> None:
+    def fail(_given: object, *_more: object) -> None:
+        raise ValueError("ours")
+
+    before = signal.signal(signal.SIGUSR1, Rude())
+    try:
+        with pytest.raises(ValueError, match="ours") as raised:
+            fail(Rude(), Rude())
+        assert not is_of_script(raised.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_what_is_held_is_for_the_thread_that_it_was_raised_on() -> None:

@@ -1,5 +1,6 @@
 """StackSamples: how samples become time in lines of steps. Frames are of made-up files; times in ms."""
 
+import gc
 import sysconfig
 import threading
 from types import FrameType, SimpleNamespace
@@ -12,8 +13,8 @@ from rankscope.agent.captures.called_name import HAS_POSITIONS, find_called_name
 from rankscope.agent.captures.kernel_waits import KernelWait, KernelWaits
 from rankscope.agent.captures.script_files import ScriptFiles
 from rankscope.agent.captures.stack_samples import COLLECTION, INJECTED, StackSamples, find_native_id
+from rankscope.agent.collection_times import Collection, CollectionTimes
 from rankscope.agent.faults import actions
-from rankscope.agent.sample.host import GcMeter
 from rankscope.measure.line_samples import BY_LIBRARY, LONG, NO_STEP, NOW, WHOLE, SampledStack, SampledStep
 from rankscope.measure.messages import SampleOrder
 from rankscope.measure.records import StepRecord
@@ -39,10 +40,15 @@ class Waits(KernelWaits):
         return f"read of {wait.argument}"
 
 
-def make(mode: str = WHOLE, waits: KernelWaits | None = None, **more: int) -> StackSamples:
+def make(
+    mode: str = WHOLE,
+    waits: KernelWaits | None = None,
+    collections: CollectionTimes | None = None,
+    **more: int,
+) -> StackSamples:
     given = {"interval_ns": 10 * NS_PER_MS, "lasts_ns": 100 * NS_PER_MS, "steps_max": 9, **more}
     order = SampleOrder(id="s1", mode=mode, **given)
-    return StackSamples(order, 1, ScriptFiles({}), monotonic_ns=lambda: 0, waits=waits)
+    return StackSamples(order, 1, ScriptFiles({}), monotonic_ns=lambda: 0, waits=waits, collections=collections)
 
 
 def add(samples: StackSamples, **frames_at_ms: FrameType | None) -> None:
@@ -215,13 +221,33 @@ def test_what_is_called_in_c_is_named() -> None:
     assert samples.finish()[0][0].call == "lock.acquire"
 
 
-def test_time_of_the_garbage_collector_is_told() -> None:
-    samples = make()
+class Collected(CollectionTimes):
+    """Collections that are there at the second sample."""
 
-    own = frame_in(SCRIPT, GcMeter._on_collection.__code__.co_filename, function="_on_collection")
-    add(samples, ms0=own, ms20=own)
-    samples.take_steps([step(5, 1, 15)])
-    assert samples.finish()[0][0].call == COLLECTION
+    def __init__(self, *found: Collection) -> None:
+        super().__init__()
+        self.found: list[list[Collection]] = [[], list(found)]
+
+    def take(self) -> list[Collection]:
+        return self.found.pop(0) if self.found else []
+
+
+def test_time_of_the_garbage_collector_is_told_apart() -> None:
+    # Of 40 ms 25 were two collections of this thread; another thread's are none of its time.
+    mine = [Collection(1, 2 * NS_PER_MS, 22 * NS_PER_MS), Collection(1, 30 * NS_PER_MS, 35 * NS_PER_MS)]
+    samples = make(collections=Collected(*mine, Collection(2, 36 * NS_PER_MS, 38 * NS_PER_MS)))
+    add(samples, ms0=HERE, ms40=HERE, ms50=HERE)
+    samples.take_steps([step(5, 0, 50)])
+    stacks, (found,) = samples.finish()
+    assert {stacks[place].call: ns for place, ns in found.stack_ns} == {COLLECTION: 25 * NS_PER_MS, "": 25 * NS_PER_MS}
+
+
+def test_no_callback_of_the_collector_is_left() -> None:
+    before = list(gc.callbacks)
+    samples = make()
+    assert len(gc.callbacks) == len(before) + 1
+    samples.close()
+    assert gc.callbacks == before
 
 
 def test_fault_on_purpose_is_told() -> None:

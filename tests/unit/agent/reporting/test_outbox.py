@@ -52,6 +52,23 @@ def test_reports_are_held_until_there_is_a_collector(logged: list[str]) -> None:
     assert (outbox.spill_folder, outbox.errors) == ("", {})
 
 
+def test_connection_waits_until_there_is_room_for_its_files(logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # With so few files ZeroMQ ends the process.
+    obstacles = ["it takes 16 files where 64 more may be open, and not 3"] * 2
+    monkeypatch.setattr(module, "find_obstacle", lambda **_needed: obstacles.pop() if obstacles else "")
+    monkeypatch.setattr(module, "ROOM_RETRY_NS", 0)
+    opened: list[str] = []
+    monkeypatch.setattr(Sender, "open", lambda _sender, endpoint, _keys: opened.append(endpoint))
+    outbox = outbox_of(AgentConfig())
+    outbox.connect(CollectorAddress("tcp://127.0.0.1:9"), is_configured=False)
+    for count in (0, 0, 1, 1):
+        outbox.drain(CLOCK.monotonic_ns())
+        assert len(opened) == count
+    outbox.close()
+    (line,) = logged
+    assert line.startswith("rank 0 does not connect to the collector yet: it takes 16 files where 64 more may be open")
+
+
 def test_unreached_configured_collector_is_in_the_summary(logged: list[str]) -> None:
     outbox = outbox_of(AgentConfig())
     outbox.connect(CollectorAddress("tcp://127.0.0.1:9"), is_configured=True)

@@ -1,4 +1,4 @@
-"""Tests of the worker server: room for its threads, from fake cgroups, and missing responses."""
+"""Tests of the worker server: its path, and missing responses."""
 
 import socket
 import threading
@@ -7,34 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.worker_questions import ask
-from rankscope.agent.sidecar.worker_server import SOCKET_PATH_BYTES_MAX, find_thread_room, open_server
+from rankscope.agent.sidecar.worker_server import SOCKET_PATH_BYTES_MAX, open_server
 from rankscope.measure.errors import UnavailableError
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("line", "folder"),
-    [("8:pids:/jobs/bert", "pids/jobs/bert"), ("0::/jobs/bert", "jobs/bert"), ("0::/", ""), ("0::/../pod7", "")],
-)
-def test_thread_room_is_limited_by_the_cgroup(tmp_path: Path, line: str, folder: str) -> None:
-    write(tmp_path / "cgroup", f"3:cpuset:/\n{line}\n")
-    write(tmp_path / "mounts" / folder / "pids.max", "1024\n")
-    write(tmp_path / "mounts" / folder / "pids.current", "1000\n")
-    room = find_thread_room(str(tmp_path / "cgroup"), str(tmp_path / "mounts"))
-    assert room is not None
-    assert room <= 24  # 1,024 - 1,000; a limit of the user's own may be lower
-
-
-def test_no_limit_is_not_a_room_of_zero(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup", "0::/jobs\n")
-    write(tmp_path / "mounts" / "jobs" / "pids.max", "max\n")
-    write(tmp_path / "mounts" / "jobs" / "pids.current", "1000\n")
-    room = find_thread_room(str(tmp_path / "cgroup"), str(tmp_path / "mounts"))
-    assert room is None or room > 0
 
 
 def test_too_long_socket_path_is_an_error(tmp_path: Path) -> None:

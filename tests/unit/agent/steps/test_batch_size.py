@@ -1,10 +1,11 @@
 """BatchReader: sizes of the batches that loaders return, and sizes that a user declares."""
 
-from collections import UserDict
+from collections import UserDict, defaultdict
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from rankscope.agent.steps.batch_size import (
@@ -114,6 +115,48 @@ def test_batch_with_another_shape_type_or_key_is_searched_again() -> None:
     ]
     for _ in range(2):
         assert [reader.read(batch, iterator) for batch, _ in batches] == [size for _, size in batches]
+
+
+class Own(dict[str, Any]):
+    """A mapping whose methods are the script's."""
+
+    def fail(self, *_arguments: object) -> Any:
+        raise AssertionError("called")
+
+    items = values = keys = get = __getitem__ = __contains__ = __iter__ = __len__ = __missing__ = fail
+
+
+def test_no_method_of_a_dict_of_the_script_is_called() -> None:
+    reader, iterator = BatchReader(torch), iterator_of(8)
+    own = Own(mask=FEATURES, input_ids=IDS)
+    assert [reader.read(own, iterator) for _ in range(2)] == [BatchSize(8, 40)] * 2
+
+
+def test_batch_has_no_more_keys_than_before() -> None:
+    reader, iterator = BatchReader(torch), iterator_of(8)
+    for given in ({"input_ids": IDS}, {"mask": FEATURES}, {}):
+        batch = defaultdict[str, Any](list, given)
+        reader.read(batch, iterator)
+        assert batch == given
+
+
+class Listening(TorchFunctionMode):
+    """What a script may count of what it does with tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Any] = []
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_mode_of_the_script_hears_of_it() -> None:
+    reader, iterator = BatchReader(torch), iterator_of(8)
+    with Listening() as mode:
+        assert [reader.read(IDS, iterator) for _ in range(2)] == [BatchSize(8, 40)] * 2
+    assert mode.heard == []
 
 
 def test_iterator_is_not_kept_alive() -> None:

@@ -3,19 +3,21 @@
 import contextlib
 import copy
 import gc
-import io
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+import torch.fx
+import torch.jit._recursive
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.graph_captures import GraphCaptures
-from rankscope.agent.steps.layer_timers import HOOKS_GUARDED, UNSEEN, LayerTimers
+from rankscope.agent.steps.layer_timers import HOOKS_GUARDED, UNSEEN, LayerTimers, _Hook, find_node
 from rankscope.agent.steps.module_containers import find_containers
 from rankscope.agent.steps.repeated_blocks import choose_blocks
 from rankscope.measure.records import LayerTimes
@@ -200,20 +202,67 @@ def test_hooks_are_gone_at_optimizer_steps_and_in_untimed_steps() -> None:
     assert hooks_of(training.model) == 0
 
 
-def test_model_copied_or_saved_amid_a_timed_step_works_elsewhere() -> None:
+def script(model: nn.Module) -> nn.Module:
+    torch.jit.script(model)
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()  # it keeps the model
+    return model
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "copied": copy.deepcopy, "pickled": lambda model: pickle.loads(pickle.dumps(model)), "scripted": script,  # noqa: S301
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("how", COPIES)
+def test_model_copied_amid_a_timed_step_has_no_hooks(how: str) -> None:
     clock = Clock()
-    training = Training(Model(None), clock)
+    training = Training(
+        nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(BLOCKS))), clock
+    )
+    own = nn.Module.__getstate__
     training.timers.on_boundary(0)
-    file = io.BytesIO()
-    torch.save(training.model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    for other in (copy.deepcopy(training.model), loaded):
-        other(torch.randn(2, WIDTH)).sum().backward()
+    assert hooks_of(training.model) == 2 * BLOCKS
+    assert b"rankscope" not in pickle.dumps(training.model) if how == "pickled" else True
+    assert hooks_of(COPIES[how](training.model)) == 0
+    training.timers.before_optimizer()
     training.timers.on_boundary(1)
-    assert training.timers.absent == ""
+    assert hooks_of(training.model) == 2 * BLOCKS, "the next step is timed"
+    training.timers.close()
+    assert nn.Module.__getstate__ is own
+    assert training.timers.skipped == {"copied": 1}
     assert training.guard.errors == {}
-    assert training.timers._samples == training.timers._samples.__class__(maxlen=16), "no call was of the model itself"
+
+
+def test_saved_hook_is_of_use_without_this_package() -> None:
+    hook = _Hook(lambda *_arguments: None, 0)
+    assert b"rankscope" not in pickle.dumps(hook)
+    assert pickle.loads(pickle.dumps(hook))(nn.Identity(), (), {}, None) is None  # noqa: S301
+
+
+class Answering:
+    """What has any attribute, and counts who asks."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return self
+
+
+def test_only_tensors_are_asked_for_their_node() -> None:
+    other, tensor = Answering(), torch.ones(2, requires_grad=True) * 2
+    assert find_node((other, [other, tensor]), {}) is tensor.grad_fn
+    assert other.asked == []
+
+
+def test_graph_of_a_model_traced_amid_a_timed_step_is_the_same() -> None:
+    training = Training(Model(None), Clock())
+    before = str(torch.fx.symbolic_trace(training.model).graph)
+    training.timers.on_boundary(0)
+    assert str(torch.fx.symbolic_trace(training.model).graph) == before
+    training.timers.close()
 
 
 def test_times_are_of_a_call_and_further_calls_are_counted() -> None:

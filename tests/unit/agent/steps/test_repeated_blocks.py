@@ -144,3 +144,19 @@ def test_model_that_is_gone_is_not_kept() -> None:
     del model
     gc.collect()
     assert blocks_of(found) == [None] * 4
+
+
+class Asking(Block):
+    """A block whose methods must be called by its script alone, which trains meanwhile."""
+
+    def fail(self, *_arguments: object, **_keywords: object) -> Any:
+        raise AssertionError("called")
+
+    parameters = named_parameters = modules = named_modules = children = named_children = fail
+
+
+def test_no_method_of_a_block_is_called() -> None:
+    model = nn.ModuleList([Asking() for _ in range(4)])
+    found = find(model)
+    assert found is not None
+    assert (found.kind, found.device, len(found.containers[0].blocks)) == ("Asking", "cpu", 4)

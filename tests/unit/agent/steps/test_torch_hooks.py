@@ -1,10 +1,14 @@
 """TorchHooks on the real torch: the events of a tiny training, and that torch is restored when they are removed."""
 
+import _thread
 import contextlib
+import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, starmap
 from types import SimpleNamespace
 from typing import Any
 
@@ -729,3 +733,17 @@ def test_hook_wrapped_by_another_tool_stays_and_does_nothing(monkeypatch: pytest
 
 def test_the_version_is_that_of_the_torch_in_use() -> None:
     assert torch_version() == torch.__version__
+
+
+@pytest.mark.usefixtures("watched")
+def test_steps_without_a_caller_in_python_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As of a program in C++ that embeds Python, or a thread that begins with the step itself.
+    loop, ended = Loop(), list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", ended.append)
+    loop.optimizer.register_step_post_hook(lambda *_arguments: ended.append("stepped"))
+    loop.loss(torch.ones(2, 4)).backward()
+    over = threading.Event()
+    calls = chain(starmap(loop.optimizer.step, [()] * 4), starmap(over.set, [()]))
+    _thread.start_new_thread(deque, (calls, 0))
+    over.wait(2.0)  # an error ends the thread before
+    assert ended == ["stepped"] * 4
