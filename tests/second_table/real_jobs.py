@@ -62,6 +62,7 @@ CASES: Final = (
     Case("loader of 12 of 16 ms, 2 ranks", 2, "loader", 0, 1500, NOBODY, frozenset({"data_bound"})),
     Case("rank 1 of 2 reads slowly, buffers in its model", 2, "read", 60, 500, frozenset({1}), SAYS[of.LOADER]),
     Case("rank 1 of 3 sleeps after its optimizer, buffers", 3, "log", 60, 500, frozenset({1}), SAYS[of.ASLEEP]),
+    Case("rank 1 of 2 sleeps in backward", 2, "backward", 40, 700, frozenset({1}), SAYS[of.ASLEEP]),
     Case("healthy, 4 ranks", 4, "healthy", 0, 900, NOBODY, frozenset()),
 )
 

@@ -84,6 +84,17 @@ def disturb(step: int, rank: int, model: torch.nn.Module) -> None:
     note(step, began)
 
 
+def sleep_in_backward(step: int, output: torch.Tensor) -> None:
+    """Have the step's backward begin with a sleep, for which all other ranks wait in their own."""
+
+    def sleep(_: torch.Tensor) -> None:
+        began = time.monotonic()
+        time.sleep(AMOUNT / 1000)
+        note(step, began)
+
+    output.register_hook(sleep)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -100,7 +111,10 @@ def main() -> None:
     for step, batch in enumerate(DataLoader(Samples(rank, world), batch_size=BATCH)):
         begins.append(time.monotonic())
         optimizer.zero_grad()
-        model(batch).pow(2).mean().backward()
+        output = model(batch)
+        if CASE == "backward" and rank == 1 and step > BEGIN:
+            sleep_in_backward(step, output)
+        output.pow(2).mean().backward()
         optimizer.step()
         time.sleep(pause)
         disturb(step, rank, model)
