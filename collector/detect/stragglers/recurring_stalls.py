@@ -9,6 +9,7 @@ number, so what counts is whose the time of comparable stalls was:
     proof    its stalls come every k-th step; or as many of the class being its own has a probability of at most
              CHANCE_MAX over the number of ranks; or they are LARGE_COUNT or more, all of the class, and each is
              LARGE_RATIO usual steps
+             Steps in a row count as one
     cost     at least COST_RATIO_MIN of the time since one usual distance before the first of them, as each stall comes
              after such a distance: four stalls cost what four distances hold, not three
     now      the last one is no longer ago than QUIET_GAPS usual distances
@@ -137,7 +138,7 @@ def _judge(
         return None
     alike = [one for one in steps if one.step >= mine[0].step and one.excess_ns >= size_ns][-CLASS_MAX:]
     mine = [one for one in alike if one.owner == rank]
-    if len(mine) < STALLS_MIN:
+    if _count_periods(mine) < STALLS_MIN:
         return None
     owned_ns = math.fsum(one.owned_ns for one in mine)
     of_owned_ns = math.fsum(one.owned_ns for one in alike if one.owner >= 0)
@@ -162,10 +163,16 @@ def _judge(
 
 
 def _is_proven(mine: Sequence[RareLongStep], alike: Sequence[RareLongStep], ranks: int, *, is_usual: bool) -> bool:
-    if probability_of(len(mine), len(alike), 1 / ranks) <= CHANCE_MAX / ranks:
+    count, of_all = _count_periods(mine), _count_periods(alike)
+    if probability_of(count, of_all, 1 / ranks) <= CHANCE_MAX / ranks:
         return True
     are_large = all(one.owned_ns >= LARGE_RATIO * one.usual_ns for one in mine)
-    return is_usual and are_large and len(mine) >= LARGE_COUNT and len(mine) == len(alike)
+    return is_usual and are_large and count >= LARGE_COUNT and len(mine) == len(alike)
+
+
+def _count_periods(steps: Sequence[RareLongStep]) -> int:
+    """Return how often there are long steps: those in a row are of one slowness, which may have begun to last."""
+    return 1 + sum(later.step > one.step + 1 for one, later in itertools.pairwise(steps)) if steps else 0
 
 
 class StallCause(NamedTuple):

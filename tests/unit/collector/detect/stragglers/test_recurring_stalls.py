@@ -77,6 +77,14 @@ def test_fewer_than_four_stalls_prove_nothing(count: int) -> None:
     assert found_in(seen_of(every(100, 100 * count + 1), 100 * count + 50)) == []
 
 
+def test_steps_in_a_row_are_one_stall() -> None:
+    # A rank that becomes slow for eight steps, or for good, does not stop again and again.
+    assert found_in(seen_of(dict.fromkeys(range(100, 108), 1), 200), ranks=16) == []
+    bouts = {step: 1 for begin in range(100, 300, 50) for step in range(begin, begin + 8)}
+    (found,) = find_recurring(seen_of(bouts, 300), 16)
+    assert (found.period, found.is_regular) == (50, True)
+
+
 def test_irregular_stalls_need_a_proof_by_number_or_size() -> None:
     small = dict.fromkeys(IRREGULAR, 150.0)  # less than ten usual steps
     five = dict.fromkeys(IRREGULAR[:5], 1)
