@@ -95,15 +95,26 @@ def _find_hooked(block: Any) -> Any:
 
 
 def _children(module: Any) -> dict[str, Any]:
-    found: dict[str, Any] = vars(module).get("_modules") or {}
-    return found
+    return _read_dict(module, "_modules")
+
+
+def _read_dict(module: Any, name: str) -> dict[str, Any]:
+    """Return what a module has of a kind, by name. A ScriptModule has it in a class of torch's that is no dict."""
+    found = vars(module).get(name)
+    if found is None or issubclass(type(found), dict):
+        return found or {}
+    return dict(found.items())
 
 
 def _list_blocks(container: Any) -> list[Any]:
-    """Return the blocks of a container: all that it has, if they are of one class and no mere wrappers; else empty."""
+    """Return the blocks of a container: all that it has, if they are of one class, no mere wrappers, and can have
+    hooks, which a ScriptModule cannot; else empty.
+    """
     blocks = list(_children(container).values())
     is_alike = len({name_class(block) for block in blocks}) == 1
-    return blocks if is_alike and all(_children(_unwrap(block)) for block in blocks) else []
+    scripted = sys.modules["torch"].jit.ScriptModule
+    are_blocks = all(_children(_unwrap(one)) and not issubclass(type(_find_hooked(one)), scripted) for one in blocks)
+    return blocks if is_alike and are_blocks else []
 
 
 def _count_parameters(found: list[tuple[Any, list[Any]]]) -> int:
@@ -113,7 +124,7 @@ def _count_parameters(found: list[tuple[Any, list[Any]]]) -> int:
 
 def _list_parameters(module: Any) -> list[Any]:
     """Return the parameters of a module and of those in it, each once."""
-    held = (vars(one).get("_parameters") or {} for one in _walk(module))
+    held = (_read_dict(one, "_parameters") for one in _walk(module))
     return list({id(one): one for some in held for one in list(dict.values(some)) if one is not None}.values())
 
 

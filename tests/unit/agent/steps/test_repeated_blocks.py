@@ -160,3 +160,23 @@ def test_no_method_of_a_block_is_called() -> None:
     found = find(model)
     assert found is not None
     assert (found.kind, found.device, len(found.containers[0].blocks)) == ("Asking", "cpu", 4)
+
+
+class Scripted(Block):
+    """A block of which a part is scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripted = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_blocks_may_have_scripted_parts_but_not_be_scripted() -> None:
+    model = nn.ModuleList([nn.ModuleList([Scripted() for _ in range(4)]), nn.ModuleList([Block() for _ in range(4)])])
+    found = find(model)
+    assert found is not None
+    assert found.kind == "Scripted", "by the parameters of its scripted part"
+    del model, found
+    gc.collect()
+    scripted = nn.ModuleList([torch.jit.script(Block()) for _ in range(4)])
+    assert find(scripted) is None
