@@ -6,9 +6,9 @@
 
 In a step that is not timed there is no hook at all: they are put on the blocks where the step begins, and taken off
 before its optimizer steps. Where the script copies, pickles or scripts a module before that, they are taken off first,
-and the step is dropped: nobody gets a model with our hooks. They return nothing,
-so torch passes on what it would without them, and no node is added to the graph. Ours are the innermost: what FSDP
-waits for before and after a block is not the block's.
+and the step is dropped: nobody gets a model with our hooks. They return nothing, so torch passes on what it would
+without them, and no node is added to the graph. Ours are the innermost: what FSDP waits for before and after a block is
+not the block's.
 
     CPU     the host's clock; autograd runs on the thread that calls it
     GPU     CUDA events in the training thread's stream, read when the device has passed them: nothing waits for it,
@@ -188,6 +188,9 @@ class LayerTimers:
         self._hooks: list[Any] = []
         self._watched_compiler: Any = None
         self._copies = [Patch(owner, name, self._wrap_copy) for owner, name in find_copies()]
+        """On from the first timed step to `close`. Where a class has been changed a thousand times, Python 3.13 caches
+        no attributes of it and of all that is derived from it: those of modules would take twice as long to find.
+        """
         self._waiting: deque[_Step] = deque()
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT)
         self._timed = self._sent = self._unseen = 0
@@ -224,6 +227,7 @@ class LayerTimers:
                 self._begin_step(step)
                 if self._is_off:  # closed by the agent thread meanwhile
                     self._drop()
+                    self._leave_copies()
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._fail(error)
         spent_ns = self._read_clock_ns() - begin_ns
@@ -251,6 +255,7 @@ class LayerTimers:
         self._is_off = True
         self._drop()
         self._waiting.clear()
+        self._leave_copies()
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
 
@@ -343,6 +348,8 @@ class LayerTimers:
         if handler is not None and self._on_compile in handler.start_callbacks:
             handler.remove_start_callback(self._on_compile)
         _remove_all(hooks)
+
+    def _leave_copies(self) -> None:
         for patch in self._copies:
             patch.revert()
 

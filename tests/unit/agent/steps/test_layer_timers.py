@@ -234,6 +234,21 @@ def test_model_copied_amid_a_timed_step_has_no_hooks(how: str) -> None:
     assert training.guard.errors == {}
 
 
+def test_class_of_all_modules_is_not_changed_with_each_timed_step() -> None:
+    training = Training(Model(None), Clock())
+    own, seen = nn.Module.__getstate__, set()
+    for step in range(3):
+        training.timers.on_boundary(step)
+        assert hooks_of(training.model) == 2 * BLOCKS
+        seen.add(nn.Module.__getstate__)
+        training.timers.before_optimizer()
+        seen.add(nn.Module.__getstate__)
+    training.timers.on_pause()
+    assert seen == {nn.Module.__getstate__}
+    training.timers.close()
+    assert nn.Module.__getstate__ is own
+
+
 def test_saved_hook_is_of_use_without_this_package() -> None:
     hook = _Hook(lambda *_arguments: None, 0)
     assert b"rankscope" not in pickle.dumps(hook)
