@@ -17,9 +17,9 @@ less often, since a longer one would cost more. The records of a window stay in 
 buffers of the training, which then need new memory: so a light window has at most LIGHT_EVENTS_MAX events.
 
 `Allowance` bounds all this: no window begins that would exceed the agent's budget (`governor.py`). There is one
-exception. When steps become LOOK_RATIO times as long, LOOK_WINDOWS light windows begin at once, at multiples of their
-length: early in a run the first windows have spent the budget, and windows alone tell who is slow in backward. That
-costs some 10 ms, at most every LOOK_PAUSE_NS, and the windows after them come later for it.
+exception. When steps become LOOK_RATIO times as long, LOOK_WINDOWS light windows begin soon, at multiples of the length
+that was asked for: early in a run the first windows have spent the budget, and windows alone tell who is slow in
+backward. That costs some 10 ms, at most every LOOK_PAUSE_NS, and the windows after them come later for it.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,8 @@ LIGHT_EVENTS_MAX = 512
 MiB more after 20 s with windows of 16 steps, and 10 to 24 with windows of 4."""
 LOOK_RATIO = 1.25
 LOOK_WINDOWS = 3
-"""Ranks learn within a report's time of each other that steps are longer, so at least one window is common to all."""
+"""Ranks learn within a report's time of each other that steps are longer. Where that is at most two lengths (4 s by
+default, of reports each second), at least one window is common to all."""
 LOOK_PAUSE_NS = 60 * NS_PER_S
 
 
@@ -135,7 +136,7 @@ class WindowPlan:
         self._costs = WindowCosts()
         self._light_steps_timed = UNKNOWN_STEPS
         self._full_is_too_rare = False
-        self._look_steps = range(0)  # since the warm-up
+        self._look_steps = range(0)  # the begins of its windows, since the warm-up
         self._looked_ns: int | None = None  # the elapsed time of the last look
         self._fastest_ns: int | None = None  # the shortest step time since then
         self._owes_full = False  # whether a full window has begun that the allowance does not know of
@@ -176,8 +177,8 @@ class WindowPlan:
             return
         now_ns = self.allowance.elapsed_ns
         if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_PAUSE_NS:
-            begin = _next_multiple(since, self.light_window_steps)
-            self._look_steps = range(begin, begin + LOOK_WINDOWS * self.light_window_steps)
+            begin, distance = _next_multiple(since, self._light_steps_timed), self._light_steps_timed
+            self._look_steps = range(begin, begin + LOOK_WINDOWS * distance, distance)
             self._looked_ns, self._fastest_ns = now_ns, step_ns
 
     def set_times(self, collective_window_ns: int, full_window_interval_ns: int) -> None:
@@ -245,9 +246,8 @@ class WindowPlan:
         found = [
             find_next_chosen(since, full_interval_at(since, self.full_interval_steps)),
             _next_multiple(since, light),
+            *(begin for begin in self._look_steps if begin > since),
         ]
-        if since < self._look_steps.start:
-            found.append(self._look_steps.start)
         if since < begun + self.light_window_steps:
             found.append(begun + self.light_window_steps)
         if light == UNKNOWN_STEPS:
@@ -295,7 +295,8 @@ class WindowPlan:
         return is_paid and LIGHT_WINDOWS not in self.allowance.dropped
 
     def _find_light_interval(self, since: int) -> int:
-        return self.light_window_steps if since in self._look_steps else self.light_interval_steps
+        is_of_look = since - since % self.light_window_steps in self._look_steps
+        return self.light_window_steps if is_of_look else self.light_interval_steps
 
     def _is_light_step(self, since: int) -> bool:
         interval = self._find_light_interval(since)

@@ -402,11 +402,28 @@ def test_steps_are_looked_at_once_a_minute_at_most() -> None:
     assert looks == [10, 70]
 
 
-def test_ranks_that_look_a_second_apart_have_a_window_in_common() -> None:
+@pytest.mark.parametrize("events_a_step", [6, 75])
+@pytest.mark.parametrize("step_ms", [20, 50])
+@pytest.mark.parametrize("step", range(500, 640, 10))
+def test_ranks_that_look_a_second_apart_have_a_window_in_common(events_a_step: int, step_ms: int, step: int) -> None:
     seen = []
-    for step in (500, 509):
-        plan = plan_at(step_ms=50)
+    for learned in (step, step + 1_000 // (2 * step_ms)):
+        plan = plan_at(step_ms)
+        plan.learn_light(NS_PER_MS, 4, events_a_step)
         spend_all(plan, elapsed_s=20)
-        plan.learn_step(100 * NS_PER_MS, WARMUP_STEPS + step)
+        plan.learn_step(2 * step_ms * NS_PER_MS, WARMUP_STEPS + learned)
         seen.append(set(looked_at(plan, range(2_000))))
     assert len(seen[0] & seen[1]) >= 2
+
+
+def test_windows_that_become_shorter_amid_a_look_are_no_more() -> None:
+    plan = plan_at(step_ms=50)
+    spend_all(plan, elapsed_s=20)
+    plan.learn_step(100 * NS_PER_MS, WARMUP_STEPS + 500)
+    before = looked_at(plan, range(2_000))
+    plan.learn_light(NS_PER_MS, 4, events_a_step=75)
+    assert plan.light_window_steps == 4
+    assert looked_at(plan, range(2_000)) == before
+    assert len(before) == 3
+    assert [plan.is_light(before[0] + place) for place in (0, 3, 4)] == [True, True, False]
+    assert [plan.find_next(before[0] + place) for place in (-1, 0, 3)] == [before[0], before[0] + 4, before[0] + 4]
