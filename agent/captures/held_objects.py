@@ -356,6 +356,7 @@ def _find_holder(container: Any, selected: list[Any]) -> _Named:
         suffix = f"[{_find_key(owner, target)}]{suffix}"
         skipped.add(id(owner))
         target = owner
+        referrers.clear()  # else this list would have the next target, too
     return _Named("", "", ())
 
 

@@ -92,6 +92,15 @@ def test_container_in_a_container_is_named_by_the_way_to_it() -> None:
     assert (found.name, found.element) == ("attribute history of Trainer['loss']", "bytes")
 
 
+def test_old_containers_in_each_other_are_named_by_the_way_to_them() -> None:
+    # The collector tells of young objects first, so that a list of the search itself would come before them.
+    trainer = Trainer()
+    trainer.seen[0] = {"b": {"c": []}}
+    gc.collect()
+    found = find(look(lambda: trainer.seen[0]["b"]["c"].append(bytes(MIB))), "attribute seen of Trainer")
+    assert found.name == "attribute seen of Trainer[0]['b']['c']"
+
+
 def test_small_objects_are_added_up() -> None:
     def add() -> None:
         kept.append([{"row": n, "text": f"{n:032}"} for n in range(64)])
