@@ -84,6 +84,13 @@ GONE: Final = "the model is gone"
 TOO_MANY: Final = f"more than {LAYERS_MAX} blocks"
 HOOKS_GUARDED: Final = "torch.compile would compile again when hooks come and go"
 
+_READS: Final[tuple[tuple[type, Callable[[Any], Iterable[Any]]], ...]] = (
+    (tuple, tuple.__iter__),
+    (list, list.__iter__),
+    (dict, dict.values),
+)
+"""How the members of what may have tensors are read: not by methods of the script."""
+
 
 class _Call(msgspec.Struct):
     """One call of a block: marks of its forward and its backward, host ns or CUDA events."""
@@ -618,10 +625,10 @@ def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
 
 def _list_members(value: Any) -> Iterable[Any]:
     """Return the members of a list, tuple or dict, by Python's own methods; of anything else itself."""
-    kinds: dict[type, Callable[[Any], Iterable[Any]]] = {
-        tuple: tuple.__iter__, list: list.__iter__, dict: dict.values,
-    }  # fmt: skip
-    return next((read(value) for kind, read in kinds.items() if issubclass(type(value), kind)), (value,))
+    for kind, read in _READS:
+        if issubclass(type(value), kind):
+            return read(value)
+    return (value,)
 
 
 def find_copies() -> list[tuple[Any, str]]:
