@@ -91,6 +91,17 @@ class Model(nn.Module):
         return x
 
 
+made: list[LayerTimers] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """What is left of the watch for copies would keep the models of a test."""
+    yield
+    while made:
+        made.pop().close()
+
+
 class Training:
     """A training with the timers, as the agent has them."""
 
@@ -110,6 +121,7 @@ class Training:
             read_clock_ns=(lambda: clock.now_ns) if cuda is None else cuda.read_clock_ns,
             **options,
         )
+        made.append(self.timers)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.step_number = 0
         self.losses: list[float] = []
