@@ -36,8 +36,9 @@ def _no_other_models() -> Iterator[None]:
     gc.collect()
 
 
-def find(*_models: nn.Module) -> RepeatedBlocks | None:
-    return choose_blocks(find_containers())
+def find(*models: nn.Module) -> RepeatedBlocks | None:
+    mine = {id(module) for model in models for module in model.modules()}  # others may be left by earlier tests
+    return choose_blocks([one for one in find_containers() if id(one) in mine])
 
 
 def blocks_of(found: RepeatedBlocks | None) -> list[Any]:
