@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import gc
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
