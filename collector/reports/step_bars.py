@@ -55,7 +55,8 @@ def render_bars(report: TraceReport, rows_max: int) -> tuple[Section, str]:
     found = [build_bars(rank, numbers) for rank in report.ranks if rank.steps]
     if not found:
         return _BARS, ""
-    drawn = sorted(sorted(found, key=lambda one: one.rank not in report.named_ranks)[:BARS_MAX], key=found.index)
+    named = report.named_ranks
+    drawn = sorted(sorted(found, key=lambda one: one.rank not in named)[:BARS_MAX], key=found.index)
     rows = [row for one in found for row in _list_rows(one, numbers)]
     return _BARS.of(rows, rows_max), _render_drawing(drawn, numbers, len(found))
 

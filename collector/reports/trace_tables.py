@@ -503,11 +503,8 @@ def _by_rank(
     report: TraceReport, section: Section, rows_of: Callable[[RankReport], list[Cells]], rank_rows_max: int
 ) -> Section:
     """Return a table with a line for each rank; ranks that a finding names are never left out."""
-    found = [
-        (rank.rank not in report.named_ranks, (text_cell(rank.rank), *row))
-        for rank in report.ranks
-        for row in rows_of(rank)
-    ]
+    named = report.named_ranks
+    found = [(rank.rank not in named, (text_cell(rank.rank), *row)) for rank in report.ranks for row in rows_of(rank)]
     kept = sorted(sorted(range(len(found)), key=lambda place: found[place][0])[:rank_rows_max])
     return section.of([found[place][1] for place in kept], rank_rows_max, len(found))
 

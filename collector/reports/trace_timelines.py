@@ -170,7 +170,8 @@ def _write_waits(report: TraceReport, lanes: Sequence[_Lane]) -> list[dict[str, 
 
 def _first_shown(report: TraceReport, lanes: Sequence[_Lane]) -> str:
     """Return the ranks drawn first: those in findings, then the lowest."""
-    ranks = sorted((lane.rank for lane in lanes), key=lambda rank: (rank not in report.named_ranks, rank))
+    named = report.named_ranks
+    ranks = sorted((lane.rank for lane in lanes), key=lambda rank: (rank not in named, rank))
     return rank_list(ranks[:TIMELINES_SHOWN_MAX]).text
 
 

@@ -9,7 +9,7 @@ number, so what counts is whose the time of comparable stalls was:
     proof    its stalls come every k-th step; or as many of the class being its own has a probability of at most
              CHANCE_MAX over the number of ranks; or they are LARGE_COUNT or more, all of the class, and each is
              LARGE_RATIO usual steps
-             Steps in a row count as one
+             (steps in a row count as one)
     cost     at least COST_RATIO_MIN of the time since one usual distance before the first of them, as each stall comes
              after such a distance: four stalls cost what four distances hold, not three
     now      the last one is no longer ago than QUIET_GAPS usual distances

@@ -126,9 +126,7 @@ def _per_step_before(slow: SlowRank, samples: Samples, count: Callable[[Allocato
 
 
 def _faults_per_step(rank: int, samples: Samples) -> float | None:
-    """Return the major page faults per step since the start, with the steps of the garbage collector's sample in the
-    same report.
-    """
+    """Return the major page faults per step since the start, by the steps at the last sample of the host."""
     host, pauses = samples.hosts.get(rank), samples.gc_pauses.get(rank, ())
     if host is None or host.major_faults is None or not pauses or pauses[-1].steps == 0:
         return None

@@ -29,13 +29,6 @@ class Layers(nn.ModuleList):
     """A container of the script's own."""
 
 
-@pytest.fixture(autouse=True)
-def _no_other_models() -> Iterator[None]:
-    gc.collect()
-    yield
-    gc.collect()
-
-
 def walk(module: nn.Module) -> Iterator[int]:
     """Yield the ids of a module and of those in it, without their methods."""
     yield id(module)
@@ -63,8 +56,6 @@ def test_blocks_are_found_in_order_in_each_kind_of_container() -> None:
         assert blocks_of(found) == blocks
         assert found is not None
         assert (found.kind, found.device, found.containers[0].first) == ("Block", "cpu", 0)
-        del model, blocks, found
-        gc.collect()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +76,6 @@ def test_numbers_of_a_stage_are_those_of_its_names() -> None:
     found = find(model := nn.ModuleDict({str(number): Block() for number in range(8, 13)}))
     assert found is not None
     assert (len(model), found.containers[0].first) == (5, 8)
-    del model, found
     names = nn.ModuleDict({name: Block(9) for name in ("a", "b", "c", "d")})
     found = find(names)
     assert found is not None
@@ -186,7 +176,5 @@ def test_blocks_may_have_scripted_parts_but_not_be_scripted() -> None:
     found = find(model)
     assert found is not None
     assert found.kind == "Scripted", "by the parameters of its scripted part"
-    del model, found
-    gc.collect()
     scripted = nn.ModuleList([torch.jit.script(Block()) for _ in range(4)])
     assert find(scripted) is None
