@@ -3,6 +3,7 @@
 rings of the training thread + samplers + watchdog -> ReportBuilder -> Outbox
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from rankscope.agent.collector_orders import CollectorOrders
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.green_threads import find_patched
 from rankscope.agent.guard import CAPTURES, Guard, log_line
+from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
@@ -29,10 +31,13 @@ from rankscope.measure.records import GroupInfo, Losses, StepRecord
 from rankscope.measure.units import s_to_ns
 
 if TYPE_CHECKING:
+    from rankscope.agent.captures.quiet_steps import QuietSteps
     from rankscope.agent.sidecar.recorder_reader import RecorderReader
 
 PART = "agent_thread"
 GROUPS = "groups"
+STALL_RATIO, STALL_NS_MIN = 2.0, 200_000_000
+"""A stall lasts so many times a usual step, and so much longer."""
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
@@ -90,6 +95,8 @@ class AgentThread:
         self._stepless = SteplessNotice(identity)
         self._loop = LoopNotice(identity.rank)
         self._step_times_ns: list[int] = []
+        self._quiet: QuietSteps | None = None
+        """None until a step has been long."""
         self._stopping = threading.Event()
         self._end = ScriptEnd("finished")
         self._thread = OwnThread(target=self._run, name="rankscope-agent", daemon=True)
@@ -185,7 +192,9 @@ class AgentThread:
         next_report_ns = self._clock.monotonic_ns() + self._find_interval_ns()
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
-                self.outbox.exchange(next_report_ns)
+                self.outbox.exchange(next_report_ns if self._quiet is None else self._quiet.find_due(next_report_ns))
+                if self._quiet is not None:
+                    self._quiet.look()
                 if self._clock.monotonic_ns() >= next_report_ns or self._samples.has_memory_error:
                     interval_ns = self._find_interval_ns()
                     late_ns = max(-interval_ns, self._clock.monotonic_ns() - next_report_ns)
@@ -283,6 +292,7 @@ class AgentThread:
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)
         self._learn_step_time(steps)
+        self._learn_stalls(steps)
         observed = self._watchdog.observe(now_ns, steps)
         interval = Interval(
             steps=steps,
@@ -311,6 +321,7 @@ class AgentThread:
             saves=self._training.saves.read(),
             pipeline=self._training.read_pipeline(),
             layers=self._training.read_layers(),
+            quiet=() if self._quiet is None else self._quiet.take(),
         )
         if self._groups_wanted:
             self._builder.resend_groups()
@@ -352,6 +363,18 @@ class AgentThread:
         self._step_times_ns = (self._step_times_ns + warm)[-STEP_TIMES_KEPT:]
         if warm and len(self._step_times_ns) >= STEPS_MIN:
             self._training.learn_step_time(_median_ns(self._step_times_ns), steps[-1].step)
+
+    def _learn_stalls(self, steps: list[StepRecord]) -> None:
+        """Learn which steps took much longer than usual, to look where the training thread is in the next ones."""
+        usual_ns = _median_ns(self._step_times_ns) if len(self._step_times_ns) >= STEPS_MIN else math.inf
+        least_ns = max(STALL_RATIO * usual_ns, usual_ns + STALL_NS_MIN)
+        stalls = [(one.step, one.duration_ns - usual_ns) for one in steps if one.duration_ns >= least_ns]
+        if stalls and self._quiet is None and not self._training.windows.sampling.obstacle:
+            with LATE_IMPORTS:
+                from rankscope.agent.captures.quiet_steps import watch  # noqa: PLC0415 - few runs have long steps
+            self._quiet = watch(self._training, self._clock, self._guard)
+        if self._quiet is not None:
+            self._quiet.learn(stalls, self._training.timer.step, usual_ns)
 
     def _count_losses(self, reported: int) -> Losses:
         made, overwritten, buffered = self._training.count_records(reported)

@@ -71,7 +71,7 @@ class TrainingThread:
     ) -> None:
         self._config = config
         self._guard = guard
-        self._device = device
+        self.device = device
         self._on_step = on_step
         self._fault = fault
         self._records_made = 0
@@ -311,7 +311,7 @@ class TrainingThread:
     def _observe_device(self) -> None:
         if not self._guard.is_off(DEVICE):
             try:
-                self._device.observe()
+                self.device.observe()
             except BaseException as error:  # noqa: BLE001 - an unknown GPU must not lose steps
                 self._guard.record(DEVICE, error)
 

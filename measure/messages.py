@@ -62,7 +62,7 @@ from rankscope.measure.records import (
     WindowBreakdown,
     WindowSynchronizations,
 )
-from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.stalls import QUIET_PLACES_MAX, GroupStatus, QuietPlace, Stall
 from rankscope.measure.table import Table
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -134,6 +134,7 @@ class Report(Message, frozen=True):
     last steps beside the peak of the device. `enqueues` are times of collectives that torch does not time.
     `compilations`: None where this torch does not tell of them. `saves`: what was saved so far, None where that is not
     counted. `pipeline`: None where none is announced. `layers`: None where they are none, or no others than before.
+    `quiet`: where the training thread was in long steps since the report before.
     """
 
     KIND: ClassVar[int] = 3
@@ -164,6 +165,7 @@ class Report(Message, frozen=True):
     saves: Annotated[tuple[SavedLine, ...], msgspec.Meta(max_length=SAVE_LINES_MAX)] | None = None
     pipeline: PipelineSchedule | None = None
     layers: LayerTimes | None = None
+    quiet: Annotated[tuple[QuietPlace, ...], msgspec.Meta(max_length=QUIET_PLACES_MAX)] = ()
 
 
 class Ack(Message, frozen=True):

@@ -104,6 +104,24 @@ class StallSamples(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
         return self.cpu_ns >= BUSY_CPU_RATIO * self.span_ns or wakes_per_s >= BUSY_WAKES_PER_S
 
 
+class QuietPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a training thread was when it had passed no hook for longer than a step usually lasts, in `step`.
+
+    `does`: WAITS_FOR_RANKS, WORKS, or empty where it is not known which. `line` is that of the script, `train.py:52
+    (main)`, empty without one; `call` what the innermost frame called, `time.sleep`, empty where that is not known.
+    """
+
+    step: int
+    does: Name = ""
+    line: Name = ""
+    call: Name = ""
+
+
+WAITS_FOR_RANKS, WORKS = "waits_for_ranks", "works"
+QUIET_PLACES_MAX: Final = 16
+"""Places in a report, each of another step; a later one is left out."""
+
+
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One thread's Python frames, innermost first; `frames_left_out` is the number of outer ones left out."""
 

@@ -1,15 +1,8 @@
-"""Reads the Python stacks of threads: of this process, of a raised exception, and of a process that has crashed.
+"""Reads the Python stacks of threads of this process, and of a raised exception.
 
 The stacks of this process are captured from another of its threads, with the activity of the main one. It takes about
 10 us per thread with the GIL held; the threads continue undisturbed. Agent threads are omitted, and so are agent frames
 (hooks) in other threads. Threads without Python frames (gloo, NCCL) are not included; the sidecar reads those.
-
-When a signal ends a process, Python's faulthandler writes its stacks; the thread that received the signal comes first:
-
-    Fatal Python error: Segmentation fault
-
-    Current thread 0x00007f8f4c5b7740 (most recent call first):
-      File "/home/me/train.py", line 24 in main
 """
 
 import contextlib
@@ -17,8 +10,6 @@ import gc
 import importlib.machinery
 import itertools
 import os
-import re
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -58,12 +49,6 @@ _FUNCTION_SIGNS: Final = {
     ("torch/cuda/__init__.py", "synchronize"): "synchronize",
 }
 
-CAUGHT: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
-"""Signals that faulthandler catches. It writes the stacks and passes the signal on."""
-# Since Python 3.13 a thread's name may be between its number and the parenthesis.
-_THREAD: Final = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+).*\(most recent call first\):$")
-_FRAME: Final = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
-
 
 class Stacks(NamedTuple):
     """The threads, the main one first, and its activity. `left_out` is the number of threads above THREADS_MAX."""
@@ -101,33 +86,9 @@ def capture_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = read_fra
     frames = read_frames()
     wanted = [number for number in frames if not names.get(number, "").startswith(OUR_THREADS)]
     wanted.sort(key=lambda number: (number != main, number))
-    threads = [_to_stack(names.get(number, f"thread {number}"), frames[number]) for number in wanted[:THREADS_MAX]]
+    threads = [to_stack(names.get(number, f"thread {number}"), frames[number]) for number in wanted[:THREADS_MAX]]
     of_main = threads[0].frames if wanted and wanted[0] == main else ()
     return Stacks(tuple(threads), max(0, len(wanted) - THREADS_MAX), find_activity(of_main))
-
-
-def parse_crash(text: str, torch_folder: str = "") -> tuple[ThreadStack, ...]:
-    r"""Return the stacks in the text, empty if there are none. `torch_folder` is that of the process's torch.
-
-    >>> parse_crash('Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n')[0].frames
-    (StackFrame(file='train.py', line=24, function='main'),)
-    """
-    names: list[str] = []
-    frames: list[list[StackFrame]] = []
-    for line in text.splitlines():
-        thread, frame = _THREAD.match(line), _FRAME.match(line)
-        if thread is not None:
-            names.append("current thread" if thread[1] == "Current thread" else f"thread {thread[2]}")
-            frames.append([])
-        elif frame is not None and frames and not is_own_file(frame[1]):
-            number = int(frame[2]) if frame[2].isdecimal() else 0
-            frames[-1].append(shorten_frame(StackFrame(frame[1], number, frame[3]), torch_folder))
-    stacks = [
-        ThreadStack(name=name, frames=tuple(found[:FRAMES_MAX]), frames_left_out=max(0, len(found) - FRAMES_MAX))
-        for name, found in zip(names, frames, strict=True)
-    ]
-    # faulthandler writes the current thread first or last, depending on its version.
-    return tuple(sorted(stacks, key=lambda stack: stack.name != "current thread")[:THREADS_MAX])
 
 
 def find_activity(frames: Sequence[StackFrame]) -> str:
@@ -209,7 +170,8 @@ def _find_distributed(frame: StackFrame) -> str | None:
     return None if any(part in frame.file for part in outside) else "collective"
 
 
-def _to_stack(name: str, frame: FrameType | None) -> ThreadStack:
+def to_stack(name: str, frame: FrameType | None) -> ThreadStack:
+    """Return the stack of a thread that is in this frame, without frames of the agent."""
     frames: list[StackFrame] = []
     left_out, torch_folder = 0, find_torch_folder()
     while frame is not None:

@@ -38,7 +38,7 @@ from rankscope.measure.records import (
     collectives_to_table,
     steps_to_table,
 )
-from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.stalls import GroupStatus, QuietPlace, Stall
 from rankscope.measure.text import to_unicode
 
 DETAIL_LENGTH_MAX: Final = 1024
@@ -82,6 +82,7 @@ class Interval(msgspec.Struct, kw_only=True):
     saves: tuple[SavedLine, ...] | None = None
     pipeline: PipelineSchedule | None = None
     layers: LayerTimes | None = None
+    quiet: tuple[QuietPlace, ...] = ()
 
 
 REPORTERS_MAX: Final = 8
@@ -157,6 +158,7 @@ class ReportBuilder:
             saves=interval.saves,
             pipeline=interval.pipeline,
             layers=interval.layers,
+            quiet=interval.quiet,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.agent.captures.stacks import CAUGHT, find_torch_folder, parse_crash
+from rankscope.agent.captures.crash_stacks import CAUGHT, parse_crash
+from rankscope.agent.captures.stacks import find_torch_folder
 from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
 from rankscope.agent.sidecar.endings import EndEvidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus

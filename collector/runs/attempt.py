@@ -21,6 +21,7 @@ from rankscope.collector.steps.layer_times import RankLayers, RunLayers, unpack_
 from rankscope.collector.steps.long_steps import SIDE_STEPS
 from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.pipeline_stages import PipelineTimes
+from rankscope.collector.steps.quiet_places import QuietPlaces
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.collector.steps.step_table import StepTable, find_ring_steps
@@ -140,6 +141,8 @@ class Attempt:
     layers_by_rank: dict[int, RankLayers] = field(default_factory=dict)
     #: The repeated blocks as of the last detection pass; None where there are none.
     layers: RunLayers | None = None
+    #: Where ranks were in long steps.
+    quiet: QuietPlaces = field(default_factory=QuietPlaces)
     #: Loads of the ranks that hold experts, as of the last detection pass; None without all-to-alls.
     experts: ExpertLoads | None = None
 
@@ -215,6 +218,7 @@ class Attempt:
             self.pipelines[rank] = report.pipeline
         if report.layers is not None:
             self.layers_by_rank[rank] = unpack_layers(report.layers)
+        self.quiet.add(rank, report.quiet)
         self.batcher.add(rank, report)
 
     def _without_impossible(self, rank: int, report: ReportFields) -> ReportFields:
@@ -325,6 +329,7 @@ class Attempt:
             waits = samples.synchronizations.sum
             require(rank.synchronizations == waits, "the sum of blocking calls is another one")
             require((rank.breakdown is None) == (rank.window_times is None), "windows without times, or times without")
+        self.quiet.validate()
         self.groups.validate()
         self.checkpoints.validate()
         self.compilations.validate()

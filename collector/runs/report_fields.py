@@ -27,7 +27,7 @@ from rankscope.measure.records import (
     WindowBreakdown,
     WindowSynchronizations,
 )
-from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.stalls import GroupStatus, QuietPlace, Stall
 from rankscope.measure.table import Table
 
 NAMES_MAX: Final = 1024
@@ -88,6 +88,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     compilations: Compilations | None
     pipeline: PipelineSchedule | None
     layers: LayerTimes | None
+    quiet: tuple[QuietPlace, ...]
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
@@ -121,6 +122,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.compilations,
             report.pipeline,
             report.layers,
+            report.quiet,
             StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,

@@ -45,7 +45,8 @@ class SpeedHistory:
     def add_to(self, view: RunView, attempt: Attempt) -> RunView:
         """Return a view that has all of this, with the long steps up to now."""
         unseen = attempt.read_unseen(view.series, self.long_steps.last_step, skip_steps=SKIP_STEPS)
-        self.long_steps.add(unseen, is_last=view.is_last)
+        self.long_steps.add(unseen, attempt.quiet, is_last=view.is_last)
+        attempt.quiet.drop_through(self.long_steps.last_step)
         if len(view.series.steps):
             self.signs.look(view.series.ranks, view.samples.devices, int(view.series.steps[-1]))
         return replace(

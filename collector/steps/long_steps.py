@@ -27,7 +27,11 @@ Beside one other rank, or in a group of two, the one that waits holds its phase 
   also needs two more ranks that wait in backward, or none that holds anything;
 - of `forward` in a pipeline, where a stage waits for the one before it;
 - when another rank is long too, and none of the phases that it reports says where;
-- when a tenth of the ranks have not reported the step, or one of two.
+- when a tenth of the ranks have not reported the step, or one of two;
+- when it was seen to wait in a collective meanwhile.
+
+Where that leaves no owner, as where a rank works before a barrier and the others wait in it, it is the rank that was
+seen to work while another waited (`quiet_places.py`).
 
 Example: steps of 20 ms; step 160 takes 2.02 s. Rank 1 has 2.006 s in forward, usually 6 ms; ranks 0, 2 and 3 have
 2.01 s in backward. Forward comes first, and rank 1 alone holds it: 2.0 s are its own.
@@ -40,6 +44,7 @@ import numpy as np
 
 from rankscope.collector.invariants import require
 from rankscope.collector.steps.host_own_times import WAITS_IN
+from rankscope.collector.steps.quiet_places import NO_PLACES, QuietPlaces
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import Cells, Flags, Floats, Ints, StepSeries
 from rankscope.measure.records import CHECKPOINT, CHECKPOINT_WAIT, PHASES
@@ -79,6 +84,7 @@ class RareLongStep(NamedTuple):
     """A step that was longer than those around it by `excess_ns`, of which `owner`, a rank, UNKNOWN or EVERYBODY, held
     `owned_ns` in phase `part` (empty where it is not known). Steps of the run took `before_ns` in all before it began,
     and `usual_ns` each around it. `cpu_ns`: CPU time of the owner's training thread in it, None where not known.
+    `line`: where the owner was seen in it, `train.py:52 (main)`, and `call` what it called; empty where not known.
     """
 
     step: int
@@ -89,6 +95,8 @@ class RareLongStep(NamedTuple):
     before_ns: float
     usual_ns: float
     cpu_ns: float | None = None
+    line: str = ""
+    call: str = ""
 
 
 class LongStepsSeen(NamedTuple):
@@ -122,8 +130,10 @@ class LongSteps:
         """Return what is kept."""
         return LongStepsSeen((*self._largest, *self._recent), self._total_ns, self.first_step)
 
-    def add(self, series: StepSeries, *, is_last: bool = False) -> None:
-        """Look at the complete steps of the series that have enough later ones, `is_last`: at all."""
+    def add(self, series: StepSeries, places: QuietPlaces = NO_PLACES, *, is_last: bool = False) -> None:
+        """Look at the complete steps of the series that have enough later ones, `is_last`: at all. `places`: where
+        ranks were in them.
+        """
         step_ns = series.step_ns[series.earlier_count :]
         steps = series.steps[series.earlier_count :]
         known = ~np.isnan(step_ns)
@@ -148,7 +158,7 @@ class LongSteps:
                 seen += 1
                 at = _Place(int(rows[place]), rows[around], usual_ns, lasted_ns - usual_ns)
                 if seen * len(series.ranks) <= max(CELLS_MAX, len(series.ranks)):
-                    is_kept = self._keep(_look(series, at, self._total_ns))
+                    is_kept = self._keep(_look(series, places, at, self._total_ns))
                     lasted_ns = lasted_ns if is_kept else usual_ns
             self._total_ns += lasted_ns
 
@@ -219,8 +229,32 @@ def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
     return usual_ns if is_long else None
 
 
-def _look(series: StepSeries, at: _Place, before_ns: float) -> RareLongStep:
-    """Return a long step with its owner."""
+def _look(series: StepSeries, places: QuietPlaces, at: _Place, before_ns: float) -> RareLongStep:
+    """Return a long step with its owner, and where that was seen."""
+    found, step = _judge(series, at, before_ns), int(series.steps[at.row + series.earlier_count])
+    owner, seen = places.find(step, series.ranks)
+    if found.owner >= 0 and places.waits(step, found.owner):
+        found = found._replace(owner=UNKNOWN, part="", owned_ns=0.0, cpu_ns=None)
+    if found.owner < 0 and owner is not None and owner in series.ranks:
+        found = _give(series, at, found, owner)
+    if seen is None or found.owner != owner:
+        return found
+    return found._replace(line=seen.line, call=seen.call)
+
+
+def _give(series: StepSeries, at: _Place, found: RareLongStep, rank: int) -> RareLongStep:
+    """Return a long step of a rank for which the others were seen to wait: all of it is the rank's, in its longest
+    phase.
+    """
+    row, column = at.row + series.earlier_count, series.ranks.index(rank)
+    around = at.around + series.earlier_count
+    held_ns = {name: float(_excess_of(values, row, around)[column]) for name, values in series.phases_ns.items()}
+    part = max(held_ns, key=lambda name: -np.inf if np.isnan(held_ns[name]) else held_ns[name], default="")
+    return _describe(series, at, found.before_ns, _Owned(column, part, at.excess_ns))
+
+
+def _judge(series: StepSeries, at: _Place, before_ns: float) -> RareLongStep:
+    """Return a long step with its owner, by the times of its phases."""
     row, around = at.row + series.earlier_count, at.around + series.earlier_count
     excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
     least_ns = HOLDS_RATIO * at.excess_ns

@@ -93,6 +93,7 @@ from rankscope.measure.stalls import (
     GroupStatus,
     KernelThread,
     PendingCollective,
+    QuietPlace,
     StackFrame,
     Stall,
     StallSamples,
@@ -269,6 +270,7 @@ LAYERS = LayerTimes(
     kind="TransformerBlock", first=8, samples=16, last_step=900, calls=4, absent="none",
     columns=((20, 21), (40, None), (58, 20), (63, 22), (1 << 20, 1 << 21)),
 )  # fmt: skip
+QUIET = QuietPlace(step=42, does="works", line="train.py:52 (main)", call="time.sleep")
 COMPILATIONS = Compilations(
     compiled=3, recompiled=1, duration_ns=700, cached=1, uncached=2, unseen=1,
     start=CompiledStart(last_step=3, elapsed_ns=900, compile_ns=600, frames=2),
@@ -322,7 +324,7 @@ STATED: dict[str, Message] = {
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronizations=(SYNCHRONIZATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
         out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES, compilations=COMPILATIONS,
-        saves=(SAVED,), pipeline=PIPELINE, layers=LAYERS,
+        saves=(SAVED,), pipeline=PIPELINE, layers=LAYERS, quiet=(QUIET,),
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -444,8 +446,9 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
+WITHOUT_QUIET = msgspec.structs.replace(STATED["report"], quiet=())
 WITHOUT_LAYERS = msgspec.structs.replace(
-    STATED["report"], layers=None, breakdowns=(BREAKDOWN_WITHOUT_COPIES,), totals=TOTALS_WITHOUT_COPIES,
+    WITHOUT_QUIET, layers=None, breakdowns=(BREAKDOWN_WITHOUT_COPIES,), totals=TOTALS_WITHOUT_COPIES,
     stall=STALL_WITHOUT_WAKES,
 )  # fmt: skip
 """Nor with copies from the host, nor with the wakes of a stalled thread."""
@@ -633,7 +636,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronizations": (), "node": None, "timed_steps": (),
         "out_of_memory": (), "flops": StepFlops(), "enqueues": None, "compilations": None,
-        "saves": None, "pipeline": None, "layers": None,
+        "saves": None, "pipeline": None, "layers": None, "quiet": (),
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -751,6 +754,11 @@ def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
 def test_earlier_report_without_energy_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_energy.hex").read_text())
     assert decode(frame) == WITHOUT_ENERGY
+
+
+def test_earlier_report_without_quiet_places_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_quiet.hex").read_text())
+    assert decode(frame) == WITHOUT_QUIET
 
 
 def test_earlier_report_without_layers_decodes() -> None:

@@ -63,6 +63,7 @@ CASES: Final = (
     Case("rank 1 of 2 reads slowly, buffers in its model", 2, "read", 60, 500, frozenset({1}), SAYS[of.LOADER]),
     Case("rank 1 of 3 sleeps after its optimizer, buffers", 3, "log", 60, 500, frozenset({1}), SAYS[of.ASLEEP]),
     Case("rank 1 of 2 sleeps in backward", 2, "backward", 40, 700, frozenset({1}), SAYS[of.ASLEEP]),
+    Case("rank 0 of 3 works before a barrier each 40 steps", 3, "barrier", 40, 1000, frozenset({0}), OWN_WORK),
     Case("healthy, 4 ranks", 4, "healthy", 0, 900, NOBODY, frozenset()),
 )
 

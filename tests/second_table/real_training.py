@@ -77,6 +77,12 @@ def disturb(step: int, rank: int, model: torch.nn.Module) -> None:
     elif CASE == "save" and rank == 0 and step % AMOUNT == 0:
         file = SlowFile()
         torch.save({str(number): torch.zeros(400) for number in range(12)} | model.state_dict(), file)
+    elif CASE == "barrier" and step % AMOUNT == 0:
+        if rank == 0:
+            time.sleep(0.4)
+            note(step, began)
+        dist.barrier()
+        return
     elif CASE == "log" and rank == 1:
         time.sleep(AMOUNT / 1000)
     elif CASE == "gc" and (step + 7 * rank) % AMOUNT == 0:

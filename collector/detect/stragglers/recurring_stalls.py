@@ -18,6 +18,7 @@ number, so what counts is whose the time of comparable stalls was:
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, STRAGGLER, Finding, SinceRange
 from rankscope.collector.detect.finding_memory import FindingMemory, remember
+from rankscope.collector.detect.sampled_lines import LineCost, describe_line
 from rankscope.collector.detect.stragglers.intermittent import (
     CLASS_RATIO,
     COST_RATIO_MIN,
@@ -40,6 +42,7 @@ from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView, Samples, SingleLosses, TimeCount
 from rankscope.collector.steps.long_steps import EVERYBODY, LongStepsSeen, RareLongStep
 from rankscope.measure.records import CHECKPOINT
+from rankscope.measure.text import to_line
 from rankscope.measure.units import format_duration
 
 CLASS_MAX: Final = 64
@@ -57,6 +60,8 @@ WORK_SHARE_MAX: Final = 0.05
 STALLS: Final = "stalls"
 """Evidence key: how many stalls the finding stands on."""
 OTHER: Final = "other"
+PLACE_LENGTH_MAX: Final = 120
+"""Characters of a line or a call in a sentence."""
 
 
 class Recurring(NamedTuple):
@@ -103,7 +108,22 @@ def find_recurring(seen: LongStepsSeen, ranks: int, known: Collection[int] = ())
     steps = [one for one in seen.steps if one.owner != EVERYBODY]
     owners = {one.owner for one in steps if one.owner >= 0}
     found = (_find_of(owner, steps, seen.total_ns, ranks, is_known=owner in known) for owner in sorted(owners))
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.share))
+    dated = (_with_unowned(one, seen.steps) for one in found if one is not None)
+    return tuple(sorted(dated, key=lambda one: -one.share))
+
+
+def _with_unowned(found: Recurring, steps: Sequence[RareLongStep]) -> Recurring:
+    """Return stalls at equal distances with the first step of those before them of which no rank is known to be the
+    owner: where ranks are is looked at only once there have been some.
+    """
+    if not found.is_regular:
+        return found
+    size_ns = CLASS_RATIO * found.usual_stall_ns
+    unowned = {one.step for one in steps if one.owner < 0 and one.excess_ns >= size_ns}
+    first_step = found.first_step
+    while first_step - found.period in unowned:
+        first_step -= found.period
+    return found._replace(first_step=first_step)
 
 
 def _find_of(
@@ -151,12 +171,7 @@ def _judge(
     )
     period, is_regular = find_period(np.array([one.step for one in mine]))
     begin_ns = mine[0].before_ns - period * mine[0].usual_ns
-    first_step = mine[0].step
-    if is_regular:
-        unowned = {one.step for one in steps if one.owner < 0 and one.excess_ns >= size_ns}
-        while first_step - period in unowned:
-            first_step -= period
-    found = Recurring(rank, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns), first_step)
+    found = Recurring(rank, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns), mine[0].step)
     if is_past or found.share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
         return None
     return found if is_known or is_regular or _is_proven(mine, alike, ranks, is_usual=is_usual) else None
@@ -257,7 +272,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         what=_write_what(found, is_work=is_work),
         node=view.nodes[found.rank],
         why=cause.because,
-        also=(_count_stalls(found),),
+        also=tuple(filter(None, (_count_stalls(found), _describe_place(found)))),
         suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
         run_slowdown_ratio=ratio,
         evidence={
@@ -296,3 +311,13 @@ def _count_stalls(found: Recurring) -> str:
         f"{len(found.stalls)} stalls of {format_duration(found.usual_stall_ns)} in steps {first}-{last}, "
         "all other ranks waiting"
     )
+
+
+def _describe_place(found: Recurring) -> str:
+    """Return where the rank was seen in most of its stalls; empty where it was in none. Texts are the script's."""
+    places = Counter((one.line, one.call) for one in found.stalls if one.line or one.call)
+    if not places:
+        return ""
+    ((line, call), count), seen = places.most_common(1)[0], sum(places.values())
+    text = describe_line(LineCost(line=to_line(line, PLACE_LENGTH_MAX), ns=0.0, call=to_line(call, PLACE_LENGTH_MAX)))
+    return f"seen {text}, in {count} of {seen} looks" if seen > 1 else f"seen {text}, once"

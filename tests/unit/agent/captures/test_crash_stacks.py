@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from rankscope import agent
-from rankscope.agent.captures.stacks import FRAMES_MAX, THREADS_MAX, parse_crash
+from rankscope.agent.captures.crash_stacks import parse_crash
+from rankscope.agent.captures.stacks import FRAMES_MAX, THREADS_MAX
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 SCRIPT = """

@@ -23,7 +23,7 @@ from rankscope.measure.records import (
     collectives_to_table,
     steps_to_table,
 )
-from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.stalls import WORKS, GroupStatus, QuietPlace, Stall
 
 STEP = StepRecord(step=3, start_host_ns=1, duration_ns=2, phases_ns={"data": 1})
 WHOLE = Report(
@@ -56,6 +56,7 @@ WHOLE = Report(
     enqueues=pack_enqueues([Enqueue(4, "g", 2, 1_500)], [(4, 5)], wall_error_ns=10),
     pipeline=PipelineSchedule(name="Schedule1F1B", stages=(0,), stage_count=2, ranks=2, microbatches=4),
     layers=LayerTimes(kind="Block", samples=4, calls=1, columns=((5,), (9,), (13,), (15,), (None,))),
+    quiet=(QuietPlace(42, WORKS, "train.py:52 (main)", "time.sleep"),),
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def test_fields_of_both_structs_are_equal() -> None:
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
         "stalled_since_host_ns", "stall", "synchronizations", "node", "timed_steps", "out_of_memory",
-        "enqueues", "compilations", "pipeline", "layers",
+        "enqueues", "compilations", "pipeline", "layers", "quiet",
     }  # fmt: skip
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
 

@@ -1,5 +1,6 @@
 """Long steps and their owners, by hand: three ranks, steps of 20 ms, of which 6 in forward and 10 in backward."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,10 @@ from rankscope.collector.steps.long_steps import (
     LongSteps,
     RareLongStep,
 )
+from rankscope.collector.steps.quiet_places import QuietPlaces
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import StepSeries
+from rankscope.measure.stalls import WAITS_FOR_RANKS, WORKS, QuietPlace
 
 USUAL_MS = {"data": 1.0, "forward": 6.0, "backward": 10.0, "optimizer": 2.0, "other": 1.0}
 LONG = 20
@@ -88,6 +91,46 @@ def test_nobody_owns_a_step_in_which_all_hold_the_phase(phase: str) -> None:
 
 def test_rank_that_alone_is_long_in_backward_is_no_owner() -> None:
     assert owner_in(Job().add("backward", 1, 90)) == (UNKNOWN, "")
+
+
+def seen_with(job: Job, places: Mapping[int, QuietPlace]) -> RareLongStep:
+    long_steps, quiet = LongSteps(), QuietPlaces()
+    for rank, place in places.items():
+        quiet.add(rank, (place,))
+    long_steps.add(job.series(first_step=0), quiet)
+    long_steps.validate()
+    (found,) = long_steps.read().steps
+    return found
+
+
+SLEEPS = QuietPlace(LONG, WORKS, "train.py:52 (main)", "time.sleep")
+WAITS = QuietPlace(LONG, WAITS_FOR_RANKS)
+
+
+@pytest.mark.parametrize("phase", ["forward", "other"])
+def test_step_in_which_all_hold_the_phase_is_of_the_rank_that_was_seen_to_work(phase: str) -> None:
+    job = Job().add(phase, 0, 90).add(phase, 1, 90).add(phase, 2, 90)
+    job.cpu[LONG, 1] = 7.0
+    found = seen_with(job, {0: WAITS, 1: SLEEPS})
+    assert found == RareLongStep(LONG, 1, phase, 90.0, 90.0, 400.0, 20.0, 7.0, "train.py:52 (main)", "time.sleep")
+
+
+def test_rank_that_was_not_seen_owns_the_step_in_which_all_others_wait() -> None:
+    job = Job().add("other", 0, 90).add("other", 1, 90).add("other", 2, 90)
+    found = seen_with(job, {0: WAITS, 1: WAITS})
+    assert (found.owner, found.part, found.line) == (2, "other", "")
+
+
+def test_rank_that_waited_owns_no_step() -> None:
+    job = Job().add("forward", 1, 200).add("backward", 0, 200).add("backward", 2, 200)
+    assert seen_with(job, {1: WAITS}).owner == UNKNOWN
+    assert seen_with(job, {1: WAITS, 0: SLEEPS}).owner == 0
+    assert (seen_with(job, {1: SLEEPS}).owner, seen_with(job, {1: SLEEPS}).line) == (1, "")
+
+
+def test_line_of_an_owner_is_told_where_others_were_seen_to_wait() -> None:
+    job = Job().add("data", 0, 90).add("forward", 1, 90).add("forward", 2, 90)
+    assert seen_with(job, {0: SLEEPS, 1: WAITS}).line == "train.py:52 (main)"
 
 
 def test_evaluation_of_all_ranks_is_everybodys() -> None:

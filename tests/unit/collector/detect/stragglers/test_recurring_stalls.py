@@ -260,6 +260,22 @@ def test_finding_has_the_stalls_and_their_cost() -> None:
     assert finding.also == ("9 stalls of 400.0 ms in steps 100-900, all other ranks waiting",)
 
 
+def test_finding_says_where_the_rank_was_seen() -> None:
+    steps = seen_of(every(100, 1000), 1200).steps
+    places = [("train.py:52 (main)", "time.sleep")] * 3 + [("train.py:60\n (main)", "")] + [("", "")] * 5
+    seen = [one._replace(line=line, call=call) for one, (line, call) in zip(steps, places, strict=True)]
+    also = describe(recurring()._replace(stalls=tuple(seen)))[0].also
+    assert also[1] == "seen in time.sleep, called at train.py:52 (main), in 3 of 4 looks"
+    once = describe(recurring()._replace(stalls=tuple(seen[3:])))[0].also
+    assert once[1] == r"seen at train.py:60\n (main), once"
+
+
+def test_begin_is_that_of_stalls_of_all_before_ranks_were_looked_at() -> None:
+    owners = {**every(100, 1200), 100: EVERYBODY, 200: EVERYBODY}
+    (found,) = find_recurring(seen_of(owners, 1200), 2)
+    assert (found.stalls[0].step, found.first_step) == (300, 100)
+
+
 def test_begin_is_that_of_stalls_whose_owner_is_not_known() -> None:
     owners = {**every(100, 1200), 100: UNKNOWN, 200: UNKNOWN, 60: UNKNOWN}
     (found,) = find_recurring(seen_of(owners, 1200), 2)
