@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 PART = "agent_thread"
 GROUPS = "groups"
-STALL_RATIO, STALL_NS_MIN = 2.0, 200_000_000
-"""A stall lasts so many times a usual step, and so much longer."""
+STALL_RATIO, STALL_NS_MIN = 2.0, 200_000_000  # times a usual step, and how much longer
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
@@ -95,8 +94,7 @@ class AgentThread:
         self._stepless = SteplessNotice(identity)
         self._loop = LoopNotice(identity.rank)
         self._step_times_ns: list[int] = []
-        self._quiet: QuietSteps | None = None
-        """None until a step has been long."""
+        self._quiet: QuietSteps | None = None  # until a step has been long
         self._stopping = threading.Event()
         self._end = ScriptEnd("finished")
         self._thread = OwnThread(target=self._run, name="rankscope-agent", daemon=True)
@@ -370,11 +368,23 @@ class AgentThread:
         least_ns = max(STALL_RATIO * usual_ns, usual_ns + STALL_NS_MIN)
         stalls = [(one.step, one.duration_ns - usual_ns) for one in steps if one.duration_ns >= least_ns]
         if stalls and self._quiet is None and not self._training.windows.sampling.obstacle:
-            with LATE_IMPORTS:
-                from rankscope.agent.captures.quiet_steps import watch  # noqa: PLC0415 - few runs have long steps
-            self._quiet = watch(self._training, self._clock, self._guard)
+            self._quiet = self._make_quiet_steps()
         if self._quiet is not None:
             self._quiet.learn(stalls, self._training.timer.step, usual_ns)
+
+    def _make_quiet_steps(self) -> "QuietSteps":
+        with LATE_IMPORTS:
+            from rankscope.agent.captures.quiet_steps import QuietSteps  # noqa: PLC0415 - few runs have long steps
+        training = self._training
+        return QuietSteps(
+            self._clock,
+            self._guard,
+            count_events=training.count_events,
+            flush=training.hooks.buffer.flush_deferred,
+            find_place=training.timer.find_place,
+            find_thread=lambda: training.hooks.buffer.thread,
+            has_device=lambda: training.device.seen() is not None,
+        )
 
     def _count_losses(self, reported: int) -> Losses:
         made, overwritten, buffered = self._training.count_records(reported)

@@ -105,10 +105,9 @@ class StallSamples(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
 
 
 class QuietPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a training thread was when it had passed no hook for longer than a step usually lasts, in `step`.
-
-    `does`: WAITS_FOR_RANKS, WORKS, or empty where it is not known which. `line` is that of the script, `train.py:52
-    (main)`, empty without one; `call` what the innermost frame called, `time.sleep`, empty where that is not known.
+    """Where a training thread was in `step` when it had passed no hook for longer than a step usually lasts. `does`:
+    WAITS_FOR_RANKS, WORKS, or empty where that is not known. `line` is the script's, `train.py:52 (main)`, and `call`
+    what the innermost frame called, `time.sleep`; empty without one.
     """
 
     step: int
@@ -118,8 +117,7 @@ class QuietPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 WAITS_FOR_RANKS, WORKS = "waits_for_ranks", "works"
-QUIET_PLACES_MAX: Final = 16
-"""Places in a report, each of another step; a later one is left out."""
+QUIET_PLACES_MAX: Final = 16  # in a report, each of another step
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -16,7 +16,7 @@ thread, and 20 us of that with the GIL held.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rankscope.agent.captures.called_name import HAS_POSITIONS, find_called_name
 from rankscope.agent.captures.stacks import find_activity, read_frames, to_stack
@@ -35,9 +35,6 @@ from rankscope.measure.stalls import (
 )
 from rankscope.measure.text import to_unicode
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
-
-if TYPE_CHECKING:
-    from rankscope.agent.training_thread import TrainingThread
 
 PART: Final = "quiet_steps"
 STALLS_MIN: Final = 3
@@ -58,29 +55,12 @@ MAY_WAIT: Final = frozenset(
 """Methods in C that may wait for another thread, or rank: as a collective's `wait()`, they have no frame of torch."""
 
 
-def watch(training: "TrainingThread", clock: Clock, guard: Guard) -> "QuietSteps":
-    """Return the looks at a training thread."""
-    buffer, timer = training.hooks.buffer, training.timer
-
-    def find_step() -> int | None:
-        buffer.flush_deferred()
-        return timer.find_place()[0]
-
-    return QuietSteps(
-        clock,
-        guard,
-        count_events=training.count_events,
-        find_step=find_step,
-        find_thread=lambda: buffer.thread,
-        has_device=lambda: training.device.seen() is not None,
-    )
-
-
 class QuietSteps:
     """The looks at one training thread. Used on the agent thread. Errors are counted and affect nothing else.
 
-    `count_events`: hook events so far, None where they are switched off. `find_step`: the open step, with the events so
-    far. `find_thread`: the training thread. `has_device`: whether the process uses one.
+    `count_events`: hook events so far, None where they are switched off. `find_place`: the open step and its phase, of
+    the events that `flush` has had processed. `find_thread`: the training thread. `has_device`: whether the process
+    uses one.
     """
 
     def __init__(
@@ -89,7 +69,8 @@ class QuietSteps:
         guard: Guard,
         *,
         count_events: Callable[[], int | None],
-        find_step: Callable[[], int | None],
+        flush: Callable[[], None],
+        find_place: Callable[[], tuple[int | None, str]],
         find_thread: Callable[[], int | None],
         has_device: Callable[[], bool],
         read_frames: Callable[[], Mapping[int, FrameType]] = read_frames,
@@ -97,7 +78,8 @@ class QuietSteps:
         self._clock = clock
         self._guard = guard
         self._count_events = count_events
-        self._find_step = find_step
+        self._flush = flush
+        self._find_place = find_place
         self._find_thread = find_thread
         self._has_device = has_device
         self._read_frames = read_frames
@@ -148,7 +130,8 @@ class QuietSteps:
         return places
 
     def _add_place(self) -> None:
-        step, frame = self._find_step(), self._read_frames().get(self._find_thread() or 0)
+        self._flush()
+        (step, _), frame = self._find_place(), self._read_frames().get(self._find_thread() or 0)
         if step is None or frame is None or len(self._places) >= QUIET_PLACES_MAX:
             return
         while frame.f_back is not None and is_own_file(frame.f_code.co_filename):

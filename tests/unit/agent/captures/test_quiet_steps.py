@@ -66,7 +66,8 @@ class Rank:
             self,
             self.guard,
             count_events=lambda: self.events,
-            find_step=lambda: self.step,
+            flush=lambda: None,
+            find_place=lambda: (self.step, "forward"),
             find_thread=lambda: THREAD,
             has_device=lambda: self.has_device,
             read_frames=self._read_frames,
@@ -143,10 +144,14 @@ def test_looks_are_as_often_as_stalls_need_and_no_more(stall_ns: int, gap_ns: in
     assert rank.due_ns == 2 * gap_ns
 
 
+def fail() -> None:
+    raise ValueError
+
+
 def test_errors_end_the_looks_alone() -> None:
     rank = Rank().stall()
     rank.quiet = QuietSteps(
-        rank, rank.guard, count_events=lambda: 7, find_step=lambda: 1 // 0, find_thread=lambda: THREAD,
+        rank, rank.guard, count_events=lambda: 7, flush=fail, find_place=lambda: (7, ""), find_thread=lambda: THREAD,
         has_device=lambda: False,
     )  # fmt: skip
     for _ in range(4):
