@@ -182,7 +182,7 @@ class Outbox:
             if not self._is_obstacle_logged:
                 self._is_obstacle_logged = True
                 text = f"rank {self._identity.rank} does not connect to the collector yet: {obstacle}"
-                log_line(f"{text}; training is not affected")
+                log_once_per_node(f"{text}; training is not affected", os.environ, topic="no room to connect")
             return
         address, self._address = self._address, None
         self._sender.open(address.endpoint, address.keys)
