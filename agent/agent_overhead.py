@@ -171,7 +171,7 @@ class AgentOverhead:
         find_effect: "Callable[[], WindowEffect | None]" = lambda: None,
         awaits_graph: Callable[[], bool] = lambda: False,
         timing: TimingCost | None = None,
-        samples_of_lines: TimeSpent | None = None,
+        read_lines_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
         self._hooks = hooks
@@ -184,7 +184,7 @@ class AgentOverhead:
         self._find_effect = find_effect
         self._awaits_graph = awaits_graph
         self._timing = timing
-        self._samples_of_lines = samples_of_lines
+        self._read_lines_ns = read_lines_ns
         self._started_ns = started_ns
         self.reports_less_often = False
         """True if reports are to be sent less often."""
@@ -267,10 +267,6 @@ class AgentOverhead:
             FULL_WINDOWS: full_ns + full_recording_ns + (windows.full_spent_ns if windows is not None else 0),
             AGENT_THREAD: max(0, time.thread_time_ns() - others_ns),
             **({COLLECTIVE_TIMES: timed_ns + timed.outside_ns} if timed is not None and timed.is_used else {}),
-            **({LINE_SAMPLES: lines_ns} if (lines_ns := self._find_lines_ns()) else {}),
+            **({LINE_SAMPLES: lines_ns} if (lines_ns := self._read_lines_ns()) else {}),
             **samples_ns,
         }
-
-    def _find_lines_ns(self) -> int:
-        """Return what sampling lines for the collector has cost; it counts as that of windows, which it displaces."""
-        return 0 if self._samples_of_lines is None else self._samples_of_lines.spent_ns

@@ -28,6 +28,7 @@ from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import GroupInfo, Losses, StepRecord
+from rankscope.measure.stalls import QuietPlace
 from rankscope.measure.units import s_to_ns
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class AgentThread:
             find_effect=windows.find_effect,
             awaits_graph=lambda: training.captures.first_graph.is_waiting,
             timing=training.sessions.timing,
-            samples_of_lines=self._orders,
+            read_lines_ns=lambda: self._orders.spent_ns + (0 if self._quiet is None else self._quiet.cpu_ns),
         )
 
     def _make_watchdog(self, identity: RankIdentity) -> Watchdog:
@@ -190,9 +191,7 @@ class AgentThread:
         next_report_ns = self._clock.monotonic_ns() + self._find_interval_ns()
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
-                self.outbox.exchange(next_report_ns if self._quiet is None else self._quiet.find_due(next_report_ns))
-                if self._quiet is not None:
-                    self._quiet.look()
+                self.outbox.exchange(next_report_ns)
                 if self._clock.monotonic_ns() >= next_report_ns or self._samples.has_memory_error:
                     interval_ns = self._find_interval_ns()
                     late_ns = max(-interval_ns, self._clock.monotonic_ns() - next_report_ns)
@@ -290,7 +289,6 @@ class AgentThread:
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)
         self._learn_step_time(steps)
-        self._learn_stalls(steps)
         observed = self._watchdog.observe(now_ns, steps)
         interval = Interval(
             steps=steps,
@@ -319,7 +317,7 @@ class AgentThread:
             saves=self._training.saves.read(),
             pipeline=self._training.read_pipeline(),
             layers=self._training.read_layers(),
-            quiet=() if self._quiet is None else self._quiet.take(),
+            quiet=self._read_quiet(steps),
         )
         if self._groups_wanted:
             self._builder.resend_groups()
@@ -362,26 +360,28 @@ class AgentThread:
         if warm and len(self._step_times_ns) >= STEPS_MIN:
             self._training.learn_step_time(_median_ns(self._step_times_ns), steps[-1].step)
 
-    def _learn_stalls(self, steps: list[StepRecord]) -> None:
-        """Learn which steps took much longer than usual, to look where the training thread is in the next ones."""
+    def _read_quiet(self, steps: list[StepRecord]) -> tuple[QuietPlace, ...]:
+        """Return where the training thread was in long steps; have the sampler look, once there have been some."""
         usual_ns = _median_ns(self._step_times_ns) if len(self._step_times_ns) >= STEPS_MIN else math.inf
         least_ns = max(STALL_RATIO * usual_ns, usual_ns + STALL_NS_MIN)
         stalls = [(one.step, one.duration_ns - usual_ns) for one in steps if one.duration_ns >= least_ns]
-        if stalls and self._quiet is None and not self._training.windows.sampling.obstacle:
+        sampler = self._training.windows.sampling.find_sampler() if stalls or self._quiet is not None else None
+        if sampler is None:
+            return ()
+        if self._quiet is None:
             self._quiet = self._make_quiet_steps()
-        if self._quiet is not None:
-            self._quiet.learn(stalls, self._training.timer.step, usual_ns)
+        places = self._quiet.take(steps)
+        if self._quiet.learn(stalls, self._training.timer.step, usual_ns):
+            sampler.start()
+            sampler.begin(self._quiet)
+        return places
 
     def _make_quiet_steps(self) -> "QuietSteps":
         with LATE_IMPORTS:
             from rankscope.agent.captures.quiet_steps import QuietSteps  # noqa: PLC0415 - few runs have long steps
         training = self._training
         return QuietSteps(
-            self._clock,
-            self._guard,
             count_events=training.count_events,
-            flush=training.hooks.buffer.flush_deferred,
-            find_place=training.timer.find_place,
             find_thread=lambda: training.hooks.buffer.thread,
             has_device=lambda: training.device.seen() is not None,
         )

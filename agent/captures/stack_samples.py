@@ -96,6 +96,7 @@ class StackSamples:
     """
 
     wants_others = True
+    is_due = True
 
     def __init__(
         self,

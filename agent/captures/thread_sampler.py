@@ -32,8 +32,8 @@ COLLECTS_IN_ALLOCATIONS: Final = sys.version_info < (3, 12)
 
 class Sampled(Protocol):
     """One who wants samples. `thread` is the ident of the thread, `interval_s` how often; `is_wanted` is False once it
-    wants no more. `cpu_ns` is the CPU time that sampling for it has taken, which the sampler adds to. `wants_others`:
-    it looks at the other threads, too.
+    wants no more, `is_due` while it wants none now. `cpu_ns` is the CPU time that sampling for it has taken, which the
+    sampler adds to. `wants_others`: it looks at the other threads, too.
     """
 
     wants_others: bool
@@ -41,6 +41,11 @@ class Sampled(Protocol):
     interval_s: float
     is_wanted: bool
     cpu_ns: int
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it wants a sample now. Asked once before each."""
+        ...
 
     def add(self, host_ns: int, frame: FrameType | None) -> None:
         """Take the innermost frame of the thread at this time, None while it runs no Python. Keep no frame."""
@@ -144,14 +149,15 @@ class ThreadSampler:
             return wanted
         begin_ns = time.thread_time_ns()
         try:
-            with collector_off():
-                frames = self._read_frames()
-                own = [frames.get(one.thread) for one in wanted]
-                looking = next((one for one in wanted if one.wants_others), None)
+            due = [one for one in wanted if one.is_due]
+            with collector_off() if due else contextlib.nullcontext():
+                frames = self._read_frames() if due else {}
+                own = [frames.get(one.thread) for one in due]
+                looking = next((one for one in due if one.wants_others), None)
                 if looking is None:
                     frames.clear()  # those of other threads: what a thread returns from is to be freed there
                 now_ns = self._monotonic_ns()
-                for one, frame in zip(wanted, own, strict=True):
+                for one, frame in zip(due, own, strict=True):
                     one.add(now_ns, frame)
                 own.clear()
                 if looking is not None:

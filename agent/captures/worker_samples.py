@@ -110,6 +110,7 @@ class WorkerJob(StackSamples):
     """The samples of one worker's main thread, which end themselves, and are written to its place."""
 
     wants_others = False
+    is_due = True
 
     def __init__(
         self,

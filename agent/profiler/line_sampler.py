@@ -68,6 +68,7 @@ class WindowLines:
 
     interval_s = INTERVAL_S
     wants_others = False
+    is_due = True
 
     def __init__(
         self,

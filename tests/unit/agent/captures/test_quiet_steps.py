@@ -13,19 +13,19 @@ from rankscope.agent.captures.quiet_steps import (
     GONE_STEPS,
     LOOK_NS_MAX,
     LOOK_NS_MIN,
+    LOOKS_A_STALL,
     STALLS_MIN,
     QuietSteps,
     find_doing,
 )
 from rankscope.agent.captures.stacks import read_frames
-from rankscope.agent.guard import Guard
+from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import QUIET_PLACES_MAX, WORKS, QuietPlace, StackFrame
-from rankscope.measure.units import NS_PER_MS, NS_PER_S, HostNs, WallNs
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 USUAL_NS = 50 * NS_PER_MS
 STALL_NS = 400 * NS_PER_MS
 THREAD = 4711
-NEVER_NS = 365 * 86_400 * NS_PER_S
 MAIN = StackFrame("train.py", 52, "main")
 BARRIER = StackFrame("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 4871, "barrier")
 FSDP = StackFrame("/lib/python3.11/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py", 9, "forward")
@@ -54,135 +54,122 @@ def sleeping_thread() -> Iterator[FrameType]:
 
 
 class Rank:
-    """A rank on a clock that the test moves on."""
+    """A rank whose sampler runs on a clock that the test moves on."""
 
     def __init__(self, frame: FrameType | None = None) -> None:
         self.now_ns, self.events, self.step = 0, 0, 100
-        self.reads = 0
-        self.frame = frame
         self.has_device = False
-        self.guard = Guard(error_budget=3)
+        self.frame = frame
+        self.begun = self.samples = 0
         self.quiet = QuietSteps(
-            self,
-            self.guard,
             count_events=lambda: self.events,
-            flush=lambda: None,
-            find_place=lambda: (self.step, "forward"),
             find_thread=lambda: THREAD,
             has_device=lambda: self.has_device,
-            read_frames=self._read_frames,
+            monotonic_ns=lambda: self.now_ns,
         )
-
-    def monotonic_ns(self) -> HostNs:
-        return HostNs(self.now_ns)
-
-    def wall_ns(self) -> WallNs:
-        return WallNs(self.now_ns)
-
-    @property
-    def due_ns(self) -> int | None:
-        """When it is looked at next; None: not within a year."""
-        due_ns = self.quiet.find_due(NEVER_NS)
-        return None if due_ns == NEVER_NS else due_ns
-
-    def _read_frames(self) -> dict[int, FrameType]:
-        self.reads += 1
-        return {} if self.frame is None else {THREAD: self.frame}
 
     def learn(self, *stalls_ns: int, steps: int = 2) -> "Rank":
         """Have stalls, each followed by so many steps."""
         for stall_ns in stalls_ns:
-            self.quiet.learn([(self.step, stall_ns)], self.step, USUAL_NS)
+            self.begun += self.quiet.learn([(self.step, stall_ns)], self.step, USUAL_NS)
             self.step += steps
-        self.quiet.learn([], self.step, USUAL_NS)
+        self.begun += self.quiet.learn([], self.step, USUAL_NS)
         return self
 
     def stall(self, times: int = STALLS_MIN) -> "Rank":
         return self.learn(*[STALL_NS] * times)
 
     def pass_time(self, ns: int, is_busy: Callable[[], bool] = lambda: False) -> "Rank":
+        """Let the sampler look for so long."""
         until_ns = self.now_ns + ns
-        while (due_ns := self.due_ns) is not None and due_ns <= until_ns:
-            self.now_ns = max(self.now_ns, due_ns)
+        while self.now_ns < until_ns and self.quiet.is_wanted:
             self.events += is_busy()
-            self.quiet.look()
+            if self.quiet.is_due:
+                self.samples += 1
+                self.quiet.add(self.now_ns, self.frame)
+            self.now_ns += round(self.quiet.interval_s * NS_PER_S)
         self.now_ns = until_ns
         return self
+
+    def take(self, *steps_ns: tuple[int, int]) -> list[QuietPlace]:
+        """Return the places in steps of (begin, duration), numbered from 7; by default in one until now."""
+        given = enumerate(steps_ns or ((0, self.now_ns),), 7)
+        steps = [StepRecord(step=step, start_host_ns=at, duration_ns=ns, phases_ns={}) for step, (at, ns) in given]
+        return list(self.quiet.take(steps))
 
 
 def test_a_run_with_few_long_steps_is_never_looked_at() -> None:
     rank = Rank().stall(STALLS_MIN - 1)
-    assert rank.due_ns is None
-    assert rank.pass_time(LOOK_NS_MAX).reads == 0
+    assert (rank.quiet.is_wanted, rank.begun) == (False, 0)
+
+
+def test_looks_begin_once() -> None:
+    assert Rank().stall(4 * STALLS_MIN).begun == 1
 
 
 def test_a_rank_that_passes_hooks_is_not_looked_at() -> None:
-    assert Rank().stall().pass_time(20 * LOOK_NS_MAX, is_busy=lambda: True).reads == 0
+    assert Rank().stall().pass_time(20 * LOOK_NS_MAX, is_busy=lambda: True).samples == 0
 
 
 @pytest.mark.skipif(not HAS_POSITIONS, reason="before CPython 3.11 what a frame calls cannot be told")
 def test_a_quiet_rank_is_looked_at_once_and_its_line_is_told() -> None:
     with sleeping_thread() as frame:
-        rank = Rank(frame).stall()
-        rank.pass_time(STALL_NS)
-        assert rank.reads == 1
-        (place,) = rank.quiet.take()
-    assert (place.step, place.does, place.call) == (rank.step, WORKS, "time.sleep")
+        rank = Rank(frame).stall().pass_time(STALL_NS)
+        assert rank.samples == 1
+        (place,) = rank.take()
+    assert (place.step, place.does, place.call) == (7, WORKS, "time.sleep")
     assert place.line.startswith("test_quiet_steps.py:")
     assert place.line.endswith("(wait)")
-    assert rank.quiet.take() == ()
+    assert rank.take() == []
     rank.events += 1
-    assert rank.pass_time(STALL_NS).reads == 2
+    assert rank.pass_time(STALL_NS).samples == 2
 
 
-@pytest.mark.parametrize(("stall_ns", "gap_ns"), [(STALL_NS, LOOK_NS_MIN), (60 * STALL_NS, LOOK_NS_MAX)])
+def test_a_place_is_of_the_step_in_whose_time_it_was_seen() -> None:
+    with sleeping_thread() as frame:
+        rank = Rank(frame).stall()
+        for _ in range(3):  # looks at 200, 1200 and 2200 ms
+            rank.events += 1
+            rank.pass_time(LOOK_NS_MAX)
+    ms = NS_PER_MS
+    # Between two steps, as in an evaluation, a look is of none; that of a step that has not ended waits for its end.
+    assert [one.step for one in rank.take((0, 100 * ms), (100 * ms, 400 * ms), (1500 * ms, 200 * ms))] == [8]
+    assert [one.step for one in rank.take((1700 * ms, 200 * ms), (1900 * ms, 900 * ms))] == [8]
+
+
+@pytest.mark.parametrize(
+    ("stall_ns", "gap_ns"),
+    [(STALL_NS, STALL_NS // LOOKS_A_STALL), (STALL_NS // 4, LOOK_NS_MIN), (60 * STALL_NS, LOOK_NS_MAX)],
+)
 def test_looks_are_as_often_as_stalls_need_and_no_more(stall_ns: int, gap_ns: int) -> None:
     rank = Rank().learn(*[stall_ns] * STALLS_MIN)
-    rank.quiet.look()
-    assert rank.due_ns == gap_ns
-    rank.pass_time(gap_ns)
-    assert rank.due_ns == 2 * gap_ns
+    assert rank.quiet.interval_s == pytest.approx(gap_ns / NS_PER_S)
 
 
-def fail() -> None:
-    raise ValueError
-
-
-def test_errors_end_the_looks_alone() -> None:
-    rank = Rank().stall()
-    rank.quiet = QuietSteps(
-        rank, rank.guard, count_events=lambda: 7, flush=fail, find_place=lambda: (7, ""), find_thread=lambda: THREAD,
-        has_device=lambda: False,
-    )  # fmt: skip
-    for _ in range(4):
-        rank.quiet._has_looked = False
-        rank.stall().pass_time(STALL_NS)
-    assert rank.guard.errors == {"quiet_steps": 3}
-    assert rank.stall().due_ns is None
-
-
-def test_looks_end_when_stalls_are_long_ago() -> None:
-    assert Rank().stall().learn(STALL_NS, steps=GONE_STEPS + 1).due_ns is None
+def test_looks_end_when_stalls_are_long_ago_and_begin_again() -> None:
+    rank = Rank().stall().learn(STALL_NS, steps=GONE_STEPS + 1)
+    assert not rank.quiet.is_wanted
+    assert rank.stall().begun == 2
 
 
 def test_a_process_with_a_device_that_seems_to_work_may_wait_for_it() -> None:
     with sleeping_thread() as frame:
         rank = Rank(frame)
         rank.has_device = True
-        assert [one.does for one in rank.stall().pass_time(STALL_NS).quiet.take()] == [""]
+        assert [one.does for one in rank.stall().pass_time(STALL_NS).take()] == [""]
 
 
-def test_rank_without_python_or_outside_of_steps_has_no_place() -> None:
-    assert Rank().stall().pass_time(STALL_NS).quiet.take() == ()
+def test_rank_without_python_has_no_place() -> None:
+    assert Rank().stall().pass_time(STALL_NS).take() == []
 
 
-def test_places_of_a_report_are_bounded() -> None:
+def test_looks_that_no_step_takes_are_bounded() -> None:
     with sleeping_thread() as frame:
         rank = Rank(frame).stall()
         for _ in range(QUIET_PLACES_MAX + 4):
             rank.events += 1
             rank.pass_time(STALL_NS)
-        places: tuple[QuietPlace, ...] = rank.quiet.take()
+        places = rank.take(*((place * STALL_NS, STALL_NS) for place in range(QUIET_PLACES_MAX + 4)))
     assert len(places) == QUIET_PLACES_MAX
 
 

@@ -23,6 +23,7 @@ class Kept:
     """One who wants so many samples of a thread."""
 
     interval_s = 0.01
+    is_due = True
 
     def __init__(self, thread: int = 1, samples: int = 1, *, wants_others: bool = False) -> None:
         self.thread = thread
@@ -71,6 +72,23 @@ def test_frames_of_all_threads_are_for_those_who_want_them() -> None:
     alone, looking = Kept(1), Kept(1, wants_others=True)
     make(frames={1: FRAME, 2: FRAME}).sample([alone, looking])
     assert (alone.frames, alone.others, looking.frames, looking.others) == ([FRAME], {}, [FRAME], {1: FRAME, 2: FRAME})
+
+
+def test_who_wants_none_now_gets_one_later_and_no_frame_is_read_meanwhile() -> None:
+    kept = Kept()
+    kept.is_due = False
+    reads: list[int] = []
+
+    def read_frames() -> dict[int, FrameType]:
+        reads.append(1)
+        return {1: FRAME}
+
+    sampler = ThreadSampler(Guard(error_budget=3), read_frames=read_frames, sleep=lambda _seconds: None)
+    assert sampler.sample([kept]) == [kept]
+    assert (kept.frames, reads) == ([], [])
+    kept.is_due = True
+    assert sampler.sample([kept, Kept(2)]) != []
+    assert (kept.frames, reads) == ([FRAME], [1])
 
 
 def test_who_wants_no_more_gets_none() -> None:

@@ -35,7 +35,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines logged."""
     lines: list[str] = []
     monkeypatch.setattr(module, "log_line", lines.append)
-    monkeypatch.setattr(module, "log_once_per_node", lambda text, _environment, topic: lines.append(text))
+    monkeypatch.setattr(module, "log_once_per_node", lambda text, _environment, **_named: lines.append(text))
     return lines
 
 
