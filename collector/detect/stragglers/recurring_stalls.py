@@ -314,10 +314,13 @@ def _count_stalls(found: Recurring) -> str:
 
 
 def _describe_place(found: Recurring) -> str:
-    """Return where the rank was seen in most of its stalls; empty where it was in none. Texts are the script's."""
+    """Return where the rank was in half of its looks or more; empty where that is no one place, as in an evaluation.
+    Texts are the script's.
+    """
     places = Counter((one.line, one.call) for one in found.stalls if one.line or one.call)
-    if not places:
+    seen = sum(places.values())
+    (line, call), count = places.most_common(1)[0] if places else (("", ""), 0)
+    if not count or count < seen / 2:
         return ""
-    ((line, call), count), seen = places.most_common(1)[0], sum(places.values())
     text = describe_line(LineCost(line=to_line(line, PLACE_LENGTH_MAX), ns=0.0, call=to_line(call, PLACE_LENGTH_MAX)))
     return f"seen {text}, in {count} of {seen} looks" if seen > 1 else f"seen {text}, once"

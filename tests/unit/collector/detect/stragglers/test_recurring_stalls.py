@@ -266,6 +266,8 @@ def test_finding_says_where_the_rank_was_seen() -> None:
     seen = [one._replace(line=line, call=call) for one, (line, call) in zip(steps, places, strict=True)]
     also = describe(recurring()._replace(stalls=tuple(seen)))[0].also
     assert also[1] == "seen in time.sleep, called at train.py:52 (main), in 3 of 4 looks"
+    apart = tuple(one._replace(line=f"train.py:{one.step} (main)") for one in steps)
+    assert len(describe(recurring()._replace(stalls=apart))[0].also) == 1
     once = describe(recurring()._replace(stalls=tuple(seen[3:])))[0].also
     assert once[1] == r"seen at train.py:60\n (main), once"
 
