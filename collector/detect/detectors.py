@@ -17,6 +17,7 @@ from rankscope.collector.detect.run_rules.device_models import DeviceModels
 from rankscope.collector.detect.run_rules.earlier_runs import EarlierRuns
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.run_rules.rules import RunRules
+from rankscope.collector.detect.run_rules.run_stalls import RunStalls
 from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
 from rankscope.collector.detect.run_rules.unmatched_collectives import UnmatchedCollectives
 from rankscope.collector.detect.stragglers.detector import Stragglers
@@ -49,6 +50,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         EarlierRuns(),
         BatchImbalance(config.uneven_work_ratio_min, thresholds),
         RunRules(config.detect_steps),
+        RunStalls(),
     )
 
 

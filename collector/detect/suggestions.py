@@ -295,6 +295,12 @@ ADVICE: Final[Mapping[str, KindAdvice]] = {
             "ranks, log without reading values from the GPU."
         ),
     }),
+    "run_stalls": KindAdvice(FINDINGS_PAGE, {
+        "run_stalls": (
+            "Do it less often, or beside training: save asynchronously, keep loader workers (persistent_workers), "
+            "upload and log in a thread."
+        ),
+    }),
     "unmatched_collectives": KindAdvice(FINDINGS_PAGE, {
         "unmatched_collectives": (
             "Look for a collective that not all ranks call: under a condition, after a caught error, in a last "

@@ -84,7 +84,8 @@ class RareLongStep(NamedTuple):
     """A step that was longer than those around it by `excess_ns`, of which `owner`, a rank, UNKNOWN or EVERYBODY, held
     `owned_ns` in phase `part` (empty where it is not known). Steps of the run took `before_ns` in all before it began,
     and `usual_ns` each around it. `cpu_ns`: CPU time of the owner's training thread in it, None where not known.
-    `line`: where the owner was seen in it, `train.py:52 (main)`, and `call` what it called; empty where not known.
+    `line`: where the owner, or one of EVERYBODY, was seen in it, `train.py:52 (main)`, and `call` what it called; empty
+    where not known. A single rank owns none, but has the part.
     """
 
     step: int
@@ -237,7 +238,13 @@ def _look(series: StepSeries, places: QuietPlaces, at: _Place, before_ns: float)
         found = found._replace(owner=UNKNOWN, part="", owned_ns=0.0, cpu_ns=None)
     if found.owner < 0 and owner is not None and owner in series.ranks:
         found = _give(series, at, found, owner)
-    if seen is None or found.owner != owner:
+    if len(series.ranks) == 1:  # nobody waits for it
+        found = _give(series, at, found, series.ranks[0])._replace(owner=UNKNOWN, owned_ns=0.0)
+    if found.owner == EVERYBODY or len(series.ranks) == 1:
+        seen = places.first(step)
+    elif found.owner != owner:
+        seen = None
+    if seen is None:
         return found
     return found._replace(line=seen.line, call=seen.call)
 

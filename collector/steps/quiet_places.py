@@ -57,6 +57,11 @@ class QuietPlaces:
         left = [rank for rank in ranks if rank not in waiting]
         return (left[0], seen.get(left[0])) if len(left) == 1 else (None, None)
 
+    def first(self, step: int) -> QuietPlace | None:
+        """Return where the lowest rank was that was seen in a step; None where none was."""
+        seen = self._by_step.get(step, {})
+        return seen[min(seen)] if seen else None
+
     def waits(self, step: int, rank: int) -> bool:
         """Return whether a rank waited for others in a step."""
         place = self._by_step.get(step, {}).get(rank)

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.finding import RUN_STALLS, STRAGGLER, Finding
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX
 from rankscope.collector.steps.step_series import Floats
@@ -28,8 +28,10 @@ def find_explained_ns(view: RunView, findings: Sequence[Finding]) -> Floats:
 
     What a slow rank explains is by how much its excess is larger than that of any healthy peer, which the step would
     last for, and what a stall carries over to the next step; in steps where its excess is not known, the usual one.
-    Anything else explains the share of the step that it costs.
+    Anything else explains the share of the step that it costs, but stops of the whole run: these make single steps
+    longer, and what is judged are medians.
     """
+    findings = [one for one in findings if one.kind != RUN_STALLS]
     healthiest = _Healthiest(view, find_slow_ranks(findings))
     found = np.zeros(len(view.series.steps))
     for one in findings:
@@ -59,11 +61,20 @@ def name_explaining(findings: Sequence[Finding]) -> str:
     'rank 10'
     >>> name_explaining([Finding(kind="straggler", ranks=(r,), cause="host_cpu", sentence="") for r in (3, 9, 9)])
     'rank 3 and rank 9'
+    >>> name_explaining([Finding(kind="garbage_collection", cause="garbage_collection", sentence="")])
+    'garbage collection'
     """
-    subjects = list(dict.fromkeys("uneven work" if one.subject == "the run" else one.subject for one in findings))
+    subjects = list(dict.fromkeys(_name(one) for one in findings))
     named, more = subjects[:SUBJECTS_NAMED_MAX], len(subjects) - SUBJECTS_NAMED_MAX
     parts = [*named, f"{more} more"] if more > 0 else named
     return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+
+
+def _name(finding: Finding) -> str:
+    """Return who a finding is about, or what, where that is the whole run."""
+    if finding.subject != "the run":
+        return finding.subject
+    return {"data_bound": "waits for data loaders"}.get(finding.kind, finding.kind.replace("_", " "))
 
 
 def find_suspects(

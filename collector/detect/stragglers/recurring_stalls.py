@@ -65,9 +65,9 @@ PLACE_LENGTH_MAX: Final = 120
 
 
 class Recurring(NamedTuple):
-    """A rank that stops now and then: its stalls, the usual distance between them in steps, whether most are equal to
-    it, how long the run has lasted since one such distance before the first, and the first step: before these stalls
-    there may be long steps at the same distance whose owner is not known.
+    """A rank, or EVERYBODY, that stops now and then: its stalls, the usual distance between them in steps, whether most
+    are equal to it, how long the run has lasted since one such distance before the first, and the first step: before
+    these stalls there may be long steps at the same distance whose owner is not known.
     """
 
     rank: int
@@ -158,34 +158,39 @@ def _judge(
         return None
     alike = [one for one in steps if one.step >= mine[0].step and one.excess_ns >= size_ns][-CLASS_MAX:]
     mine = [one for one in alike if one.owner == rank]
-    if _count_periods(mine) < STALLS_MIN:
+    if count_periods(mine) < STALLS_MIN:
         return None
     owned_ns = math.fsum(one.owned_ns for one in mine)
     of_owned_ns = math.fsum(one.owned_ns for one in alike if one.owner >= 0)
     of_all_ns = math.fsum(one.excess_ns for one in alike)
     if owned_ns < OWNED_MIN * of_owned_ns or owned_ns < OWNED_OF_ALL_MIN * of_all_ns:
         return None
+    found = measure_stalls(rank, mine, total_ns)
+    if found is None or found.share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
+        return None
+    return found if is_known or found.is_regular or _is_proven(mine, alike, ranks, is_usual=is_usual) else None
+
+
+def measure_stalls(owner: int, mine: Sequence[RareLongStep], total_ns: float) -> Recurring | None:
+    """Return several stalls of an owner with their distance; None where they are over."""
     distances_ns = [later.before_ns - one.before_ns for one, later in itertools.pairwise(mine)]
-    is_past = total_ns - mine[-1].before_ns > QUIET_GAPS * max(
-        statistics.median(distances_ns), statistics.fmean(distances_ns)
-    )
+    quiet_ns = total_ns - mine[-1].before_ns
+    if quiet_ns > QUIET_GAPS * max(statistics.median(distances_ns), statistics.fmean(distances_ns)):
+        return None
     period, is_regular = find_period(np.array([one.step for one in mine]))
     begin_ns = mine[0].before_ns - period * mine[0].usual_ns
-    found = Recurring(rank, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns), mine[0].step)
-    if is_past or found.share < (0.5 if is_known else 1.0) * COST_RATIO_MIN:
-        return None
-    return found if is_known or is_regular or _is_proven(mine, alike, ranks, is_usual=is_usual) else None
+    return Recurring(owner, tuple(mine), period, is_regular, total_ns - max(0.0, begin_ns), mine[0].step)
 
 
 def _is_proven(mine: Sequence[RareLongStep], alike: Sequence[RareLongStep], ranks: int, *, is_usual: bool) -> bool:
-    count, of_all = _count_periods(mine), _count_periods(alike)
+    count, of_all = count_periods(mine), count_periods(alike)
     if probability_of(count, of_all, 1 / ranks) <= CHANCE_MAX / ranks:
         return True
     are_large = all(one.owned_ns >= LARGE_RATIO * one.usual_ns for one in mine)
     return is_usual and are_large and count >= LARGE_COUNT and len(mine) == len(alike)
 
 
-def _count_periods(steps: Sequence[RareLongStep]) -> int:
+def count_periods(steps: Sequence[RareLongStep]) -> int:
     """Return how often there are long steps: those in a row are of one slowness, which may have begun to last."""
     return 1 + sum(later.step > one.step + 1 for one, later in itertools.pairwise(steps)) if steps else 0
 
@@ -209,7 +214,7 @@ def find_stall_cause(found: Recurring, samples: Samples, peers: Sequence[int] = 
     if compiled_ns is not None and compiled_ns >= EXPLAINS * found.usual_stall_ns:
         what = describe_compilation(compiled_ns, " each time", samples.compiled, [found.rank], steps)
         return StallCause(RECOMPILATION, what)
-    pause_ns = _find_pause(found, samples.gc_pauses.get(found.rank, ()))
+    pause_ns = find_pause(found, samples.gc_pauses.get(found.rank, ()))
     if pause_ns is not None and pause_ns >= EXPLAINS * found.usual_stall_ns:
         return StallCause("garbage_collection", f"{format_duration(pause_ns)} each time in Python's garbage collector")
     if found.part == CHECKPOINT:
@@ -239,7 +244,7 @@ def _find_host_cause(found: Recurring) -> StallCause:
     return StallCause(UNATTRIBUTED, f"no known cause, {in_part}")
 
 
-def _find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
+def find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
     """Return the pauses of the collector for each stall, in ns, between those counts that have stalls between them;
     None where none has.
     """
@@ -257,7 +262,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
     cause = find_stall_cause(found, view.samples, peers)
     is_work = cause.name == PERIODIC_WORK
     ratio = found.since_ns / max(found.since_ns - found.lost_ns, 1.0)
-    begin = _date(found, view.long_steps.first_step, known)
+    begin = date_stalls(found, view.long_steps.first_step, known)
     usual_ns = statistics.median(one.usual_ns for one in found.stalls)
     finding = Finding(
         kind=PERIODIC_WORK if is_work else STRAGGLER,
@@ -272,7 +277,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         what=_write_what(found, is_work=is_work),
         node=view.nodes[found.rank],
         why=cause.because,
-        also=tuple(filter(None, (_count_stalls(found), _describe_place(found)))),
+        also=tuple(filter(None, (count_stalls(found), describe_place(found)))),
         suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
         run_slowdown_ratio=ratio,
         evidence={
@@ -288,7 +293,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
     return Candidate(finding, SingleLosses(steps, np.array([one.owned_ns for one in found.stalls])))
 
 
-def _date(found: Recurring, first_step: int, known: Finding | None) -> SinceRange:
+def date_stalls(found: Recurring, first_step: int, known: Finding | None) -> SinceRange:
     """Return between which steps it began: at the first step, or up to one usual distance before. Where this collector
     has not seen so much, it may have begun at any step.
     """
@@ -305,15 +310,14 @@ def _write_what(found: Recurring, *, is_work: bool) -> str:
     return f"work of its own {every}" if is_work else f"than usual {every}"
 
 
-def _count_stalls(found: Recurring) -> str:
+def count_stalls(found: Recurring) -> str:
+    """Return how many there were, how long, and in which steps."""
     first, last = found.stalls[0].step, found.stalls[-1].step
-    return (
-        f"{len(found.stalls)} stalls of {format_duration(found.usual_stall_ns)} in steps {first}-{last}, "
-        "all other ranks waiting"
-    )
+    waiting = ", all other ranks waiting" if found.rank >= 0 else ""
+    return f"{len(found.stalls)} stalls of {format_duration(found.usual_stall_ns)} in steps {first}-{last}{waiting}"
 
 
-def _describe_place(found: Recurring) -> str:
+def describe_place(found: Recurring) -> str:
     """Return where the rank was in half of its looks or more; empty where that is no one place, as in an evaluation.
     Texts are the script's.
     """

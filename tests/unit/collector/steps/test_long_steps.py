@@ -145,7 +145,16 @@ def test_excess_spread_over_all_phases_is_nobodys() -> None:
 
 
 def test_a_single_rank_has_nobody_to_compare_with() -> None:
-    assert [one.owner for one in seen_in(Job(ranks=1).add("forward", 0, 90))] == [UNKNOWN]
+    assert [(one.owner, one.part, one.owned_ns) for one in seen_in(Job(ranks=1).add("forward", 0, 90))] == [
+        (UNKNOWN, "forward", 0.0)
+    ]
+    assert seen_with(Job(ranks=1).add("forward", 0, 90), {0: SLEEPS}).line == "train.py:52 (main)"
+
+
+def test_line_of_one_rank_stands_for_all_that_do_the_same() -> None:
+    job = Job().add("other", 0, 90).add("other", 1, 95).add("other", 2, 90)
+    found = seen_with(job, {1: SLEEPS, 2: SLEEPS})
+    assert (found.owner, found.line, found.call) == (EVERYBODY, "train.py:52 (main)", "time.sleep")
 
 
 def test_a_lasting_change_is_no_long_step() -> None:
