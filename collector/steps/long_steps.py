@@ -31,7 +31,7 @@ Beside one other rank, or in a group of two, the one that waits holds its phase 
 - when it was seen to wait in a collective meanwhile.
 
 Where that leaves no owner, as where a rank works before a barrier and the others wait in it, it is the rank that was
-seen to work while another waited (`quiet_places.py`).
+seen to work while the others waited (`quiet_places.py`).
 
 Example: steps of 20 ms; step 160 takes 2.02 s. Rank 1 has 2.006 s in forward, usually 6 ms; ranks 0, 2 and 3 have
 2.01 s in backward. Forward comes first, and rank 1 alone holds it: 2.0 s are its own.
@@ -232,14 +232,13 @@ def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
 def _look(series: StepSeries, places: QuietPlaces, at: _Place, before_ns: float) -> RareLongStep:
     """Return a long step with its owner, and where that was seen."""
     found, step = _judge(series, at, before_ns), int(series.steps[at.row + series.earlier_count])
-    owner, seen = places.find(step, series.ranks)
     if found.owner >= 0 and places.waits(step, found.owner):
         found = found._replace(owner=UNKNOWN, part="", owned_ns=0.0, cpu_ns=None)
-    if found.owner < 0 and owner is not None and owner in series.ranks:
+    owner = places.find_owner(step, series.ranks) if found.owner < 0 else None
+    if owner is not None:
         found = _give(series, at, found, owner)
-    if seen is None or found.owner != owner:
-        return found
-    return found._replace(line=seen.line, call=seen.call)
+    seen = places.find_work(step, found.owner)
+    return found if seen is None else found._replace(line=seen.line, call=seen.call)
 
 
 def _give(series: StepSeries, at: _Place, found: RareLongStep, rank: int) -> RareLongStep:
