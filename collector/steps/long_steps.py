@@ -85,6 +85,7 @@ class RareLongStep(NamedTuple):
     `owned_ns` in phase `part` (empty where it is not known). Steps of the run took `before_ns` in all before it began,
     and `usual_ns` each around it. `cpu_ns`: CPU time of the owner's training thread in it, None where not known.
     `line`: where the owner was seen in it, `train.py:52 (main)`, and `call` what it called; empty where not known.
+    `is_seen`: it is known of some rank what that did in it.
     """
 
     step: int
@@ -97,6 +98,7 @@ class RareLongStep(NamedTuple):
     cpu_ns: float | None = None
     line: str = ""
     call: str = ""
+    is_seen: bool = False
 
 
 class LongStepsSeen(NamedTuple):
@@ -237,7 +239,7 @@ def _look(series: StepSeries, places: QuietPlaces, at: _Place, before_ns: float)
     owner = places.find_owner(step, series.ranks) if found.owner < 0 else None
     if owner is not None:
         found = _give(series, at, found, owner)
-    seen = places.find_work(step, found.owner)
+    found, seen = found._replace(is_seen=places.is_seen(step)), places.find_work(step, found.owner)
     return found if seen is None else found._replace(line=seen.line, call=seen.call)
 
 

@@ -56,6 +56,10 @@ class QuietPlaces:
         waiting = sum(self.waits(step, rank) for rank in ranks)
         return owners[0] if waiting and waiting >= MOST_RANKS * (len(ranks) - 1) else None
 
+    def is_seen(self, step: int) -> bool:
+        """Return whether it is known of any rank what it did in a step."""
+        return step in self._by_step
+
     def waits(self, step: int, rank: int) -> bool:
         """Return whether a rank waited for others in a step."""
         place = self._by_step.get(step, {}).get(rank)

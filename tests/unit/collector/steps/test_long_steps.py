@@ -112,7 +112,9 @@ def test_step_in_which_all_hold_the_phase_is_of_the_rank_that_was_seen_to_work(p
     job = Job().add(phase, 0, 90).add(phase, 1, 90).add(phase, 2, 90)
     job.cpu[LONG, 1] = 7.0
     found = seen_with(job, {0: WAITS, 1: SLEEPS, 2: WAITS})
-    assert found == RareLongStep(LONG, 1, phase, 90.0, 90.0, 400.0, 20.0, 7.0, "train.py:52 (main)", "time.sleep")
+    assert found == RareLongStep(
+        LONG, 1, phase, 90.0, 90.0, 400.0, 20.0, 7.0, "train.py:52 (main)", "time.sleep", is_seen=True
+    )
 
 
 @pytest.mark.parametrize("third", [QuietPlace(LONG), QuietPlace(LONG, MOVES), QuietPlace(LONG + 1, WAITS_FOR_RANKS)])
