@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from types import FrameType
 from typing import Final, NamedTuple
 
@@ -61,6 +62,8 @@ MOST_RATIO: Final = 2 / 3
 EARLY_RATIO: Final = 0.9
 """Share of the distance of looks from which on one is taken: others may have the sampler wake up more often."""
 LOOKS_MAX: Final = 256
+CALLS_MAX: Final = 64
+"""Places of which the call is remembered."""
 WAIT: Final = frozenset({"collective", "process_group"})
 WORK: Final = frozenset({"data", "compile", "import"})
 WORK_THAT_MAY_WAIT: Final = frozenset({"checkpoint", "optimizer"})
@@ -106,6 +109,8 @@ class QuietSteps:
         self._find_thread = find_thread
         self._has_device = has_device
         self._monotonic_ns = monotonic_ns
+        # In a function of 500 lines it takes a tenth of a second; a thread that waits is at one place for many looks.
+        self._find_call = lru_cache(maxsize=CALLS_MAX)(find_called_name)
         self._stalls: deque[tuple[int, float]] = deque(maxlen=STALLS_KEPT)
         self._usual_ns = 0.0
         self._events: int | None = None
@@ -197,7 +202,7 @@ class QuietSteps:
             self._tell(_Look(self._told_ns, host_ns, ""))
             return
         frames = to_stack("", frame).frames
-        call, of_script = find_called_name(frame.f_code, frame.f_lasti)[:TEXT_LENGTH_MAX], find_script_frame(frames)
+        call, of_script = self._find_call(frame.f_code, frame.f_lasti)[:TEXT_LENGTH_MAX], find_script_frame(frames)
         does = find_doing(frames, call, has_device=self._has_device())
         line = "" if of_script is None else describe_frame(of_script)
         self._has_moved |= bool(self._frames) and frames != self._frames

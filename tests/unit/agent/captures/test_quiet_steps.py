@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 
 import msgspec
 import pytest
@@ -207,6 +207,18 @@ def test_looks_end_when_stalls_are_long_ago_and_begin_again() -> None:
     rank = Rank().stall().learn(STALL_NS, steps=GONE_STEPS + 1)
     assert not rank.quiet.is_wanted
     assert rank.stall().begun == 2
+
+
+def test_what_is_called_is_found_once_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[CodeType] = []
+
+    def find(code: CodeType, _at: int) -> str:
+        found.append(code)
+        return ""
+
+    monkeypatch.setattr(quiet_steps, "find_called_name", find)
+    assert Rank(frame_in("train.py")).stall().pass_time(8 * STALL_NS).samples > 4
+    assert [code.co_filename for code in found] == ["train.py"]
 
 
 def test_a_process_with_a_device_that_seems_to_work_may_wait_for_it() -> None:
