@@ -6,7 +6,7 @@ them the step is as long, in the same phase: whose it was, no time says.
 So once a run has had STALLS_MIN long steps, the sampler wakes up some times in such a time and asks whether the
 training thread has passed a hook since. If it has not for longer than a usual step, its stack is read at each look.
 
-    waits     its innermost frame is of torch.distributed
+    waits     its innermost frame is of torch.distributed, but not of DTensor
     works     it waits for data, saves, compiles or imports; in a process without a device also where it is in an
               optimizer, or its innermost frame is not torch's; unless that calls what may wait for another thread or
               rank
@@ -65,6 +65,8 @@ LOOKS_MAX: Final = 256
 CALLS_MAX: Final = 64
 """Places of which the call is remembered."""
 WAIT: Final = frozenset({"collective", "process_group"})
+TENSORS: Final = "torch/distributed/tensor/"
+"""DTensor: operators are called from here, to compute as well as to communicate."""
 WORK: Final = frozenset({"data", "compile", "import"})
 WORK_THAT_MAY_WAIT: Final = frozenset({"checkpoint", "optimizer"})
 """A save copies from a device, an optimizer of the user's may wait for its own collectives."""
@@ -243,7 +245,7 @@ def find_doing(frames: Sequence[StackFrame], call: str, *, has_device: bool) -> 
     ('works', '')
     """
     activity = find_activity(frames)
-    if find_activity(frames[:1]) in WAIT:
+    if find_activity(frames[:1]) in WAIT and TENSORS not in frames[0].file:
         return WAITS_FOR_RANKS
     if activity in WORK:
         return WORKS

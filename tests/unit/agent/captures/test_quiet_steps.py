@@ -33,6 +33,7 @@ THREAD = 4711
 MAIN = StackFrame("train.py", 52, "main")
 BARRIER = StackFrame("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 4871, "barrier")
 FSDP = StackFrame("/lib/python3.11/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py", 9, "forward")
+DISPATCH = StackFrame("/lib/python3.11/site-packages/torch/distributed/tensor/_dispatch.py", 9, "dispatch")
 LINEAR = StackFrame("/lib/python3.11/site-packages/torch/nn/modules/linear.py", 9, "forward")
 BACKWARD = StackFrame("/lib/python3.11/site-packages/torch/autograd/graph.py", 9, "_engine_run_backward")
 FETCH = StackFrame("/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 9, "_next_data")
@@ -264,6 +265,7 @@ def test_looks_end_while_the_sampler_is_paused_and_begin_again() -> None:
         ([POOL, MAIN], "waiter.acquire", ""),
         ([LINEAR, FSDP, MAIN], "F.linear", ""),
         ([BACKWARD, MAIN], "", ""),
+        ([DISPATCH, MAIN], "op_call", ""),
         ([], "", ""),
         ([OPTIMIZER, MAIN], "", "works"),
         ([MAIN, OPTIMIZER, MAIN], "work.wait", ""),
