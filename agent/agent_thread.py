@@ -13,7 +13,7 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.collector_orders import CollectorOrders
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.green_threads import find_patched
-from rankscope.agent.guard import CAPTURES, Guard, log_line
+from rankscope.agent.guard import CAPTURES, LINE_SAMPLES, Guard, log_line
 from rankscope.agent.late_imports import LATE_IMPORTS
 from rankscope.agent.own_thread import OwnThread
 from rankscope.agent.profiler.window_results import WindowResults
@@ -244,6 +244,8 @@ class AgentThread:
 
     def _close(self) -> None:
         """Close the connection, files and libraries."""
+        if self._quiet is not None:
+            self._quiet.is_wanted = False
         self.outbox.close()
         self._orders.close()
         self._samples.close()
@@ -362,6 +364,13 @@ class AgentThread:
 
     def _read_quiet(self, steps: list[StepRecord]) -> tuple[QuietPlace, ...]:
         """Return where the training thread was in long steps; have the sampler look, once there have been some."""
+        try:
+            return self._look_at_long(steps)
+        except Exception as error:  # noqa: BLE001 - no error of a look may lose steps
+            self._guard.record(LINE_SAMPLES, error)
+            return ()
+
+    def _look_at_long(self, steps: list[StepRecord]) -> tuple[QuietPlace, ...]:
         usual_ns = _median_ns(self._step_times_ns) if len(self._step_times_ns) >= STEPS_MIN else math.inf
         least_ns = max(STALL_RATIO * usual_ns, usual_ns + STALL_NS_MIN)
         stalls = [(one.step, one.duration_ns - usual_ns) for one in steps if one.duration_ns >= least_ns]
@@ -371,7 +380,8 @@ class AgentThread:
         if self._quiet is None:
             self._quiet = self._make_quiet_steps()
         places = self._quiet.take(steps)
-        if self._quiet.learn(stalls, self._training.timer.step, usual_ns):
+        may_look = sampler.is_usable and not sampler.is_paused
+        if self._quiet.learn(stalls, self._training.timer.step, usual_ns, may_look=may_look):
             sampler.start()
             sampler.begin(self._quiet)
         return places

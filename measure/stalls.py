@@ -105,9 +105,9 @@ class StallSamples(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
 
 
 class QuietPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a training thread was in `step` when it had passed no hook for longer than a step usually lasts. `does`:
-    WAITS_FOR_RANKS, WORKS, or empty where that is not known. `line` is the script's, `train.py:52 (main)`, and `call`
-    what the innermost frame called, `time.sleep`; empty without one.
+    """What a training thread did in `step`, a long one, for half of the time that it was longer or more. `does`:
+    WAITS_FOR_RANKS, WORKS or MOVES: it went on in the script, as in an evaluation. `line` is where it was most of this
+    time, `train.py:52 (main)`, and `call` what the innermost frame called, `time.sleep`; empty without one.
     """
 
     step: int
@@ -116,7 +116,7 @@ class QuietPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     call: Name = ""
 
 
-WAITS_FOR_RANKS, WORKS = "waits_for_ranks", "works"
+WAITS_FOR_RANKS, WORKS, MOVES = "waits_for_ranks", "works", "moves"
 QUIET_PLACES_MAX: Final = 16  # in a report, each of another step
 
 

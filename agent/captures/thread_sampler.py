@@ -2,8 +2,9 @@
 agent. Full windows of a GPU want the lines of blocking calls (`profiler/line_sampler.py`), the collector those of a
 rank that it suspects (`stack_samples.py`).
 
-It has a thread of its own, which sleeps without a limit in between: the agent's thread cannot do it, since it sends and
-waits for minutes at a time, and a thread for each window would have to be started at a step boundary.
+It has a thread of its own, which sleeps without a limit in between, and is woken by who comes. The agent's thread
+cannot do it, since it sends and waits for minutes at a time, and a thread for each window would have to be started at a
+step boundary.
 
 How frames are read
 -------------------
@@ -86,13 +87,14 @@ class ThreadSampler:
         *,
         read_frames: Callable[[], dict[int, FrameType]] = read_all_frames,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._guard = guard
         self._read_frames = read_frames
         self._monotonic_ns = monotonic_ns
-        self._sleep = sleep
+        self._sleep = self._wait_for_new if sleep is None else sleep
         self._new: queue.SimpleQueue[Sampled | None] = queue.SimpleQueue()  # None: there are no more
+        self._come: list[Sampled | None] = []  # out of the queue
         self._is_closed = self._is_started = False
         self.is_paused = False
         """Whether it begins nothing, by an order of the collector. Written by the agent thread."""
@@ -135,12 +137,20 @@ class ThreadSampler:
     def _run(self) -> None:
         wanted: list[Sampled] = []
         while self.is_usable:
-            if not wanted or not self._new.empty():
-                found = self._new.get()
+            while not self._new.empty() or not (wanted or self._come):
+                self._come.append(self._new.get())
+            for found in self._come:
                 if found is None:
                     return
-                wanted.append(found)
+                if found not in wanted:  # one that wanted no more for a moment
+                    wanted.append(found)
+            self._come.clear()
             wanted = self.sample(wanted)
+
+    def _wait_for_new(self, seconds: float) -> None:
+        """Sleep until somebody wants samples, or there are no more, at most so long."""
+        with contextlib.suppress(queue.Empty):
+            self._come.append(self._new.get(timeout=seconds))
 
     def sample(self, wanted: list[Sampled]) -> list[Sampled]:
         """Take a sample for each of these that still wants one, and sleep; return who did."""

@@ -31,7 +31,7 @@ Beside one other rank, or in a group of two, the one that waits holds its phase 
 - when it was seen to wait in a collective meanwhile.
 
 Where that leaves no owner, as where a rank works before a barrier and the others wait in it, it is the rank that was
-seen to work while another waited (`quiet_places.py`).
+seen to work while the others waited (`quiet_places.py`).
 
 Example: steps of 20 ms; step 160 takes 2.02 s. Rank 1 has 2.006 s in forward, usually 6 ms; ranks 0, 2 and 3 have
 2.01 s in backward. Forward comes first, and rank 1 alone holds it: 2.0 s are its own.
@@ -85,7 +85,7 @@ class RareLongStep(NamedTuple):
     `owned_ns` in phase `part` (empty where it is not known). Steps of the run took `before_ns` in all before it began,
     and `usual_ns` each around it. `cpu_ns`: CPU time of the owner's training thread in it, None where not known.
     `line`: where the owner, or one of EVERYBODY, was seen in it, `train.py:52 (main)`, and `call` what it called; empty
-    where not known. A single rank owns none, but has the part.
+    where not known. `is_seen`: it is known of some rank what that did in it. A single rank owns none, but has the part.
     """
 
     step: int
@@ -98,6 +98,7 @@ class RareLongStep(NamedTuple):
     cpu_ns: float | None = None
     line: str = ""
     call: str = ""
+    is_seen: bool = False
 
 
 class LongStepsSeen(NamedTuple):
@@ -233,20 +234,17 @@ def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
 def _look(series: StepSeries, places: QuietPlaces, at: _Place, before_ns: float) -> RareLongStep:
     """Return a long step with its owner, and where that was seen."""
     found, step = _judge(series, at, before_ns), int(series.steps[at.row + series.earlier_count])
-    owner, seen = places.find(step, series.ranks)
     if found.owner >= 0 and places.waits(step, found.owner):
         found = found._replace(owner=UNKNOWN, part="", owned_ns=0.0, cpu_ns=None)
-    if found.owner < 0 and owner is not None and owner in series.ranks:
+    owner = places.find_owner(step, series.ranks) if found.owner < 0 else None
+    if owner is not None:
         found = _give(series, at, found, owner)
     if len(series.ranks) == 1:  # nobody waits for it
         found = _give(series, at, found, series.ranks[0])._replace(owner=UNKNOWN, owned_ns=0.0)
-    if found.owner == EVERYBODY or len(series.ranks) == 1:
-        seen = places.first(step)
-    elif found.owner != owner:
-        seen = None
-    if seen is None:
-        return found
-    return found._replace(line=seen.line, call=seen.call)
+    are_alike = found.owner == EVERYBODY or len(series.ranks) == 1
+    seen = places.find_any(step) if are_alike else places.find_work(step, found.owner)
+    found = found._replace(is_seen=places.is_seen(step))
+    return found if seen is None else found._replace(line=seen.line, call=seen.call)
 
 
 def _give(series: StepSeries, at: _Place, found: RareLongStep, rank: int) -> RareLongStep:

@@ -1,20 +1,24 @@
 """Keep where ranks were in long steps, until these are looked at. Pure.
 
-A rank whose training thread passes no hook for longer than a usual step is looked at once (`agent/captures/
-quiet_steps.py`). In a step in which ranks wait in a collective, the one that works is the one that they wait for:
+In a long step an agent looks where its training thread is (`agent/captures/quiet_steps.py`). Where ranks wait in a
+collective, the only one that works, or goes on in its script, is the one that they wait for:
 
-    step 160    rank 0: train.py:52 (main), time.sleep    works
+    step 160    rank 0: train.py:52 (main), time.sleep     works
                 rank 1: train.py:53 (main), in a barrier   waits
+
+A rank of which nothing is known is never taken for it: its agent may not look.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.invariants import require
-from rankscope.measure.stalls import WAITS_FOR_RANKS, WORKS, QuietPlace
+from rankscope.measure.stalls import MOVES, WAITS_FOR_RANKS, WORKS, QuietPlace
 
 PLACES_MAX: Final = 2**16
 """Places kept, 16 MB: four long steps of 16,384 ranks."""
+MOST_RANKS: Final = 0.9
+"""Share of the other ranks that must have waited."""
 
 
 class QuietPlaces:
@@ -41,31 +45,36 @@ class QuietPlaces:
         for kept in [one for one in self._by_step if one <= step]:
             self._drop(kept)
 
-    def find(self, step: int, ranks: Sequence[int]) -> tuple[int | None, QuietPlace | None]:
-        """Return which of the ranks the others waited for in a step, and where it was.
-
-        It is the only one that worked while another waited, or the only one that did not wait; None where there is no
-        such rank. Its place is None where it was not seen.
+    def find_owner(self, step: int, ranks: Sequence[int]) -> int | None:
+        """Return which of the ranks the others waited for in a step: the only one that did anything else. None where
+        there is no such rank, or it is not known of a tenth of the others that they waited, or of one.
         """
         seen = self._by_step.get(step, {})
-        waiting = {rank for rank, one in seen.items() if one.does == WAITS_FOR_RANKS}
-        working = [rank for rank, one in seen.items() if one.does == WORKS]
-        if not waiting or len(working) > 1:
-            return None, None
-        if working:
-            return working[0], seen[working[0]]
-        left = [rank for rank in ranks if rank not in waiting]
-        return (left[0], seen.get(left[0])) if len(left) == 1 else (None, None)
+        owners = [rank for rank, one in seen.items() if one.does in {WORKS, MOVES}]
+        if len(owners) != 1 or owners[0] not in ranks:
+            return None
+        waiting = sum(self.waits(step, rank) for rank in ranks)
+        return owners[0] if waiting and waiting >= MOST_RANKS * (len(ranks) - 1) else None
 
-    def first(self, step: int) -> QuietPlace | None:
-        """Return where the lowest rank was that was seen in a step; None where none was."""
+    def is_seen(self, step: int) -> bool:
+        """Return whether it is known of any rank what it did in a step."""
+        return step in self._by_step
+
+    def find_any(self, step: int) -> QuietPlace | None:
+        """Return where the lowest rank was that was seen in a step and did not wait; None where none was."""
         seen = self._by_step.get(step, {})
-        return seen[min(seen)] if seen else None
+        ranks = [rank for rank, one in seen.items() if one.does != WAITS_FOR_RANKS and (one.line or one.call)]
+        return seen[min(ranks)] if ranks else None
 
     def waits(self, step: int, rank: int) -> bool:
         """Return whether a rank waited for others in a step."""
         place = self._by_step.get(step, {}).get(rank)
         return place is not None and place.does == WAITS_FOR_RANKS
+
+    def find_work(self, step: int, rank: int) -> QuietPlace | None:
+        """Return where a rank worked in a step; None where it is not known to have."""
+        place = self._by_step.get(step, {}).get(rank)
+        return place if place is not None and place.does == WORKS else None
 
     def _drop(self, step: int) -> None:
         self._count -= len(self._by_step.pop(step))

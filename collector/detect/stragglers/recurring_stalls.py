@@ -40,7 +40,7 @@ from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU,
 from rankscope.collector.detect.stragglers.storage import STORAGE, describe_saving, speeds_of
 from rankscope.collector.detect.suggestions import UNATTRIBUTED, suggest
 from rankscope.collector.detect.view import Candidate, RunView, Samples, SingleLosses, TimeCount
-from rankscope.collector.steps.long_steps import EVERYBODY, LongStepsSeen, RareLongStep
+from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStepsSeen, RareLongStep
 from rankscope.measure.records import CHECKPOINT
 from rankscope.measure.text import to_line
 from rankscope.measure.units import format_duration
@@ -114,12 +114,13 @@ def find_recurring(seen: LongStepsSeen, ranks: int, known: Collection[int] = ())
 
 def _with_unowned(found: Recurring, steps: Sequence[RareLongStep]) -> Recurring:
     """Return stalls at equal distances with the first step of those before them of which no rank is known to be the
-    owner: where ranks are is looked at only once there have been some.
+    owner. One of all ranks counts where nobody was looked at: they are only once there have been some.
     """
     if not found.is_regular:
         return found
     size_ns = CLASS_RATIO * found.usual_stall_ns
-    unowned = {one.step for one in steps if one.owner < 0 and one.excess_ns >= size_ns}
+    large = [one for one in steps if one.excess_ns >= size_ns]
+    unowned = {one.step for one in large if one.owner == UNKNOWN or (one.owner == EVERYBODY and not one.is_seen)}
     first_step = found.first_step
     while first_step - found.period in unowned:
         first_step -= found.period

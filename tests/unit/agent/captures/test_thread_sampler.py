@@ -3,7 +3,8 @@
 import gc
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 import pytest
@@ -43,6 +44,13 @@ class Kept:
     def add_others(self, host_ns: int, frames: dict[int, FrameType]) -> None:
         assert host_ns == 7
         self.others = dict(frames)
+
+
+def wait_until(holds: Callable[[], bool]) -> bool:
+    ends_s = time.monotonic() + DEADLINE_S
+    while not holds() and time.monotonic() < ends_s:
+        time.sleep(0.01)
+    return holds()
 
 
 def make(guard: Guard | None = None, frames: Mapping[int, FrameType] = {1: FRAME}) -> ThreadSampler:
@@ -149,6 +157,39 @@ def test_closed_sampler_takes_nobody() -> None:
     sampler._thread.wait_for_end(DEADLINE_S)
     sampler.begin(kept := Kept())
     assert (sampler.is_usable, kept.frames) == (False, [])
+
+
+def test_who_comes_while_it_sleeps_for_another_wakes_it() -> None:
+    slow = Kept(samples=1000)
+    slow.interval_s = DEADLINE_S
+    came = threading.Event()
+
+    class Seen(Kept):
+        def add(self, _host_ns: int, _frame: FrameType | None) -> None:
+            came.set()
+
+    sampler = ThreadSampler(Guard(error_budget=3))
+    sampler.start()
+    sampler.begin(slow)
+    assert wait_until(lambda: len(slow.frames) == 1)
+    begun_s = time.monotonic()
+    sampler.begin(Seen())
+    assert came.wait(DEADLINE_S / 2)
+    sampler.close()
+    sampler.wait(DEADLINE_S / 2)
+    assert not sampler._thread.is_alive()
+    assert time.monotonic() - begun_s < DEADLINE_S / 2
+
+
+def test_who_is_wanted_again_before_that_is_noticed_gets_one_sample_at_a_time() -> None:
+    kept = Kept(samples=2)
+    sampler = make()
+    sampler.begin(kept)
+    sampler.begin(kept)
+    sampler.start()
+    assert wait_until(lambda: not kept.is_wanted)
+    assert len(kept.frames) == 2
+    sampler.close()
 
 
 def test_without_a_thread_there_are_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:

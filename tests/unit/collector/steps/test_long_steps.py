@@ -18,7 +18,7 @@ from rankscope.collector.steps.long_steps import (
 from rankscope.collector.steps.quiet_places import QuietPlaces
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_series import StepSeries
-from rankscope.measure.stalls import WAITS_FOR_RANKS, WORKS, QuietPlace
+from rankscope.measure.stalls import MOVES, WAITS_FOR_RANKS, WORKS, QuietPlace
 
 USUAL_MS = {"data": 1.0, "forward": 6.0, "backward": 10.0, "optimizer": 2.0, "other": 1.0}
 LONG = 20
@@ -111,26 +111,36 @@ WAITS = QuietPlace(LONG, WAITS_FOR_RANKS)
 def test_step_in_which_all_hold_the_phase_is_of_the_rank_that_was_seen_to_work(phase: str) -> None:
     job = Job().add(phase, 0, 90).add(phase, 1, 90).add(phase, 2, 90)
     job.cpu[LONG, 1] = 7.0
-    found = seen_with(job, {0: WAITS, 1: SLEEPS})
-    assert found == RareLongStep(LONG, 1, phase, 90.0, 90.0, 400.0, 20.0, 7.0, "train.py:52 (main)", "time.sleep")
+    found = seen_with(job, {0: WAITS, 1: SLEEPS, 2: WAITS})
+    assert found == RareLongStep(
+        LONG, 1, phase, 90.0, 90.0, 400.0, 20.0, 7.0, "train.py:52 (main)", "time.sleep", is_seen=True
+    )
 
 
-def test_rank_that_was_not_seen_owns_the_step_in_which_all_others_wait() -> None:
+@pytest.mark.parametrize("third", [QuietPlace(LONG), QuietPlace(LONG, MOVES), QuietPlace(LONG + 1, WAITS_FOR_RANKS)])
+def test_nobody_is_waited_for_where_not_all_others_are_seen_to_wait(third: QuietPlace) -> None:
     job = Job().add("other", 0, 90).add("other", 1, 90).add("other", 2, 90)
-    found = seen_with(job, {0: WAITS, 1: WAITS})
+    assert seen_with(job, {0: SLEEPS, 1: WAITS, 2: third}).owner == EVERYBODY
+
+
+def test_rank_that_moves_on_owns_the_step_in_which_all_others_wait() -> None:
+    job = Job().add("other", 0, 90).add("other", 1, 90).add("other", 2, 90)
+    found = seen_with(job, {0: WAITS, 1: WAITS, 2: QuietPlace(LONG, MOVES)})
     assert (found.owner, found.part, found.line) == (2, "other", "")
+    assert seen_with(job, {0: WAITS, 1: WAITS}).owner == EVERYBODY
 
 
 def test_rank_that_waited_owns_no_step() -> None:
     job = Job().add("forward", 1, 200).add("backward", 0, 200).add("backward", 2, 200)
     assert seen_with(job, {1: WAITS}).owner == UNKNOWN
-    assert seen_with(job, {1: WAITS, 0: SLEEPS}).owner == 0
-    assert (seen_with(job, {1: SLEEPS}).owner, seen_with(job, {1: SLEEPS}).line) == (1, "")
+    assert seen_with(job, {1: WAITS, 0: SLEEPS}).owner == UNKNOWN
+    assert seen_with(job, {1: WAITS, 0: SLEEPS, 2: WAITS}).owner == 0
 
 
-def test_line_of_an_owner_is_told_where_others_were_seen_to_wait() -> None:
+def test_line_of_an_owner_is_told_where_it_was_seen_to_work() -> None:
     job = Job().add("data", 0, 90).add("forward", 1, 90).add("forward", 2, 90)
-    assert seen_with(job, {0: SLEEPS, 1: WAITS}).line == "train.py:52 (main)"
+    assert seen_with(job, {0: SLEEPS}).line == "train.py:52 (main)"
+    assert seen_with(job, {0: QuietPlace(LONG, "", "train.py:52 (main)"), 1: SLEEPS}).line == ""
 
 
 def test_evaluation_of_all_ranks_is_everybodys() -> None:

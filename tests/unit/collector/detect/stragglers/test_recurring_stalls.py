@@ -278,6 +278,13 @@ def test_begin_is_that_of_stalls_of_all_before_ranks_were_looked_at() -> None:
     assert (found.stalls[0].step, found.first_step) == (300, 100)
 
 
+def test_stalls_of_all_ranks_that_were_looked_at_are_of_before_the_begin() -> None:
+    seen = seen_of({**every(100, 1200), 100: EVERYBODY, 200: EVERYBODY}, 1200)
+    looked_at = tuple(one._replace(is_seen=True) for one in seen.steps)
+    (found,) = find_recurring(seen._replace(steps=looked_at), 2)
+    assert found.first_step == 300
+
+
 def test_begin_is_that_of_stalls_whose_owner_is_not_known() -> None:
     owners = {**every(100, 1200), 100: UNKNOWN, 200: UNKNOWN, 60: UNKNOWN}
     (found,) = find_recurring(seen_of(owners, 1200), 2)
