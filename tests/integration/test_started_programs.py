@@ -3,6 +3,7 @@
 import os
 import py_compile
 import shutil
+import signal
 import subprocess
 import sys
 import zipapp
@@ -126,10 +127,47 @@ def test_arguments_of_the_interpreter_are_ours(folder: Path) -> None:
     assert end(folder, *AGENT, "arguments.py")[1] == "['-m', 'rankscope.agent', 'arguments.py']\n"
 
 
-def test_hook_for_uncaught_errors_is_ours(folder: Path) -> None:
-    (folder / "hooked.py").write_text("import sys; print(sys.excepthook is sys.__excepthook__)\n")
-    assert end(folder, "hooked.py")[1] == "True\n"
-    assert end(folder, *AGENT, "hooked.py")[1] == "False\n"
+CONSOLE = """
+import code, sys, torch
+
+class Console(code.InteractiveConsole):
+    def write(self, data):
+        print("written:", data)
+
+Console().runsource("1 / 0")
+print(sys.excepthook is sys.__excepthook__)
+"""
+
+
+def test_hook_for_uncaught_errors_is_the_interpreters(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "console.py").write_text(CONSOLE)
+    plain = end(folder, "console.py")
+    assert plain[1].endswith("True\n")
+    assert end(folder, *AGENT, "console.py") == plain
+    monkeypatch.setenv("RANKSCOPE", "1")
+    assert end(folder, "console.py") == plain
+
+
+INTERRUPTED = """
+import time, torch
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for _ in range(5):
+    weight.sum().backward()
+    optimizer.step()
+    time.sleep(0.005)
+raise KeyboardInterrupt
+"""
+
+
+def test_interrupted_program_ends_by_the_signal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # At the end of so short a training parts of the agent are imported.
+    (folder / "interrupted.py").write_text(INTERRUPTED)
+    plain = end(folder, "interrupted.py")
+    assert plain[0] == -signal.SIGINT
+    assert end(folder, *AGENT, "interrupted.py") == plain
+    monkeypatch.setenv("RANKSCOPE", "1")
+    assert end(folder, "interrupted.py") == plain
 
 
 def test_torchrun_starts_a_zipapp(folder: Path) -> None:
