@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, DEADLINE_S, SCRIPTS, python, run, torchrun
+from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, DEADLINE_S, OFTEN, SCRIPTS, python, run, torchrun
 
 PROGRAM = SCRIPTS / "says_itself.py"
 NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
@@ -168,6 +168,30 @@ def test_interrupted_program_ends_by_the_signal(folder: Path, monkeypatch: pytes
     assert end(folder, *AGENT, "interrupted.py") == plain
     monkeypatch.setenv("RANKSCOPE", "1")
     assert end(folder, "interrupted.py") == plain
+
+
+WAITING = """
+import os, signal, time, torch
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+for step in range(200):
+    weight.sum().backward()
+    optimizer.step()
+    time.sleep(0.002)
+    if step == 100:
+        os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigtimedwait({signal.SIGUSR1}, 0).si_signo == signal.SIGUSR1)
+"""
+
+
+def test_signal_that_a_program_waits_for_comes_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As that of a scheduler in front of the end of a job. Libraries that begin threads at their import would take it.
+    for name, value in {**OFTEN, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    (folder / "waiting.py").write_text(WAITING)
+    assert end(folder, "waiting.py") == (0, "True\n", "")
+    assert end(folder, *AGENT, "waiting.py") == (0, "True\n", "")
 
 
 def test_torchrun_starts_a_zipapp(folder: Path) -> None:
