@@ -1,11 +1,39 @@
 """The threads of the agent."""
 
 import contextlib
+import signal
 import threading
-from typing import Any
+from _signal import pthread_sigmask as set_mask  # type: ignore[import-not-found] # `signal` has Python around it
+from collections.abc import Callable
+from typing import Any, Final
 
 END_S = 1.0
 """Time to end, without anything left to do."""
+OF_A_THREAD: Final = frozenset(
+    {
+        signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP,
+    }
+)  # fmt: skip
+"""Signals that come to the thread that has caused them. Blocked, they would end the process unheard."""
+_OTHERS: Final = frozenset(signal.valid_signals() - OF_A_THREAD)
+
+
+def call_without_signals(action: Callable[[], object]) -> None:
+    """Call what starts threads that are to take no signals: they inherit the mask of this one. Raises what the action
+    does, and what a signal handler of the script raises for a signal that has come meanwhile.
+
+    A script that blocks a signal to wait for it (`signal.sigwait`, `signal.sigtimedwait`) would be ended by it
+    otherwise, since the kernel gives it to any thread that does not block it.
+    """
+    before = set_mask(signal.SIG_BLOCK, ())
+    try:
+        try:
+            set_mask(signal.SIG_BLOCK, _OTHERS)
+            action()
+        finally:
+            set_mask(signal.SIG_SETMASK, before)
+    finally:  # once more: other threads take signals, and a handler of the script may raise in front of the first
+        set_mask(signal.SIG_SETMASK, before)
 
 
 class OwnThread(threading.Thread):
@@ -16,6 +44,12 @@ class OwnThread(threading.Thread):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._over = threading.Event()
+
+    def start(self) -> None:
+        """Start it. Raises RuntimeError where there can be no thread, and what a signal handler of the script raises
+        once it has started.
+        """
+        call_without_signals(super().start)
 
     def run(self) -> None:
         """Run its target, and note its end."""

@@ -54,7 +54,6 @@ def main(directory: str | None) -> None:
             sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     forget_shadowed(before)
     sys.argv = ["-m" if is_module else script, *arguments]
-    sys.excepthook = _leave_out_launcher(sys.excepthook)
     try:
         if is_module:
             _run_module(script, alter_argv=True)
@@ -67,9 +66,9 @@ def main(directory: str | None) -> None:
             launch.session.script_exit.note_exit(error.code)
         raise
     except BaseException as error:
-        # The script may have replaced sys.excepthook.
         if launch.session is not None:
             launch.session.script_exit.note_error(error)
+        sys.excepthook = _leave_out_launcher(sys.excepthook)  # not before: scripts ask whether it is the interpreter's
         raise
 
 

@@ -103,8 +103,7 @@ class Session:
         if not self.is_running or os.getpid() != self._pid:
             return
         finish(self._guard, self._training.stop)
-        finish(self._guard, self.script_exit.remove)
-        finish(self._guard, self.script_exit.note_unseen)
+        finish(self._guard, self.script_exit.note_uncaught)
         finish(self._guard, self._connecting.stop, is_wait=True)
         end = self.script_exit.end if reason is None else ScriptEnd(reason)
         finish(self._guard, lambda: self._reporter.stop(end))
@@ -113,6 +112,7 @@ class Session:
         finish(self._guard, drain_gloo_threads, is_wait=True)
         finish(self._guard, self._connecting.wait_for_embedded, is_wait=True)
         finish(self._guard, lambda: atexit.unregister(self.stop))
+        finish(self._guard, self.script_exit.keep_status)
         if reason is not None:
             self._guard.raise_held()
 
@@ -120,14 +120,12 @@ class Session:
         self._training.start()
         atexit.register(self.stop)
         os.register_at_fork(before=self._training.sessions.close, after_in_child=self._training.stop_in_child)
-        self.script_exit.install()
         self._reporter.start()
         self._connecting.start()
 
     def _undo_begin(self) -> None:
         """Leave nothing of a begin that has failed: hooks would fill rings that nothing empties."""
         atexit.unregister(self.stop)
-        self.script_exit.remove()
         self._training.stop()
 
     def _make_hello(self, first_sequence: int) -> Hello:

@@ -70,6 +70,7 @@ def upload(source: str, target: str, *, wait: Callable[[float], None] = time.sle
 def main() -> None:
     """Upload the file that stdin names, and delete it. A time limit ends the process."""
     os.nice(NICENESS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that has started it may block all
     signal.alarm(TIME_LIMIT_S)  # its parent may be gone
     request = json.loads(sys.stdin.buffer.read())
     try:

@@ -18,7 +18,7 @@ from rankscope.agent.faults.actions import Actions
 from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.steps.autograd_callbacks import accumulates_gradients, keeps_graph
-from rankscope.agent.steps.patches import Patch, patch_engine
+from rankscope.agent.steps.patches import EnginePatch, Patch
 
 PART: Final = "fault"
 NEVER: Final = 1 << 62
@@ -76,12 +76,12 @@ class InjectedFault:
         if self.spec.phase == "data":
             self._apply(Patch(loader._BaseDataLoaderIter, "__next__", self._wrap))  # noqa: SLF001 - as torch_hooks.py
         elif self.spec.phase == "backward":
-            self._apply(patch_engine(self._wrap_engine))
+            self._apply(EnginePatch(self._wrap_engine))
 
     def install_outside(self) -> None:
         """Install the hook that must be outside of the agent's own: call it after those are installed."""
         if self.spec.phase == "forward":
-            self._apply(patch_engine(self._wrap_engine))
+            self._apply(EnginePatch(self._wrap_engine))
         elif self.spec.phase == "optimizer":
             from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
@@ -102,7 +102,7 @@ class InjectedFault:
         if undo is not None:
             undo()
 
-    def _apply(self, patch: Patch) -> None:
+    def _apply(self, patch: Patch | EnginePatch) -> None:
         patch.apply()
         self._undo = patch.revert
 

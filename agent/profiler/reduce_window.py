@@ -330,6 +330,7 @@ def _folder_of(path: str) -> str:
 def main() -> None:
     """Read a request from stdin and write the answer to stdout. A time limit ends the process."""
     os.nice(NICENESS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that has started it may block all
     signal.alarm(TIME_LIMIT_S)  # its parent may be gone
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WindowRequest)
     sys.stdout.buffer.write(msgspec.msgpack.encode(reduce_window(request)))

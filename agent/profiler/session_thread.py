@@ -18,7 +18,7 @@ from collections.abc import Callable
 from threading import get_ident, main_thread
 from typing import Any
 
-from rankscope.agent.steps.patches import Patch, patch_engine
+from rankscope.agent.steps.patches import EnginePatch, Patch
 
 
 class ThreadEnds:
@@ -59,7 +59,7 @@ class NextCall:
         """Begin to wait for the call. Raises the error of a torch that lacks one of these functions."""
         import torch.utils.data.dataloader as loader  # noqa: PLC0415 - the user's torch
 
-        for patch in (patch_engine(self._wrap), Patch(loader._BaseDataLoaderIter, "__next__", self._wrap)):
+        for patch in (EnginePatch(self._wrap), Patch(loader._BaseDataLoaderIter, "__next__", self._wrap)):
             patch.apply()
             self._undo.append(patch.revert)
 

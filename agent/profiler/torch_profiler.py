@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.agent.guard import pause
 from rankscope.agent.late_imports import LATE_IMPORTS
+from rankscope.agent.own_thread import call_without_signals
 from rankscope.agent.profiler.forked_child import find_early_exit
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
@@ -146,6 +147,9 @@ class TorchProfiler:
         """
         if self._devices or self.is_busy():
             return
+        call_without_signals(self._take_first_session)  # it starts a thread
+
+    def _take_first_session(self) -> None:
         self._autograd._prepare_profiler(self._without_shapes, {self._cpu})
         self._autograd._enable_profiler(self._without_shapes, {self._cpu}, {self._scope.USER_SCOPE})
         self._autograd._disable_profiler()
@@ -284,9 +288,13 @@ class TorchProfiler:
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
         scopes = self._find_scopes(full=full, every_operator=shapes or not on_device)
-        self._autograd._prepare_profiler(configuration, activities)
-        with self._ranges.beginning_session():
-            self._autograd._enable_profiler(configuration, activities, scopes)
+
+        def begin() -> None:
+            self._autograd._prepare_profiler(configuration, activities)
+            with self._ranges.beginning_session():
+                self._autograd._enable_profiler(configuration, activities, scopes)
+
+        call_without_signals(begin)  # the first session of a device starts threads
         self._activities_seen |= on_device
 
     def settle(self, limit_s: float) -> bool:

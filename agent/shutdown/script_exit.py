@@ -1,15 +1,18 @@
 """Finds out how the script ends: from SystemExit, an uncaught exception, or the finalizers of multiprocessing.
 
-A process started by multiprocessing, as with torch.multiprocessing.spawn, calls no sys.excepthook, and a forked one no
-atexit; both run multiprocessing's finalizers while the final exception is being raised.
+An uncaught exception is what the interpreter keeps at its end. No sys.excepthook takes the place of its own: whether
+that is there decides what a console (`code.interact`) or a library shows, and where.
+
+A process started by multiprocessing, as with torch.multiprocessing.spawn, keeps none, and a forked one calls no atexit;
+both run multiprocessing's finalizers while the final exception is being raised.
 """
 
+import contextlib
 import multiprocessing
 import multiprocessing.util
 import os
 import sys
 from collections.abc import Callable
-from types import TracebackType
 
 from rankscope.agent.captures.stacks import find_raised_line
 from rankscope.agent.guard import describe, explain, is_of_script, log_line
@@ -27,31 +30,18 @@ class ScriptExit:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._previous_excepthook = sys.excepthook
         self.end = ScriptEnd("finished")
-
-    def install(self) -> None:
-        """Record uncaught exceptions from now on."""
-        sys.excepthook = self._note_uncaught
-
-    def remove(self) -> None:
-        """Restore the previous sys.excepthook, unless the script has replaced it."""
-        if sys.excepthook == self._note_uncaught:
-            sys.excepthook = self._previous_excepthook
 
     def note_exit(self, code: object) -> None:
         """Record that the script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
         status = code if isinstance(code, int) else int(code is not None)
         self.end = ScriptEnd("failed" if status else "finished", "SystemExit" if status else "", status)
 
-    def note_error(self, error: BaseException) -> BaseException | None:
-        """Record that the script ended by an uncaught exception. Do nothing in a forked child. Return what a signal
-        handler of the script has raised meanwhile, as torch's does when a worker of a DataLoader was killed.
-        """
+    def note_error(self, error: BaseException) -> None:
+        """Record that the script ended by an uncaught exception. Do nothing in a forked child."""
         if os.getpid() != self._pid:
-            return None
+            return
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        held: BaseException | None = None
         for _ in range(TRIES):
             try:
                 self.end = ScriptEnd(reason, describe(error)[:DETAIL_LENGTH_MAX], 1)
@@ -60,27 +50,24 @@ class ScriptExit:
                 if not is_of_script(raised):
                     log_line(f"the line of the error is not known ({explain('script_exit', raised)})")
                     break
-                held = raised
             else:
                 break
-        return held
 
-    def note_unseen(self) -> None:
-        """Record an uncaught exception that did not come to our hook, at the end of the process: a script may have put
-        its own in the place of ours, as for colored tracebacks. The interpreter keeps what it has passed to any hook.
+    def note_uncaught(self) -> None:
+        """Record an uncaught exception, at the end of the process. The interpreter keeps what it has passed to any
+        sys.excepthook.
         """
         error = getattr(sys, "last_value", None)
         if self.end.reason == "finished" and isinstance(error, BaseException) and _has_ended_main(error):
             self.note_error(error)
 
-    def _note_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        held: BaseException | None = None
-        try:
-            held = self.note_error(error)
-        finally:
-            self._previous_excepthook(kind, error, trace)
-        if held is not None:
-            self._previous_excepthook(type(held), held, held.__traceback__)
+    def keep_status(self) -> None:
+        """Let the process still end as by Ctrl-C where that has ended the script, after all else that is done at its
+        end: CPython forgets it when a text is executed, as for each named tuple of a module that is imported then.
+        """
+        if self.end.reason == "interrupted" and type(getattr(sys, "last_value", None)) is KeyboardInterrupt:
+            with contextlib.suppress(KeyboardInterrupt):
+                exec("raise KeyboardInterrupt")  # noqa: S102 - what makes CPython note it
 
 
 def _has_ended_main(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ It forks at once and the parent exits, so that the rank has no child process to 
 
 import contextlib
 import os
+import signal
 import sys
 
 from rankscope.agent.guard import is_debugging
@@ -21,6 +22,7 @@ def main(arguments: list[str]) -> None:
     folder = arguments[0]
     if os.fork():
         os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that has started it may block all
     if not is_debugging():
         _redirect_stderr()
     faults = SidecarFaults(folder)

@@ -1,8 +1,9 @@
 """Wrap a function or the autograd engine of torch's for a time, and restore it without removing wrappers of others."""
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -38,16 +39,43 @@ class Patch:
             self._is_on = False
 
 
-def patch_engine(wrap: Wrap) -> Patch:
-    """Return a patch of what every backward and `torch.autograd.grad` goes through, and what frameworks call without
-    these: `run_backward` of autograd's engine. The wrapper takes the engine's arguments (`ENGINE_ARGUMENTS`).
+class EnginePatch:
+    """What every backward and `torch.autograd.grad` goes through, wrapped: torch's function that calls the engine, and
+    `run_backward` of the engine itself, which frameworks call without that. The wrapper takes the engine's arguments
+    (`ENGINE_ARGUMENTS`).
+
+    A warning of torch's C++ is said to come from the innermost frame of Python. If that were a wrapper of ours, the
+    script's filters for torch would not match it, and where others are errors it would end the training. So torch's
+    function calls the engine past our wrappers.
 
     The engine has no attributes of its own, so the patch puts another one in its place. Raises AttributeError in a
     torch without it.
     """
-    import torch  # noqa: PLC0415 - the user's torch, imported by now
 
-    return Patch(torch.autograd.Variable, "_execution_engine", lambda engine: _wrap_engine(engine, wrap))
+    def __init__(self, wrap: Wrap) -> None:
+        import torch  # noqa: PLC0415 - the user's torch, imported by now
+
+        variable, graph = torch.autograd.Variable, torch.autograd.graph
+        self._patches = [Patch(variable, "_execution_engine", lambda engine: _wrap_engine(engine, wrap))]
+        if hasattr(graph, "_engine_run_backward") and getattr(graph, "Variable", None) is not None:
+            once = functools.cache(wrap)  # torch has the function under two names
+            owners = [one for one in (graph, torch.autograd) if hasattr(one, "_engine_run_backward")]
+            self._patches += [Patch(owner, "_engine_run_backward", once) for owner in owners]
+            self._patches.append(Patch(graph, "Variable", lambda _present: _make_past_wrappers(variable)))
+
+    def apply(self) -> None:
+        """Install the wrappers, as Patch does."""
+        for patch in self._patches:
+            patch.apply()
+
+    def revert(self) -> None:
+        """Restore torch, as Patch does."""
+        for patch in reversed(self._patches):
+            patch.revert()
+
+
+_BENEATH: Final = "_rankscope_beneath"
+"""In the class of an engine of ours: the engine that it has taken the place of."""
 
 
 def _wrap_engine(engine: Any, wrap: Wrap) -> Any:
@@ -55,10 +83,25 @@ def _wrap_engine(engine: Any, wrap: Wrap) -> Any:
     run_backward = wrap(engine.run_backward)
     hide_from_compiler(run_backward)
     kind = type(engine)
-    watched: Any = type(kind.__name__, (kind,), {"run_backward": staticmethod(run_backward)})
+    watched: Any = type(kind.__name__, (kind,), {"run_backward": staticmethod(run_backward), _BENEATH: engine})
     replacement = watched.__new__(watched)
     vars(replacement).update(getattr(engine, "__dict__", {}))
     return replacement
+
+
+def _make_past_wrappers(variable: Any) -> Any:
+    """Return a class that is `Variable` to torch's function, but has the engine beneath those of ours."""
+
+    def find_engine(_: object) -> Any:
+        engine = variable._execution_engine
+        while _BENEATH in vars(type(engine)):
+            engine = vars(type(engine))[_BENEATH]
+        return engine
+
+    hide_from_compiler(find_engine)
+    kind = type(variable)
+    past: Any = type(kind.__name__, (kind,), {"_execution_engine": property(find_engine)})
+    return past(variable.__name__, (variable,), {})
 
 
 def hide_from_compiler(function: Any, *, callees_too: bool = False) -> None:

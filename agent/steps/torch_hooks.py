@@ -23,7 +23,7 @@ from rankscope.agent.steps.event_buffer import BUFFERED_EVENTS_MAX, FIELDS, PART
 from rankscope.agent.steps.executed_code import keep_executed_code
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
-from rankscope.agent.steps.patches import Patch, hide_from_compiler, patch_engine
+from rankscope.agent.steps.patches import EnginePatch, Patch, hide_from_compiler
 from rankscope.agent.steps.step_timer import StepTimer
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class TorchHooks:
             ):  # what they call is torch's
                 hide_from_compiler(around)
             self._hook_optimizers()
-            self._apply(patch_engine(self._wrap_backward))
+            self._apply(EnginePatch(self._wrap_backward))
             self._replace(loader._BaseDataLoaderIter, "__next__", self._wrap_next)
             scaler = getattr(torch.amp, "GradScaler", None)
             if scaler is not None:
@@ -474,7 +474,7 @@ class TorchHooks:
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
         self._apply(Patch(owner, name, wrap))
 
-    def _apply(self, patch: Patch) -> None:
+    def _apply(self, patch: Patch | EnginePatch) -> None:
         patch.apply()
         self._undo.append(patch.revert)
 

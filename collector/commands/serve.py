@@ -102,6 +102,7 @@ rankscope serve -v                                         also log joins, ends,
         service = _make_service(config, clock, fresh, token, is_embedded=options.embedded)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: service.stop())
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that has started it may block all
         logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
         if options.announce or options.embedded:
             keys = {} if fresh is None else {"keys": msgspec.to_builtins(fresh.for_ranks()), "http_token": token}

@@ -73,6 +73,16 @@ class Embedded:
                     found.append(process)
         return found
 
+    def read_blocked(self) -> dict[str, str]:
+        """The signals that the collector and the sidecar block, as /proc has them."""
+        found = {}
+        for process in self.job.find_members():
+            with contextlib.suppress(psutil.Error, OSError):
+                for module in {"rankscope.collector", "rankscope.agent.sidecar"} & set(process.cmdline()):
+                    status = Path(f"/proc/{process.pid}/status").read_text()
+                    found[module] = re.findall(r"SigBlk:\s+(\S+)", status)[0]
+        return found
+
 
 @contextlib.contextmanager
 def embedded(
@@ -127,6 +137,8 @@ class Watched:
     """The page at the printed address of the metrics, as it is."""
     picture: RunSnapshot
     metrics: str
+    blocked: dict[str, str]
+    """The signals that each program of ours beside the ranks blocks, as /proc has them."""
     ended: Ended
     stderr: str
 
@@ -148,11 +160,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Watched]:
         strangers = [intrude(job.find_collectors()[0], api) for job, api in zip(jobs, apis, strict=True)]
         printed = [read_url(found[2]).decode() for job in jobs if (found := PRINTED.search(job.read_stderr()))]
         names, pages = [api.read_run_names() for api in apis], [api.read_metrics() for api in apis]
+        blocked = [job.read_blocked() for job in jobs]
         stop.touch()
         ended = [job.job.wait() for job in jobs]
         said = [job.read_stderr() for job in jobs]
-    seen = zip([api.url for api in apis], names, strangers, printed, pictures, pages, ended, said, strict=True)
+    urls = [api.url for api in apis]
+    seen = zip(urls, names, strangers, printed, pictures, pages, blocked, ended, said, strict=True)
     return [Watched(*each) for each in seen]
+
+
+def test_programs_of_ours_take_signals_though_our_threads_do_not(pair: list[Watched]) -> None:
+    none = f"{0:016x}"
+    assert [job.blocked for job in pair] == [{"rankscope.collector": none, "rankscope.agent.sidecar": none}] * 2
 
 
 def test_rank_0_says_where_the_metrics_are_and_they_are_there(pair: list[Watched]) -> None:

@@ -3,6 +3,7 @@
 import os
 import py_compile
 import shutil
+import signal
 import subprocess
 import sys
 import zipapp
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, DEADLINE_S, SCRIPTS, python, run, torchrun
+from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, DEADLINE_S, OFTEN, SCRIPTS, python, run, torchrun
 
 PROGRAM = SCRIPTS / "says_itself.py"
 NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
@@ -126,10 +127,71 @@ def test_arguments_of_the_interpreter_are_ours(folder: Path) -> None:
     assert end(folder, *AGENT, "arguments.py")[1] == "['-m', 'rankscope.agent', 'arguments.py']\n"
 
 
-def test_hook_for_uncaught_errors_is_ours(folder: Path) -> None:
-    (folder / "hooked.py").write_text("import sys; print(sys.excepthook is sys.__excepthook__)\n")
-    assert end(folder, "hooked.py")[1] == "True\n"
-    assert end(folder, *AGENT, "hooked.py")[1] == "False\n"
+CONSOLE = """
+import code, sys, torch
+
+class Console(code.InteractiveConsole):
+    def write(self, data):
+        print("written:", data)
+
+Console().runsource("1 / 0")
+print(sys.excepthook is sys.__excepthook__)
+"""
+
+
+def test_hook_for_uncaught_errors_is_the_interpreters(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "console.py").write_text(CONSOLE)
+    plain = end(folder, "console.py")
+    assert plain[1].endswith("True\n")
+    assert end(folder, *AGENT, "console.py") == plain
+    monkeypatch.setenv("RANKSCOPE", "1")
+    assert end(folder, "console.py") == plain
+
+
+INTERRUPTED = """
+import time, torch
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for _ in range(5):
+    weight.sum().backward()
+    optimizer.step()
+    time.sleep(0.005)
+raise KeyboardInterrupt
+"""
+
+
+def test_interrupted_program_ends_by_the_signal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # At the end of so short a training parts of the agent are imported.
+    (folder / "interrupted.py").write_text(INTERRUPTED)
+    plain = end(folder, "interrupted.py")
+    assert plain[0] == -signal.SIGINT
+    assert end(folder, *AGENT, "interrupted.py") == plain
+    monkeypatch.setenv("RANKSCOPE", "1")
+    assert end(folder, "interrupted.py") == plain
+
+
+WAITING = """
+import os, signal, time, torch
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+for step in range(200):
+    weight.sum().backward()
+    optimizer.step()
+    time.sleep(0.002)
+    if step == 100:
+        os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigtimedwait({signal.SIGUSR1}, 0).si_signo == signal.SIGUSR1)
+"""
+
+
+def test_signal_that_a_program_waits_for_comes_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As that of a scheduler in front of the end of a job. Libraries that begin threads at their import would take it.
+    for name, value in {**OFTEN, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    (folder / "waiting.py").write_text(WAITING)
+    assert end(folder, "waiting.py") == (0, "True\n", "")
+    assert end(folder, *AGENT, "waiting.py") == (0, "True\n", "")
 
 
 def test_torchrun_starts_a_zipapp(folder: Path) -> None:

@@ -1,13 +1,16 @@
 """Tests of how the end of a script is found out."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from rankscope.agent.guard import Guard
 from rankscope.agent.reporting.builder import ScriptEnd
+from rankscope.agent.session import finish
 from rankscope.agent.shutdown import script_exit as module
 from rankscope.agent.shutdown.script_exit import ScriptExit, _stop
 from tests.unit.agent.interruptions import interrupt_each_line
@@ -32,42 +35,16 @@ def test_script_without_exception_has_finished() -> None:
     assert ScriptExit().end == ScriptEnd("finished")
 
 
-def test_uncaught_exception_fails_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed_on = []
-    monkeypatch.setattr(sys, "excepthook", lambda *found: passed_on.append(found))
-    script_exit, error = ScriptExit(), ValueError("no data")
-    script_exit.install()
-    sys.excepthook(ValueError, error, None)
-    script_exit.remove()
-    assert script_exit.end == ScriptEnd("failed", "ValueError: no data", 1)
-    assert passed_on == [(ValueError, error, None)]
-    sys.excepthook(ValueError, error, None)
-    assert len(passed_on) == 2, "the previous hook is there again"
-
-
-def test_error_is_recorded_and_shown_despite_a_raising_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = ValueError("no data")
-    shown: list[BaseException] = []
-
-    def make() -> ScriptExit:
-        shown.clear()
-        monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: shown.append(error))
-        script_exit = ScriptExit()
-        script_exit.install()
-        return script_exit
-
-    came_out_at = 0
+def test_error_is_recorded_despite_a_raising_handler() -> None:
+    error, ends = ValueError("no data"), list[ScriptEnd]()
 
     def check(script_exit: ScriptExit, came_out: BaseException | None) -> None:
-        nonlocal came_out_at
-        if came_out is not None:  # around the calls of the hook: Python then shows both itself
-            came_out_at += 1
-            return
-        assert script_exit.end == ScriptEnd("failed", "ValueError: no data", 1)
-        assert [type(one) for one in shown] == [ValueError, KeyboardInterrupt]
+        if came_out is None:  # else it came around the attempts
+            ends.append(script_exit.end)
 
-    lines = interrupt_each_line(make, lambda _made: sys.excepthook(ValueError, error, None), check)
-    assert came_out_at < lines
+    lines = interrupt_each_line(ScriptExit, lambda made: finish(Guard(9), lambda: made.note_error(error)), check)
+    assert len(ends) > lines // 2
+    assert set(ends) == {ScriptEnd("failed", "ValueError: no data", 1)}
 
 
 def test_error_of_ours_in_finding_the_line_costs_the_line_alone(
@@ -78,18 +55,9 @@ def test_error_of_ours_in_finding_the_line_costs_the_line_alone(
 
     monkeypatch.setattr(module, "find_raised_line", fail)
     script_exit = ScriptExit()
-    assert script_exit.note_error(ValueError("no data")) is None
+    script_exit.note_error(ValueError("no data"))
     assert script_exit.end == ScriptEnd("failed", "ValueError: no data", 1)
     assert "rankscope: the line of the error is not known (RuntimeError: of ours" in capsys.readouterr().err
-
-
-def test_excepthook_of_the_script_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    script_exit = ScriptExit()
-    script_exit.install()
-    sys.excepthook = of_script = lambda *_found: None
-    script_exit.remove()
-    assert sys.excepthook is of_script
 
 
 def test_ctrl_c_interrupts_the_script() -> None:
@@ -122,28 +90,33 @@ import atexit, code, sys
 from rankscope.agent.shutdown.script_exit import ScriptExit
 
 script_exit = ScriptExit()
-script_exit.install()
 atexit.register(lambda: print(script_exit.end.reason, script_exit.end.detail))
-atexit.register(script_exit.note_unseen)
-sys.excepthook = lambda *_: None
+atexit.register(script_exit.keep_status)
+atexit.register(eval, "None")
+atexit.register(script_exit.note_uncaught)
 """
-"""A script with a hook of its own, which calls no other one."""
+"""A script at whose end a text is executed, as by `collections.namedtuple`."""
+OWN_HOOK = "sys.excepthook = lambda *_: None\n"
 
 
+@pytest.mark.parametrize("hook", ["", OWN_HOOK], ids=["python", "own"])
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "said", "status"),
     [
-        ("raise ValueError('no data')", "failed ValueError: no data"),
-        ("def train():\n    raise ValueError('no data')\ntrain()", "failed ValueError: no data"),
-        ("raise KeyboardInterrupt", "interrupted KeyboardInterrupt: "),
-        ("code.InteractiveInterpreter().runsource('1 / 0')", "finished "),
-        ("", "finished "),
+        ("raise ValueError('no data')", "failed ValueError: no data", 1),
+        ("def train():\n    raise ValueError('no data')\ntrain()", "failed ValueError: no data", 1),
+        ("raise KeyboardInterrupt", "interrupted KeyboardInterrupt: ", -signal.SIGINT),
+        ("class Own(KeyboardInterrupt): pass\nraise Own", "interrupted Own: ", 1),
+        ("code.InteractiveInterpreter().runsource('1 / 0')", "finished ", 0),
+        ("", "finished ", 0),
     ],
 )
-def test_error_that_another_hook_has_shown_is_known_at_the_end(then: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM + then)
+def test_error_is_known_at_the_end_and_the_status_is_pythons(
+    then: str, said: str, status: int, hook: str, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM + hook + then)
     for words in (("program.py",), ("-m", "program")):
         ended = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
         )
-        assert ended.stdout == f"{said}\n", ended.stderr
+        assert (ended.stdout, ended.returncode) == (f"{said}\n", status), ended.stderr

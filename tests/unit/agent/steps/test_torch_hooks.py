@@ -642,6 +642,42 @@ def test_gradients_are_the_same_and_errors_are_torchs(watched: Watched) -> None:
     assert watched.guard.errors == {}
 
 
+@pytest.mark.usefixtures("watched")
+def test_warning_of_a_backward_is_torchs() -> None:
+    """A script's filters go by the module; one with `error` and an exception for torch would end by ours."""
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error")
+            warnings.filterwarnings("ignore", module=r"torch\.autograd")
+            torch.ones(3, requires_grad=True).sum().backward(create_graph=True)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            torch.ones(3, requires_grad=True).sum().backward(create_graph=True)
+    finally:
+        torch.set_warn_always(False)
+    assert [one.filename for one in heard] == [torch.autograd.graph.__file__]
+
+
+def test_engine_of_another_tool_is_called_and_its_backward_counted_once(watched: Watched) -> None:
+    variable: Any = torch.autograd.Variable
+    ours, calls = variable._execution_engine, list[object]()
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return run_ours(*args, **kwargs)
+
+    run_ours = ours.run_backward
+    variable._execution_engine = SimpleNamespace(run_backward=run_backward, queue_callback=ours.queue_callback)
+    try:
+        Loop().train()
+    finally:
+        variable._execution_engine = ours
+    records = watched.finish()
+    assert len(calls) == len(records) == BATCHES
+    assert [record.backwards for record in records] == [1] * BATCHES
+
+
 def test_engine_of_torch_stays_one_for_the_compiler(watched: Watched) -> None:
     variable: Any = torch.autograd.Variable
     assert isinstance(variable._execution_engine, torch._C._ImperativeEngine)
@@ -655,9 +691,12 @@ def test_engine_of_torch_stays_one_for_the_compiler(watched: Watched) -> None:
 def state_of_torch() -> list[Any]:
     """Return everything that the hooks patch, as it is now."""
     profile = torch.autograd.profiler.profile
-    variable: Any = torch.autograd.Variable
+    autograd: Any = torch.autograd
     return [
-        variable._execution_engine,
+        autograd.Variable._execution_engine,
+        autograd._engine_run_backward,
+        autograd.graph._engine_run_backward,
+        autograd.graph.Variable,
         loader_module._BaseDataLoaderIter.__dict__["__next__"],
         torch.amp.GradScaler.__dict__["step"],
         profile.__dict__["_prepare_trace"],
@@ -705,12 +744,12 @@ def test_ranges_are_wrapped_only_while_a_profiler_is_on() -> None:
 
 
 def test_incomplete_torch_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = state_of_torch()[:3]
+    before = state_of_torch()[:6]
     with monkeypatch.context() as patch:
         patch.delattr(torch.autograd.profiler.profile, "_prepare_trace")
         with pytest.raises(AttributeError, match="_prepare_trace"):
             Watched().hooks.install()
-    assert state_of_torch()[:3] == before
+    assert state_of_torch()[:6] == before
     assert state_of_torch()[-2:] == [{}, {}]
 
 
