@@ -242,7 +242,7 @@ def _find_host_cause(found: Recurring) -> StallCause:
         return StallCause(
             UNSEEN_WAIT, f"its training thread off the CPU, waiting for something not measured, {in_part}"
         )
-    return StallCause(UNATTRIBUTED, f"no known cause, {in_part}")
+    return StallCause(UNATTRIBUTED, f"{describe_place(found) or 'no known cause'}, {in_part}")
 
 
 def find_pause(found: Recurring, counts: Sequence[TimeCount]) -> float | None:
@@ -261,7 +261,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
     """Build the finding about a rank that stops now and then. An open one keeps its begin."""
     peers = [rank for rank in view.series.ranks if rank != found.rank]
     cause = find_stall_cause(found, view.samples, peers)
-    is_work = cause.name == PERIODIC_WORK
+    place, is_work = describe_place(found), cause.name == PERIODIC_WORK
     ratio = found.since_ns / max(found.since_ns - found.lost_ns, 1.0)
     begin = date_stalls(found, view.long_steps.first_step, known)
     usual_ns = statistics.median(one.usual_ns for one in found.stalls)
@@ -278,7 +278,7 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         what=_write_what(found, is_work=is_work),
         node=view.nodes[found.rank],
         why=cause.because,
-        also=tuple(filter(None, (count_stalls(found), describe_place(found)))),
+        also=(count_stalls(found), place) if place and place not in cause.because else (count_stalls(found),),
         suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
         run_slowdown_ratio=ratio,
         evidence={

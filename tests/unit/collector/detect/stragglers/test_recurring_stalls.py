@@ -264,12 +264,15 @@ def test_finding_says_where_the_rank_was_seen() -> None:
     steps = seen_of(every(100, 1000), 1200).steps
     places = [("train.py:52 (main)", "time.sleep")] * 3 + [("train.py:60\n (main)", "")] + [("", "")] * 5
     seen = [one._replace(line=line, call=call) for one, (line, call) in zip(steps, places, strict=True)]
-    also = describe(recurring()._replace(stalls=tuple(seen)))[0].also
-    assert also[1] == "seen in time.sleep, called at train.py:52 (main), in 3 of 4 looks"
+    without_cause = describe(recurring()._replace(stalls=tuple(seen)))[0]
+    place = "seen in time.sleep, called at train.py:52 (main), in 3 of 4 looks"
+    assert (without_cause.why, without_cause.also[1:]) == (f"{place}, 400.0 ms of it in forward", ())
+    slept = tuple(one._replace(cpu_ns=0.0) for one in seen)
+    assert describe(recurring()._replace(stalls=slept))[0].also[1:] == (place,)
     apart = tuple(one._replace(line=f"train.py:{one.step} (main)") for one in steps)
     assert len(describe(recurring()._replace(stalls=apart))[0].also) == 1
-    once = describe(recurring()._replace(stalls=tuple(seen[3:])))[0].also
-    assert once[1] == r"seen at train.py:60\n (main), once"
+    once = describe(recurring()._replace(stalls=tuple(seen[3:])))[0].why
+    assert once.startswith(r"seen at train.py:60\n (main), once, ")
 
 
 def test_begin_is_that_of_stalls_of_all_before_ranks_were_looked_at() -> None:
