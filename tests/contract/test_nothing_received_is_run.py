@@ -23,6 +23,8 @@ ALLOWED = {
     # `python -m rankscope.agent SCRIPT` runs the user's own script: that is its purpose.
     ("agent/script_launch.py", "exec"),
     ("agent/script_launch.py", "compile"),
+    # A text of our own, after which CPython knows again that Ctrl-C has ended the script.
+    ("agent/shutdown/script_exit.py", "exec"),
     # Memory snapshots of torch are pickles: read in a limited child process, by an unpickler without names, after a
     # pass that accepts only the opcodes of plain data (tests/unit/collector/memory/test_hostile_snapshots.py).
     ("collector/memory/plain_pickle.py", "pickle"),
