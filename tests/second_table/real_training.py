@@ -125,7 +125,7 @@ def main() -> None:
         time.sleep(pause)
         disturb(step, rank, model)
     OUT.joinpath(f"{rank}.json").write_text(json.dumps({"begins": begins, "end": time.monotonic(), "done": done}))
-    del kept
+    del kept, model, optimizer  # first: docs/torch.md
     dist.destroy_process_group()
 
 

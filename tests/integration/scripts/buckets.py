@@ -77,6 +77,7 @@ def main() -> None:
         own_s.append(time.monotonic() - begin_s - waited_s)
     dist.barrier()
     sys.stdout.write(f"own {rank} {1e3 * statistics.median(own_s[options.steps // 3 :]):.3f} ms\n")
+    del model, layers, optimizer  # first: docs/torch.md
     dist.destroy_process_group()
 
 

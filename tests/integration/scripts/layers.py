@@ -136,6 +136,7 @@ def main() -> None:
         counters = torch._dynamo.utils.counters
         broken = sum(counters["graph_break"].values())
         sys.stdout.write(f"graphs {rank} {counters['stats']['unique_graphs']} {broken}\n")
+    del model, blocks, optimizer  # first: docs/torch.md
     dist.destroy_process_group()
 
 

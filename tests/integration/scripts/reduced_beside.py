@@ -46,6 +46,7 @@ def main() -> None:
     pool.shutdown()
     dist.barrier()
     sys.stdout.write(f"rank {dist.get_rank()} has done {given.steps} steps\n")
+    del model, optimizer  # first: docs/torch.md
     dist.destroy_process_group()
 
 

@@ -25,4 +25,5 @@ for _ in range(2):
             optimizer.step()
             optimizer.zero_grad()
 
+del model, optimizer  # first: docs/torch.md
 dist.destroy_process_group()

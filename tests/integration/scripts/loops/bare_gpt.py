@@ -56,4 +56,5 @@ for step in range(STEPS):
     if is_first:
         sys.stdout.write(f"loss {loss.item():.3f}\n")
 
+del model, optimizer  # first: docs/torch.md
 dist.destroy_process_group()

@@ -22,4 +22,5 @@ for epoch in range(2):
         model(features).square().mean().backward()
         optimizer.step()
 
+del model, optimizer  # first: docs/torch.md
 dist.destroy_process_group()
