@@ -267,6 +267,7 @@ class AgentOverhead:
             FULL_WINDOWS: full_ns + full_recording_ns + (windows.full_spent_ns if windows is not None else 0),
             AGENT_THREAD: max(0, time.thread_time_ns() - others_ns),
             **({COLLECTIVE_TIMES: timed_ns + timed.outside_ns} if timed is not None and timed.is_used else {}),
+            # In place of windows, which these displace.
             **({LINE_SAMPLES: lines_ns} if (lines_ns := self._read_lines_ns()) else {}),
             **samples_ns,
         }

@@ -233,7 +233,8 @@ def _find_usual(longest_ns: float, around_ns: Floats) -> float | None:
 
 def _look(series: StepSeries, places: QuietPlaces, at: _Place, before_ns: float) -> RareLongStep:
     """Return a long step with its owner, and where that was seen."""
-    found, step = _judge(series, at, before_ns), int(series.steps[at.row + series.earlier_count])
+    found = _judge(series, at, before_ns)
+    step = found.step
     if found.owner >= 0 and places.waits(step, found.owner):
         found = found._replace(owner=UNKNOWN, part="", owned_ns=0.0, cpu_ns=None)
     owner = places.find_owner(step, series.ranks) if found.owner < 0 else None
@@ -251,11 +252,10 @@ def _give(series: StepSeries, at: _Place, found: RareLongStep, rank: int) -> Rar
     """Return a long step of a rank for which the others were seen to wait: all of it is the rank's, in its longest
     phase.
     """
-    row, column = at.row + series.earlier_count, series.ranks.index(rank)
-    around = at.around + series.earlier_count
-    held_ns = {name: float(_excess_of(values, row, around)[column]) for name, values in series.phases_ns.items()}
-    part = max(held_ns, key=lambda name: -np.inf if np.isnan(held_ns[name]) else held_ns[name], default="")
-    return _describe(series, at, found.before_ns, _Owned(column, part, at.excess_ns))
+    row, around = at.row + series.earlier_count, at.around + series.earlier_count
+    excess_ns = {name: _excess_of(values, row, around) for name, values in series.phases_ns.items()}
+    column = series.ranks.index(rank)
+    return _describe(series, at, found.before_ns, _Owned(column, _find_longest(excess_ns, column), at.excess_ns))
 
 
 def _judge(series: StepSeries, at: _Place, before_ns: float) -> RareLongStep:
@@ -293,9 +293,13 @@ def _find_by_own_time(
     if len(holders) != 1:
         return None
     owner = int(holders[0])
-    held_ns = {name: float(values[owner]) for name, values in excess_ns.items() if not np.isnan(values[owner])}
-    part = max(held_ns, key=lambda name: held_ns[name], default="")
-    return _Owned(owner, part, float(own_ns[owner]))
+    return _Owned(owner, _find_longest(excess_ns, owner), float(own_ns[owner]))
+
+
+def _find_longest(excess_ns: Mapping[str, Floats], column: int) -> str:
+    """Return the phase that is longest beyond usual on a column; empty where none is known."""
+    held_ns = {name: float(values[column]) for name, values in excess_ns.items() if not np.isnan(values[column])}
+    return max(held_ns, key=lambda name: held_ns[name], default="")
 
 
 def _describe(series: StepSeries, at: _Place, before_ns: float, owned: _Owned) -> RareLongStep:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import RUN_STALLS, Finding
 from rankscope.collector.detect.stragglers.doubt import START_STEPS
-from rankscope.collector.detect.stragglers.intermittent import CLASS_RATIO, find_half_of_time
+from rankscope.collector.detect.stragglers.intermittent import CLASS_RATIO, find_half_of_time, find_period
 from rankscope.collector.detect.stragglers.recurring_stalls import (
     CLASS_MAX,
     STALLS_MIN,
@@ -33,7 +33,7 @@ from rankscope.collector.detect.stragglers.recurring_stalls import (
 )
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS
 from rankscope.collector.detect.suggestions import suggest
-from rankscope.collector.detect.view import Candidate, RunView, SingleLosses
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.long_steps import EVERYBODY, UNKNOWN, LongStepsSeen
 from rankscope.measure.records import CHECKPOINT
 from rankscope.measure.units import format_duration
@@ -85,11 +85,13 @@ def find_run_stalls(seen: LongStepsSeen, ranks: int, share_min: float = COST_MIN
     stalls = [one._replace(owned_ns=one.excess_ns) for one in steps if one.excess_ns >= size_ns]
     if count_periods(stalls) < STALLS_MIN:
         return None
+    period, is_regular = find_period(np.array([one.step for one in stalls]))
+    if not is_regular:
+        return None
+    # A long step of the start-up is not the first of them.
+    while len(stalls) > STALLS_MIN and 1 < (stalls[1].step - stalls[0].step) % period < period - 1:
+        del stalls[0]
     found = measure_stalls(EVERYBODY, stalls, seen.total_ns)
-    if found is not None and found.is_regular:  # a long step of the start-up is not the first of them
-        while len(stalls) > STALLS_MIN and 1 < (stalls[1].step - stalls[0].step) % found.period < found.period - 1:
-            del stalls[0]
-        found = measure_stalls(EVERYBODY, stalls, seen.total_ns)
     return found if found is not None and found.is_regular and found.share >= share_min else None
 
 
@@ -116,13 +118,7 @@ def _describe(view: RunView, found: Recurring, part: str, known: Finding | None)
         why=", ".join(filter(None, (who, why))),
         also=tuple(filter(None, (count_stalls(found), describe_place(found)))),
         suggestion=suggest(RUN_STALLS, RUN_STALLS),
-        run_slowdown_ratio=found.since_ns / max(found.since_ns - found.lost_ns, 1.0),
-        evidence={
-            "stalls": float(len(found.stalls)),
-            "stall_ns": found.usual_stall_ns,
-            "stalls_time_ratio": found.share,
-            "gap_steps": float(found.period),
-        },
+        run_slowdown_ratio=found.run_slowdown_ratio,
+        evidence=found.evidence,
     )
-    steps = np.array([one.step for one in found.stalls], dtype=np.int64)
-    return Candidate(finding, SingleLosses(steps, np.array([one.owned_ns for one in found.stalls])))
+    return Candidate(finding, found.losses)

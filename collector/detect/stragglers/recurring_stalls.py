@@ -88,6 +88,27 @@ class Recurring(NamedTuple):
         return self.lost_ns / self.since_ns
 
     @property
+    def run_slowdown_ratio(self) -> float:
+        """Return how many times as long the run takes as without them."""
+        return self.since_ns / max(self.since_ns - self.lost_ns, 1.0)
+
+    @property
+    def evidence(self) -> Mapping[str, float]:
+        """Return their number, usual length, share of the time and usual distance, as evidence of a finding."""
+        return {
+            STALLS: float(len(self.stalls)),
+            "stall_ns": self.usual_stall_ns,
+            "stalls_time_ratio": self.share,
+            "gap_steps": float(self.period),
+        }
+
+    @property
+    def losses(self) -> SingleLosses:
+        """Return what each of them lost."""
+        steps = np.array([one.step for one in self.stalls], dtype=np.int64)
+        return SingleLosses(steps, np.array([one.owned_ns for one in self.stalls]))
+
+    @property
     def usual_stall_ns(self) -> float:
         """Return the median of what the rank was longer."""
         return statistics.median(one.owned_ns for one in self.stalls)
@@ -261,8 +282,8 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
     """Build the finding about a rank that stops now and then. An open one keeps its begin."""
     peers = [rank for rank in view.series.ranks if rank != found.rank]
     cause = find_stall_cause(found, view.samples, peers)
-    place, is_work = describe_place(found), cause.name == PERIODIC_WORK
-    ratio = found.since_ns / max(found.since_ns - found.lost_ns, 1.0)
+    is_work = cause.name == PERIODIC_WORK
+    place = "" if cause.name == UNATTRIBUTED else describe_place(found)  # which stands for the cause then
     begin = date_stalls(found, view.long_steps.first_step, known)
     usual_ns = statistics.median(one.usual_ns for one in found.stalls)
     finding = Finding(
@@ -278,16 +299,10 @@ def describe_recurring(view: RunView, found: Recurring, known: Finding | None) -
         what=_write_what(found, is_work=is_work),
         node=view.nodes[found.rank],
         why=cause.because,
-        also=(count_stalls(found), place) if place and place not in cause.because else (count_stalls(found),),
+        also=tuple(filter(None, (count_stalls(found), place))),
         suggestion=suggest(PERIODIC_WORK if is_work else STRAGGLER, cause.name),
-        run_slowdown_ratio=ratio,
-        evidence={
-            STALLS: float(len(found.stalls)),
-            "stall_ns": found.usual_stall_ns,
-            "stalls_time_ratio": found.share,
-            "gap_steps": float(found.period),
-            **cause.evidence,
-        },
+        run_slowdown_ratio=found.run_slowdown_ratio,
+        evidence={**found.evidence, **cause.evidence},
     )
     steps = np.array([one.step for one in found.stalls], dtype=np.int64)
     finding = remember(finding, FindingMemory(holds_while_found=True))
