@@ -52,7 +52,7 @@ def test_capture_fails_on_a_full_disk_and_the_next_one_is_taken(disk: Path) -> N
     filler.unlink()
     again = collector.order(ranks=(1,))
     assert collector.wait(lambda one: one.id == again.id and one.state in ENDED).ranks[0].state == "fetched"
-    assert list(folder.iterdir()) == []
+    assert {path.name for path in folder.iterdir()} <= {"capture.json"}  # kept where the thread found room again
     collector.captures.stop()
 
 
