@@ -9,7 +9,8 @@ one. While its turn lasts each looks as a straggler does, and is none: replacing
     in turns  more than half of the ranks that do the same work are takers, or the present turn began where that of
               another ended; and it is no longer than LONGER_RATIO times the longest one of another, or than
               `steps_min`, and than PATIENCE_STEPS
-    alike     a taker's turns hold at most LONGER_RATIO times as much excess as the median of the other takers'
+    alike     a taker's turns but its last one hold at most LONGER_RATIO times as much excess as the median of the other
+              takers': of the steps that are kept some ranks have one turn more than others
 
 A rank whose slowness goes on for longer than the others' turns, which have ended, has become a straggler, and is named;
 so is one that has more of it than others, whose stalls only interrupt it.
@@ -115,10 +116,13 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
     longest_turn = min(max(LONGER_RATIO * longest, steps_min), PATIENCE_STEPS) if longest else 0
     if takers[owners[-1]] and int(lengths[-1]) > longest_turn:
         return None
+    last_ns = np.zeros(len(members))
+    last_ns[owners] = np.add.reduceat(worst_ns, np.cumsum(lengths) - lengths)  # of several the last one stays
     alike = [
         member
         for member in np.flatnonzero(takers).tolist()
-        if sums[member] <= LONGER_RATIO * np.median(np.delete(sums, member)[np.delete(takers, member)])
+        if sums[member] - last_ns[member]
+        <= LONGER_RATIO * np.median(np.delete(sums, member)[np.delete(takers, member)])
     ]
     if not alike:
         return None

@@ -52,6 +52,12 @@ def test_nobody_takes_turns_where_nobody_is_slow() -> None:
     assert in_turns([None] * 20) == set()
 
 
+def test_rank_with_one_turn_more_among_the_kept_steps_takes_turns() -> None:
+    cycle = [rank for rank in range(4) for _ in range(25)]
+    assert in_turns([*cycle, *[0] * 30], ranks=4) == {0, 1, 2, 3}
+    assert in_turns([0] * 60 + cycle[25:] + [0] * 30, ranks=4) == {1, 2, 3}  # it has more of it than others
+
+
 def test_two_of_four_ranks_are_not_most() -> None:
     def turns_of(*ranks: int) -> list[int | None]:
         return [owner for _ in range(2) for rank in ranks for owner in (*[rank] * 14, None, None, None)]
