@@ -54,6 +54,8 @@ CASES: Final = (
     Case("2 ranks read slowly in turns of 25 steps", 2, "turns", 25, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
     Case("3 ranks in turns of 25 steps", 3, "turns", 25, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
     Case("2 ranks at random", 2, "turns", 0, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
+    Case("3 ranks at random", 3, "turns", 0, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
+    Case("3 ranks in turns of 5 steps", 3, "turns", 5, 500, NOBODY, SAYS[of.LOADER] | {"uneven_work"}),
     Case("rank 1 of 2 stalls each 4th step", 2, "stall", 4, 500, frozenset({1}), OWN_WORK),
     Case("rank 1 of 2 stalls each 10th step", 2, "stall", 10, 900, frozenset({1}), OWN_WORK),
     Case("every rank's garbage collector, each 30 steps", 3, "gc", 30, 900, NOBODY, SAYS[of.GC]),

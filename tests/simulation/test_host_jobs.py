@@ -57,13 +57,21 @@ def test_nobody_is_accused_in_a_healthy_job(ranks: int, noise: float) -> None:
     assert accused(job) == set()
 
 
-def draw_turns(step: int) -> int:
-    return int(np.random.default_rng(step).integers(2))
+def in_turns(ranks: int, steps: int) -> Callable[[int], int]:
+    return lambda step: (step // steps) % ranks
 
 
-@pytest.mark.parametrize("who", [lambda step: (step // 25) % 2, draw_turns], ids=["25 steps each", "at random"])
-def test_ranks_whose_loaders_are_slow_in_turns_are_not_accused(who: Callable[[int], int]) -> None:
-    job = HostJob(2, slow(2, "data", 60, who))
+def at_random(ranks: int) -> Callable[[int], int]:
+    return lambda step: int(np.random.default_rng(step).integers(ranks))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "who"),
+    [(2, in_turns(2, 25)), (2, at_random(2)), (3, in_turns(3, 10)), (3, at_random(3)), (8, at_random(8))],
+    ids=["two, 25 steps each", "two at random", "three, 10 steps each", "three at random", "eight at random"],
+)
+def test_ranks_whose_loaders_are_slow_in_turns_are_not_accused(ranks: int, who: Callable[[int], int]) -> None:
+    job = HostJob(ranks, slow(ranks, "data", 60, who))
     (found,) = (finding for finding in job.run(300) if finding.kind != "data_bound")
     assert (found.kind, found.cause, accused(job)) == ("uneven_work", "data_loading", set())
     # 80 ms instead of 20.

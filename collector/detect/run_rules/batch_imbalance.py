@@ -21,7 +21,7 @@ import numpy as np
 from rankscope.collector.detect.finding import RUN_SLOWDOWN, Abstain, Finding
 from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.machine_growth import spread
-from rankscope.collector.detect.run_rules.turns_finding import describe_turns, find_turns_share
+from rankscope.collector.detect.run_rules.turns_finding import DATA_LOADING, describe_turns, find_turns_share
 from rankscope.collector.detect.statistics.begin_range import find_rise
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, share_of_time
@@ -109,12 +109,12 @@ class BatchImbalance:
 
     def _find_turns(self, view: RunView, explained: Sequence[Finding]) -> list[Candidate]:
         """Return the costliest turns of ranks, unless a slower run with their cause explains them, or they may be those
-        of a busy machine.
+        of a busy machine: turns of a few steps are told only where their loaders explain them.
         """
-        found = [one for one in find_turns(view, self._thresholds) if _are_frequent(view, one)]
+        found = [one for one in find_turns(view, self._thresholds, also_short=True) if _are_frequent(view, one)]
         if not found:
             return []
-        turns = max(found, key=lambda one: float(one.excess_ns.sum()))
+        turns = max(found, key=lambda one: (not one.are_short, float(one.excess_ns.sum())))
         known = next((finding for finding in explained if finding.kind == UNEVEN_WORK), None)
         ease = 1.0 if known is None else CLOSE_SHARE
         if find_turns_share(view, turns) < ease * self._cost_ratio_min:
@@ -122,6 +122,8 @@ class BatchImbalance:
         core_wait_ns = find_core_wait(view, int(view.series.steps[turns.rows[0]]))
         candidate = describe_turns(view, turns, UNEVEN_WORK, core_wait_ns, known)
         cause = candidate.finding.cause
+        if turns.are_short and cause != DATA_LOADING:
+            return []
         if known is None and any(one.kind == RUN_SLOWDOWN and one.cause == cause for one in explained):
             return []
         needed = UNATTRIBUTED_STEPS_MIN if cause == UNATTRIBUTED and known is None else STEPS_MIN

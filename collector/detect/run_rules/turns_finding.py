@@ -14,6 +14,7 @@ from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.units import format_duration
 
 DATA: Final = "data"
+DATA_LOADING: Final = "data_loading"
 TURNS: Final = "turns"
 """Evidence key: how many turns there were in the steps that are kept."""
 
@@ -68,7 +69,7 @@ def _find_cause(view: RunView, turns: Turns, core_wait_ns: float | None) -> tupl
         own_ns = rows_ns[np.arange(len(columns)), columns]
         longer_ns[name] = float(np.nansum(own_ns - np.nanmin(rows_ns, axis=1)))
     if longer_ns.get(DATA, 0.0) >= EXPLAINS * total_ns:
-        return "data_loading", "the rank whose turn it is waiting for its data loader"
+        return DATA_LOADING, "the rank whose turn it is waiting for its data loader"
     if core_wait_ns is not None and core_wait_ns >= EXPLAINS * float(np.mean(turns.excess_ns)):
         return CPU_PRESSURE, "training threads waiting for a CPU core"
     part = max((name for name in longer_ns if name != "backward"), key=lambda name: longer_ns[name], default="")

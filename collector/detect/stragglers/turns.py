@@ -26,6 +26,7 @@ from rankscope.collector.detect.stragglers.intermittent import SlowPeriods, find
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats, Ints
+from rankscope.measure.rank_view import Bools
 
 TAKER_SHARE: Final = 0.5
 """Of an equal share: turns of unequal length are turns."""
@@ -40,6 +41,8 @@ random one has two thirds of 40 steps in one of 100 cases.
 """
 HANDED_ON_STEPS: Final = 2
 """Known steps from the last slow one of a rank to the first of the next one."""
+INTERRUPTED_STEPS: Final = 2
+"""Slow steps of another rank, or fewer, amid a turn that do not end it."""
 MEMBERS_MAX: Final = 64
 """Of more ranks half never take turns within the steps that are kept."""
 RANKS_MAX: Final = 2048
@@ -51,7 +54,8 @@ class Turns(NamedTuple):
     `owners` the slowest rank in each, and `excess_ns` by how much it exceeds the median of its peers; shape (n,) each.
     For `patience` known steps a slowness may be one of these turns. They began at `since_step`, or another one in
     `since_range`; None where they go on since the first step that is kept. `lost_ns`: what each step of the series lost
-    since then, also in a turn that is too short yet; NaN where own times are not known.
+    since then, also in a turn that is too short yet; NaN where own times are not known. `are_short`: a turn may be a
+    single step though there are more ranks than FEW_RANKS_MAX.
     """
 
     ranks: tuple[int, ...]
@@ -62,17 +66,27 @@ class Turns(NamedTuple):
     owners: Ints
     excess_ns: Floats
     lost_ns: Floats
+    are_short: bool = False
 
 
-def find_turns(view: RunView, thresholds: Thresholds) -> tuple[Turns, ...]:
-    """Return the turns of each set of ranks that do the same work, if these take turns."""
+def find_turns(view: RunView, thresholds: Thresholds, *, also_short: bool = False) -> tuple[Turns, ...]:
+    """Return the turns of each set of ranks that do the same work, if these take turns; with `also_short` turns of any
+    length where there are no long ones.
+    """
     comparisons = [
         one for one in view.peer_groups.comparisons if one.do_same_work and 1 < len(one.members) <= MEMBERS_MAX
     ]
     if not comparisons or len(view.series.ranks) > RANKS_MAX:
         return ()
     periods = find_slow_periods(view, thresholds)
-    found = (_find_turns(view, periods, one.members, thresholds.steps_min) for one in comparisons)
+    found = []
+    for one in comparisons:
+        are_few = len(one.members) <= FEW_RANKS_MAX
+        turns = _find_turns(view, periods, one.members, thresholds.steps_min, 1 if are_few else thresholds.steps_min)
+        if turns is None and also_short and not are_few:
+            turns = _find_turns(view, periods, one.members, thresholds.steps_min, 1)
+            turns = None if turns is None else turns._replace(are_short=True)
+        found.append(turns)
     return tuple(one for one in found if one is not None)
 
 
@@ -91,19 +105,24 @@ def is_turn(slow: SlowRank, turns: Turns, view: RunView) -> bool:
     return slow.steps_judged <= turns.patience or float(mine_ns.sum()) < OWNED_MIN * float(lost_ns.sum())
 
 
-def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], steps_min: int) -> Turns | None:
+def _find_turns(
+    view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], steps_min: int, turn_min: int
+) -> Turns | None:
+    """Return the turns of these ranks of `turn_min` slow steps or more."""
     columns, members = view.series.columns_of(ranks), np.array(ranks, dtype=np.int64)
     weight = np.nan_to_num(view.excess_ns[np.ix_(periods.rows, columns)], nan=0.0)
     weight[~periods.slow[:, columns]] = 0.0
     rows = np.flatnonzero(weight.max(axis=1, initial=0.0) > 0)
-    worst = weight[rows].argmax(axis=1)
-    begins = np.flatnonzero(np.diff(worst, prepend=-1) != 0)
-    lengths = np.diff(np.append(begins, len(rows)))
-    counts = lengths >= (1 if len(members) <= FEW_RANKS_MAX else steps_min)
-    if not counts.any():
-        return None
     is_slow = np.zeros(len(periods.rows), dtype=bool)
     is_slow[rows] = True
+    worst = weight[rows].argmax(axis=1)
+    if turn_min > 1:
+        belongs = _find_uninterrupted(worst, turn_min)
+        rows, worst = rows[belongs], worst[belongs]
+    begins, lengths = _split(worst)
+    counts = lengths >= turn_min
+    if not counts.any():
+        return None
     is_handed_on = _is_handed_on(weight, rows, worst, begins[counts], lengths[counts])
     is_in_one = np.repeat(counts, lengths)
     rows, worst, owners, lengths = rows[is_in_one], worst[is_in_one], worst[begins[counts]], lengths[counts]
@@ -142,6 +161,21 @@ def _find_turns(view: RunView, periods: SlowPeriods, ranks: tuple[int, ...], ste
         worst_ns[since],
         lost_ns,
     )
+
+
+def _split(worst: Ints) -> tuple[Ints, Ints]:
+    """Return where each row of steps with the same slowest rank begins, and how many it has."""
+    begins = np.flatnonzero(np.diff(worst, prepend=-1) != 0)
+    return begins, np.diff(np.append(begins, len(worst)))
+
+
+def _find_uninterrupted(worst: Ints, steps_min: int) -> Bools:
+    """Return which slow steps are not those of another rank that stalled for a moment amid a turn, shape as `worst`."""
+    begins, lengths = _split(worst)
+    owners, is_amid = worst[begins], np.zeros(len(begins), dtype=bool)
+    is_a_turn = np.maximum(lengths[:-2], lengths[2:]) >= steps_min
+    is_amid[1:-1] = (lengths[1:-1] <= INTERRUPTED_STEPS) & (owners[:-2] == owners[2:]) & is_a_turn
+    return np.repeat(~is_amid, lengths)
 
 
 def _is_handed_on(weight: Floats, rows: Ints, worst: Ints, begins: Ints, lengths: Ints) -> bool:

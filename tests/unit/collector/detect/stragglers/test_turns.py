@@ -74,6 +74,12 @@ def test_slowness_that_one_rank_hands_on_to_another_is_a_turn() -> None:
     assert in_turns([0] * 25 + [1] * 51, ranks=8) == set()  # by now it is a straggler
 
 
+def test_moment_of_another_rank_does_not_end_a_turn() -> None:
+    assert in_turns([*[0] * 25, 5, *[0] * 8, *[1] * 13], ranks=8) == {0, 1}
+    assert in_turns([*[0] * 33, *[1] * 8, 5, *[1] * 13], ranks=8) == {0, 1}
+    assert in_turns([*[1] * 30, 5, *[1] * 35], ranks=8) == set()  # nobody else has had one
+
+
 def test_rank_that_becomes_slower_than_a_slow_one_takes_no_turn() -> None:
     view = view_with([0] * 40, ranks=8)
     own_ns = view.series.own_ns.copy()
