@@ -396,13 +396,15 @@ FAMILIES: Final[tuple[Family, ...]] = (
 )  # fmt: skip
 
 
-def worlds() -> Iterator[World]:
-    """Yield every world: each row with an even and an odd seed."""
+def worlds(draw: int = 0) -> Iterator[World]:
+    """Yield every world: each row with an even and an odd seed. Those of draw 0 are the table; others may be looked at,
+    each of them.
+    """
     for place, family in enumerate(FAMILIES):
         for parity in (0, 1):
-            rows = family(random.Random(1000 * place + parity))
+            rows = family(random.Random(1000 * place + 10_000_000 * draw + parity))
             for row, world in enumerate(rows):
-                yield replace(world, seed=10_000 * (place + 1) + 2 * row + parity)
+                yield replace(world, seed=1_000_000 * draw + 10_000 * (place + 1) + 2 * row + parity)
 
 
 __all__ = ["DP", "EP", "FAMILIES", "PP", "TP", "WORLD", "ddp", "quiet", "slow", "worlds"]

@@ -3,6 +3,7 @@
     python -m tests.second_table.score                        both halves; writes results/second_table.md
     python -m tests.second_table.score --half tuning          only worlds to tune on, and only print
     python -m tests.second_table.score --family turns --show  what was found in each of these worlds
+    python -m tests.second_table.score --draw 1 --show        other worlds of the same families, only printed
     python -m tests.second_table.score --part 1/2 --save a.json, --join a.json b.json
     python -m tests.second_table.score --quick                every fourth world of the tuning half, in two minutes
     python -m tests.second_table.score --real                 real gloo jobs (real_jobs.py)
@@ -50,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.join:
         judged = [one for path in options.join for one in read_judged(path)]
     else:
-        chosen = select(options.half, options.family, quick=options.quick)
+        chosen = select(options.half, options.family, quick=options.quick, draw=options.draw)
         judged = carry_out(chosen[options.part[0] - 1 :: options.part[1]], options)
     if options.save is not None:
         return
     text = write_report(judged, head)
-    if options.half is None and options.family is None and not options.quick:
+    if options.half is None and options.family is None and not options.quick and not options.draw:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "second_table.md").write_text(text, encoding="utf-8")
     print(text)
@@ -65,17 +66,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--half", choices=HALVES)
+    parser.add_argument("--draw", type=int, default=0, metavar="N", help="0: the worlds of the table")
     parser.add_argument("--family", nargs="+", metavar="FAMILY")
     parser.add_argument("--part", type=_read_part, default=(1, 1), metavar="K/N")
     parser.add_argument("--save", type=Path, metavar="FILE")
     parser.add_argument("--join", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--show", action="store_true", help="print each world of the tuning half as it is judged")
+    parser.add_argument("--show", action="store_true", help="print each world as it is judged")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--real", action="store_true", help="real jobs instead, with gloo on this machine")
     parser.add_argument("--times", type=int, default=5, help="how often each real job runs")
     options = parser.parse_args(arguments)
-    if options.show and options.half != "tuning":
-        parser.error("--show needs --half tuning: the held-out worlds are not looked at one by one")
+    if options.show and options.half != "tuning" and not options.draw:
+        parser.error("--show needs --half tuning or --draw: the held-out worlds are not looked at one by one")
     if options.part != (1, 1) and options.save is None:
         parser.error("--part needs --save FILE: a report is of all parts")
     return options
@@ -88,9 +90,9 @@ def _read_part(text: str) -> tuple[int, int]:
     return number, count
 
 
-def select(half: str | None, families: Sequence[str] | None, *, quick: bool = False) -> list[World]:
+def select(half: str | None, families: Sequence[str] | None, *, quick: bool = False, draw: int = 0) -> list[World]:
     """Return the worlds asked for. Raises SystemExit with the families there are for an unknown one."""
-    every = list(worlds())
+    every = list(worlds(draw))
     known = list(dict.fromkeys(world.family for world in every))
     if unknown := sorted(set(families or ()) - set(known)):
         raise SystemExit(f"--family has {', '.join(unknown)}; known are {', '.join(known)}")
