@@ -206,7 +206,7 @@ def find_cause(
     else:
         has_device = series.is_by_device or bool(samples.devices.get(slow.rank))
         device_cause = _idle_device(slow, excess_ns, evidence, series, samples)
-        cause = device_cause or _host(slow, excess_ns, evidence, samples, has_device=has_device)
+        cause = device_cause or _host(slow, excess_ns, evidence, series, samples, has_device=has_device)
     is_waiting = evidence.get(CPU_EXCESS, 0.0) < EXPLAINS * excess_ns  # a thread that computes has a CPU
     if cause[0] in {HOST_CPU, UNSEEN_WAIT} and is_waiting and machines is not None and all_excess_ns is not None:
         because = find_cpu_pressure(
@@ -568,7 +568,13 @@ def _idle_device(
 
 
 def _host(
-    slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples, *, has_device: bool
+    slow: SlowRank,
+    excess_ns: float,
+    evidence: dict[str, float],
+    series: StepSeries,
+    samples: Samples,
+    *,
+    has_device: bool,
 ) -> tuple[str, str]:
     """Return why a host without a device is slow: its training thread computes longer, or waits itself. On a GPU a slow
     host shows as an idle device, which only device windows measure; where they have not, waits for a core count as
@@ -591,18 +597,30 @@ def _host(
         because = find(slow, EXPLAINS * excess_ns, evidence, samples)
         if because is not None:
             return name, f"{because}{where}"
-    if not is_device_busy and _is_asleep_in_forward(excess_ns, evidence):
-        return _waiting(slow, excess_ns, evidence, samples)
-    return "unattributed", f"no known cause{where}"
+    held_up = _held_up_in_forward(slow, excess_ns, evidence, series, samples)
+    return held_up or ("unattributed", f"no known cause{where}")
 
 
-def _is_asleep_in_forward(excess_ns: float, evidence: Mapping[str, float]) -> bool:
-    """Return whether a host is longer in forward, and on no CPU for as long. Hosts that wait for their devices spin, in
-    forward where the queue of launches is full: then it would compute as long as its peers.
+def _held_up_in_forward(
+    slow: SlowRank, excess_ns: float, evidence: dict[str, float], series: StepSeries, samples: Samples
+) -> Verdict:
+    """Return why a host is longer in forward though its device is not known to be longer at anything: it is on no CPU
+    for as long, or computes. Hosts that wait for their devices spin, in forward where the queue of launches is full: it
+    would then compute as long as its peers. One that comes later to such a wait waits less, with the same CPU time.
     """
-    least_ns = EXPLAINS * excess_ns
-    is_longer = evidence.get("forward_excess_ns", 0.0) >= least_ns
-    return is_longer and COMPUTE_EXCESS not in evidence and evidence.get(CPU_EXCESS, 0.0) <= -least_ns
+    least_ns, cpu_ns = EXPLAINS * excess_ns, evidence.get(CPU_EXCESS, 0.0)
+    if evidence.get("forward_excess_ns", 0.0) < least_ns or evidence.get(COMPUTE_EXCESS, 0.0) >= least_ns:
+        return None
+    waits = _window_medians(slow, samples.synchronizations, "waits_ns")
+    if waits is not None and _spin(slow, least_ns, evidence, series) and cpu_ns - (waits[0] - waits[1]) >= least_ns:
+        return HOST_CPU, f"its training thread computing longer{_where(evidence, excess_ns)}"
+    return _waiting(slow, excess_ns, evidence, samples) if cpu_ns <= -least_ns else None
+
+
+def _spin(slow: SlowRank, least_ns: float, evidence: Mapping[str, float], series: StepSeries) -> bool:
+    """Return whether its peers are on a CPU in all of a step but less than that: they spin while they wait."""
+    _, step_ns = _medians(series.step_ns, _judged_rows(slow, series), slow, series)
+    return PEERS_CPU in evidence and step_ns - evidence[PEERS_CPU] < least_ns
 
 
 def _waiting(

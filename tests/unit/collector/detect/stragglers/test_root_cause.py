@@ -709,6 +709,30 @@ def test_without_breakdowns_waits_are_no_cause() -> None:
     assert cause_of(synchronizations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0))) == Cause(*NO_CAUSE, {})
 
 
+@pytest.mark.parametrize(
+    ("cpu_ms", "peers_ms", "waits_ms", "name"),
+    [
+        (150.0, 150.0, 35.0, "host_cpu"),  # it waits 25 ms less for its GPU, with as much CPU time
+        (150.0, 150.0, 35.1, "unattributed"),
+        (125.0, 150.0, 35.0, "unseen_wait"),
+        (125.1, 150.0, 35.0, "unattributed"),
+        (125.0, 125.0, 35.0, "unattributed"),  # peers that are off the CPU for 25 ms may not spin in their waits
+        (125.1, 125.1, 35.0, "host_cpu"),
+    ],
+)
+def test_host_that_is_longer_in_forward_and_waits_less_for_its_gpu_computes(
+    cpu_ms: float, peers_ms: float, waits_ms: float, name: str
+) -> None:
+    cause = cause_of(
+        devices=gpus(gpu(), gpu()),
+        cpu_ms=alike(cpu_ms, peers_ms),
+        phases_ms={"forward": alike(60.0)},
+        breakdowns=windows(window(80.0, 100, idle_ms=20.0), window(80.0, 100, idle_ms=20.0)),
+        synchronizations=all_wait(waits(waits_ms, 0.0), waits(60.0, 0.0)),
+    )
+    assert cause.name == name
+
+
 @pytest.mark.parametrize(("operators", "name"), [(100, "gpu_compute"), (140, "more_work")])
 def test_gpu_that_computes_longer_is_no_wait_of_the_host(operators: int, name: str) -> None:
     # All hosts work 30 ms after a wait, and all GPUs are idle 30 ms a step. The peers wait 2 ms, so that idle time of
