@@ -117,8 +117,14 @@ def reads_machine(environment: Mapping[str, str], world_size: int) -> bool:
 
 
 def drop_rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a helper process: without the launcher's variables, and such that no agent starts."""
-    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "RANKSCOPE_WORKER_PAGE", "LD_PRELOAD")
+    """Return the environment for a helper process: without the launcher's variables, and such that no agent starts, and
+    that Python says nothing of its own on the script's stderr and no coverage of the script's is measured in it.
+    """
+    left_out = (
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "RANKSCOPE_WORKER_PAGE", "LD_PRELOAD",
+        "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "PYTHONVERBOSE", "COVERAGE_PROCESS_START",
+        "COVERAGE_PROCESS_CONFIG",
+    )  # fmt: skip
     return {name: value for name, value in environment.items() if name not in left_out}
 
 

@@ -38,6 +38,7 @@ CHANGING_THREADS: Final = (
     "no more profiler windows, so no waiting in collectives and no ratio of communication: training changes its thread "
     "again and again, and torch's profiler records the one that begins it. Steps are measured all the same"
 )
+IN_RANGE: Final = "compiled code or an autograd.Function that a session before has recorded was still running"
 OTHER_THREAD_WAIT_S: Final = 0.1
 """Time for which the end of the agent waits until another thread has ended a session. A thread that trains has mostly
 done so; one that waits for work never does."""
@@ -183,7 +184,10 @@ class ProfilerSessions:
             self._guarded(lambda: timing.on_boundary(step))
         self.windows.on_boundary(step)
         if self.traces is not None:
-            self.traces.recording.on_boundary(step)
+            recording = self.traces.recording
+            if recording.thread is None and not self.windows.ranges.may_begin:
+                recording.refuse(step, IN_RANGE)
+            recording.on_boundary(step)
         self._ask_other_thread()
 
     def on_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option

@@ -130,9 +130,11 @@ class ProfilerWindows:
     # -- for the scheduler and its gates, on the training thread ------------------------------------------------------
 
     def may_begin(self, _step: int, kind: "WindowKind") -> str | None:
-        """Return that a light window is of no use, where it is not; that is not counted. Where all communication is on
-        a device, its backend's ranges only span the enqueueing.
+        """Return that a light window is of no use, where it is not, or that a range of C++ is in the way; that
+        is not counted. Where all communication is on a device, its backend's ranges only span the enqueueing.
         """
+        if not self.ranges.may_begin:
+            return ""
         if kind.value != "light" or self._profiler is None:
             return None
         is_useful = self.progress.communicates_on_host or not self._profiler.sees_device

@@ -635,7 +635,7 @@ def find_copies() -> list[tuple[Any, str]]:
     """Return the functions of torch that read what a module has to copy, pickle or script it, as owner and name."""
     known = (
         (sys.modules["torch"].nn.Module, "__getstate__"),
-        (sys.modules.get("torch.jit._recursive"), "get_hook_stubs"),
+        (sys.modules.get("torch.jit._recursive"), "get_module_concrete_type"),
     )
     return [(owner, name) for owner, name in known if owner is not None and name in vars(owner)]
 

@@ -5,18 +5,33 @@ session is on, also another one, when the memory has been freed: the heap is cor
 onFunctionExit). Windows follow each other without a gap and begin inside ranges, such as torch's around every optimizer
 step or the user's around an epoch. While no session is on the exit writes nothing. So a range that would exit in
 another session than it was entered in exits when that session has ended.
+
+The ranges around code that torch.compile has made, and around the forward of an autograd.Function, are C++'s own, and
+nobody can defer their exits. Where a whole training step is compiled, each boundary is inside of one. So no session
+begins while one that an ended session has recorded is open. Its frame tells: it has a mark from that session's end on,
+as a trace function, which Python calls in no frame unless the thread is traced.
 """
 
 import contextlib
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from rankscope.agent.steps.open_collectives import OpenCollectives
 from rankscope.agent.steps.patches import Patch
 
 NO_SESSION = 0
+
+
+def _recorded(_frame: FrameType, _event: str, _argument: object) -> None:
+    """Mark the frame of a range that an ended session has recorded."""
+
+
+def _unrecorded(_frame: FrameType, _event: str, _argument: object) -> None:
+    """Mark the frame of a range that was open when a session began, which records nothing of it."""
 
 
 class OpenRanges:
@@ -60,16 +75,23 @@ class OpenRanges:
         """Handle the begin of a profiler session, ours or the user's."""
         self._sessions_begun += 1
         self._session = self._sessions_begun
+        mark_frames(_unrecorded)
         self._begin_watching()
         self.collectives.begin()
 
     def on_session_end(self) -> None:
         """Handle the end of the session: run the deferred exits."""
         self._session = NO_SESSION
+        mark_frames(_recorded)
         self._end_watching()
         self.collectives.end()
         while self._deferred_exits:
             self._deferred_exits.popleft()()
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether no range of C++ that an ended session has recorded is open on this thread."""
+        return all(frame.f_trace in (None, _unrecorded) for frame in find_frames())
 
     @contextlib.contextmanager
     def beginning_session(self) -> Iterator[None]:
@@ -104,3 +126,24 @@ class OpenRanges:
             return None
 
         return __exit__
+
+
+def mark_frames(mark: Callable[[FrameType, str, object], None]) -> None:
+    """Mark the frames in ranges of C++ that have no mark, and that nobody traces."""
+    for frame in find_frames():
+        if frame.f_trace is None:
+            frame.f_trace = mark
+
+
+def find_frames() -> Iterator[FrameType]:
+    """Return the frames of this thread in ranges of C++: those that run code of torch.compile, or that have called the
+    forward of an autograd.Function.
+    """
+    compiled = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", ())
+    functions = getattr(sys.modules.get("torch.autograd.function"), "Function", None)
+    apply = getattr(getattr(functions, "apply", None), "__code__", None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is apply or frame.f_code in compiled:
+            yield frame
+        frame = frame.f_back

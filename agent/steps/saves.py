@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.patches import Patch, hide_from_compiler
@@ -84,10 +84,14 @@ PLACES: Final = (
 
 
 def _size_of_file(file: Any) -> int | None:
-    """Return the size of a file by its path, or of what was written to an open file up to now; None where not known."""
+    """Return the size of a file by its path, or of what was written to an open file up to now; None where not known.
+    Raises what a signal handler of the script raises: a file system may let it wait for long.
+    """
     try:
         return os.stat(file).st_size if isinstance(file, str | os.PathLike) else int(file.tell())
-    except Exception:  # noqa: BLE001 - objects of the user may fail in any way
+    except Exception as error:
+        if is_of_script(error):
+            raise
         return None
 
 

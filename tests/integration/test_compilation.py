@@ -12,7 +12,7 @@ from rankscope.collector.service import Service
 from rankscope.measure.records import Compilations
 from tests.integration.ordering_collectors import running
 from tests.integration.serving import wait_for
-from tests.integration.torchrun import AGENT, OFTEN, forked_ranks, line_of, started
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, line_of, python, run, started
 
 SCRIPT = "recompiling.py"
 LATE = "late_compiling.py"
@@ -75,3 +75,9 @@ def test_ranks_that_compile_once_late_in_the_run_are_named(tmp_path: Path) -> No
     assert f"all of it for {LATE_FRAME}" in finding.why
     assert finding.evidence["stall_ns"] / 1e9 == pytest.approx(took_s, rel=0.1)
     assert run.goodput.slow_ns / 1e9 == pytest.approx(took_s, rel=0.1)
+
+
+def test_training_whose_whole_step_is_compiled_is_as_without_the_agent() -> None:
+    words = ("compiled_steps.py", "--steps", "150", "--pause-s", "0.01", "--whole")
+    plain, watched = run(python(*words), ALONE), run(python(*AGENT, *words), {**ALONE, **OFTEN})
+    assert (watched.exit_code, watched.stdout) == (0, plain.stdout)

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--pause-s", type=float, default=0.0, help="after each step")
+parser.add_argument("--whole", action="store_true", help="compile the whole step as well")
 options = parser.parse_args()
 
 torch.manual_seed(7)
@@ -21,11 +22,19 @@ model = torch.compile(layers, backend="aot_eager")
 optimizer = torch.optim.SGD(layers.parameters(), lr=0.01, momentum=0.9)
 update = torch.compile(optimizer.step, backend="aot_eager")
 losses = []
-for _ in range(options.steps):
-    loss = model(torch.randn(8, 16)).square().mean()
+
+
+def train(batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(batch).square().mean()
     loss.backward()
     update()
     optimizer.zero_grad()
+    return loss.detach()
+
+
+step = torch.compile(train, backend="aot_eager") if options.whole else train
+for _ in range(options.steps):
+    loss = step(torch.randn(8, 16))
     losses.append(float(loss.item()).hex())
     time.sleep(options.pause_s)
 print(f"graphs {counters['stats']['unique_graphs']}")

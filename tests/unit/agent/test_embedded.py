@@ -37,9 +37,15 @@ def test_a_line_that_comes_later_is_waited_for(pipe: tuple[IO[str], IO[str]]) ->
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.append(_read_line(parent, LONG_S)))
     reader.start()
-    print("here", file=child, flush=True)
+    print("{}", file=child, flush=True)
     reader.join(LONG_S)
-    assert lines == ["here\n"]
+    assert lines == ["{}\n"]
+
+
+def test_what_python_prints_at_its_start_is_no_answer(pipe: tuple[IO[str], IO[str]]) -> None:
+    parent, child = pipe
+    print('welcome to this cluster\n{"endpoint": "tcp://127.0.0.1:5"}', file=child, flush=True)
+    assert _read_line(parent, LONG_S) == '{"endpoint": "tcp://127.0.0.1:5"}\n'
 
 
 def test_silent_child_is_given_up_after_the_timeout(pipe: tuple[IO[str], IO[str]]) -> None:

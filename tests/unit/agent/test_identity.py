@@ -105,6 +105,13 @@ def test_a_child_is_no_rank_and_starts_no_agent() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "PYTHONVERBOSE", "COVERAGE_PROCESS_START"]
+)
+def test_child_says_and_measures_nothing_that_the_scripts_python_is_to(name: str) -> None:
+    assert drop_rank_variables({"PATH": "/bin", name: "1"}) == {"PATH": "/bin"}
+
+
 def test_child_keeps_other_variables() -> None:
     environment = {"PATH": "/bin", "RANKSCOPE_SERVE_CONSTANT_TICK_S": "0.5"}
     assert drop_rank_variables(environment) == environment

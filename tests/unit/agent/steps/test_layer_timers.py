@@ -245,6 +245,18 @@ def test_model_copied_amid_a_timed_step_has_no_hooks(how: str) -> None:
     assert training.guard.errors == {}
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_model_scripted_amid_a_timed_step_has_the_type_it_has_else() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(BLOCKS)))
+    training = Training(model, Clock())
+    before = torch.jit.script(model)
+    training.timers.on_boundary(0)
+    assert hooks_of(model) == 2 * BLOCKS
+    assert str(torch.jit.script(model)._c._type()) == str(before._c._type())
+    training.timers.close()
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()  # it keeps the model
+
+
 def test_class_of_all_modules_is_not_changed_with_each_timed_step() -> None:
     training = Training(Model(None), Clock())
     own, seen = nn.Module.__getstate__, set()

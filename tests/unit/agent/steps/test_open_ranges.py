@@ -1,5 +1,12 @@
 """OpenRanges: ranges that outlive a profiler session exit when that does no harm, and never twice."""
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
 from rankscope.agent.steps.open_ranges import OpenRanges
 
 
@@ -79,3 +86,72 @@ def test_range_from_before_the_hooks_counts_as_another_sessions() -> None:
     script.ranges.on_session_begin()
     assert script.leave(unseen) == []
     assert script.end_session() == ["leave unseen"]
+
+
+# -- ranges of C++ ----------------------------------------------------------------------------------------------------
+
+
+def run_compiled(inside: Callable[[], None]) -> None:
+    @torch.compile(backend="eager")
+    def step(numbers: torch.Tensor) -> torch.Tensor:
+        doubled = numbers * 2
+        torch._dynamo.disable(inside)()
+        return doubled + 1
+
+    step(torch.ones(2))
+
+
+class Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, numbers: torch.Tensor, inside: Callable[[], None]) -> torch.Tensor:
+        inside()
+        return numbers * 2
+
+
+def run_function(inside: Callable[[], None]) -> None:
+    Forward.apply(torch.ones(2), inside)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("run", [run_compiled, run_function])
+def test_no_session_begins_in_a_range_of_cpp_that_the_last_one_recorded(run: Callable[..., None]) -> None:
+    ranges, seen = OpenRanges(), []
+
+    def end() -> None:
+        ranges.on_session_end()
+        seen.append(ranges.may_begin)
+
+    ranges.on_session_begin()
+    run(end)
+    seen.append(ranges.may_begin)
+    run(lambda: seen.append(ranges.may_begin))
+    assert seen == [False, True, True]
+
+
+@pytest.mark.parametrize("run", [run_compiled, run_function])
+def test_sessions_follow_each_other_in_a_range_that_none_has_recorded(run: Callable[..., None]) -> None:
+    ranges, seen = OpenRanges(), []
+
+    def inside() -> None:
+        for _ in range(2):
+            seen.append(ranges.may_begin)
+            ranges.on_session_begin()
+            ranges.on_session_end()
+
+    run(inside)
+    assert seen == [True, True]
+
+
+def test_debugger_of_a_range_keeps_its_trace_function() -> None:
+    ranges, kept = OpenRanges(), []
+
+    def end() -> None:
+        frame = sys._getframe()
+        while frame.f_code is not torch.autograd.Function.apply.__code__:
+            frame = frame.f_back  # type: ignore[assignment] # it is on the stack
+        frame.f_trace = print
+        ranges.on_session_end()
+        kept.append(frame.f_trace)
+
+    ranges.on_session_begin()
+    run_function(end)
+    assert kept == [print]

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,33 @@ def test_save_in_memory_is_none(process: Process) -> None:
     torch.save(FLOATS, io.BytesIO())
     assert process.read() == ()
     assert process.phases_ms() == {}
+
+
+def test_timeout_of_the_script_amid_a_size_reaches_it_once(process: Process) -> None:
+    def give_up(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    class Slow:
+        """A file whose place takes so long that the script's timer ends."""
+
+        def write(self, data: bytes) -> int:
+            return len(data)
+
+        def flush(self) -> None:
+            pass
+
+        def tell(self) -> int:
+            signal.raise_signal(signal.SIGUSR1)
+            return 0
+
+    before = signal.signal(signal.SIGUSR1, give_up)
+    try:
+        with pytest.raises(TimeoutError):
+            torch.save(FLOATS, Slow())  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    torch.save(FLOATS, io.BytesIO())
+    assert process.read() == ()
 
 
 def test_file_that_tells_no_place_leaves_the_bytes_unknown(process: Process) -> None:
