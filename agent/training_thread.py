@@ -32,6 +32,7 @@ from rankscope.agent.steps.throughput import ThroughputMeter
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import LayerTimes, PipelineSchedule, StepRecord
+from rankscope.measure.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from rankscope.agent.captures.trace_captures import TraceCaptures
@@ -47,7 +48,10 @@ PIPELINES = {"torch.distributed.pipelining.schedules", "megatron.core.parallel_s
 COUNTS_MAX = 8
 """Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
 LAYERS_SOUGHT = (1, 1024)
-"""Steps after the warm-up at which repeated blocks are looked for: each time costs as much as several windows."""
+"""Steps after the warm-up from which on repeated blocks are looked for: each time costs as much as several windows."""
+LAYERS_COST_NS = 80 * NS_PER_MS
+"""Cost of looking for them, twice what was measured: the budget since the start pays for it, not its head start, which
+is for windows. At the default that is after 16 s."""
 
 
 class TrainingThread:
@@ -201,7 +205,9 @@ class TrainingThread:
         """Return the times of the model's repeated blocks, where they are new; None else."""
         try:
             layers, at = self._layers, self._looks_at_steps
-            if at and self._records_made >= at[0] and self.is_measured and (layers is None or layers.is_gone):
+            budget_ns = self._config.overhead_ratio_max * self.windows.plan.allowance.elapsed_ns
+            is_due = at and self._records_made >= at[0] and budget_ns >= LAYERS_COST_NS
+            if is_due and self.is_measured and (layers is None or layers.is_gone):
                 del at[0]
                 self._find_layers()
             return None if self._layers is None else self._layers.take(is_last=not self.is_measured)
@@ -322,6 +328,7 @@ class TrainingThread:
     def _on_boundary(self, step: int) -> None:
         for timers in self._timers:
             timers.on_boundary(step)
+        self.windows.tensors = self.hooks.tensors
         self.sessions.on_boundary(step, is_settled=self._has_settled(step))
         if self._fault is not None:
             self._fault.on_boundary(step)

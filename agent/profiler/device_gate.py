@@ -4,7 +4,6 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rankscope.agent.governor import FULL_WINDOWS
 from rankscope.agent.profiler.window_kinds import ProcessGraphs, WindowKind
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.steps.first_graph import QUESTION_STEPS, FirstGraph
@@ -106,7 +105,7 @@ class DeviceGate:
     @property
     def is_new_device(self) -> bool:
         """Whether a device is in use that no session has recorded, and one may begin."""
-        return self._profiler.is_first_of_device and self._is_allowed and FULL_WINDOWS not in self._plan.dropped
+        return self._profiler.is_first_of_device and self._is_allowed and self._plan.affords_one_step()
 
     @property
     def owes_first(self) -> bool:

@@ -45,19 +45,22 @@ class EnqueuingThreads:
     """Keep which groups other threads than the training thread use."""
 
     def __init__(self) -> None:
-        self._others_alone: set[int] = set()
+        self.others_alone: set[int] = set()
+        """Numbers of groups."""
         self._pause_windows = self._windows_left = 0
 
     def find_own(
-        self, thread: int | None, enqueued: Sequences, recorded: int, read_entries: Callable[[], Sequence[FlightEntry]]
+        self,
+        thread: int,
+        enqueued: Sequences,
+        own: Sequences,
+        recorded: int,
+        read_entries: Callable[[], Sequence[FlightEntry]],
     ) -> OwnCollectives:
-        """Return the collectives of this thread, which began the window: None where that is not known, and all that
-        were enqueued are taken for its own. `recorded` is how many have ranges.
+        """Return the collectives of this thread, which began the window. `own` are those of groups that others do not
+        use alone; `recorded` is how many have ranges: not as many.
         """
-        own = {number: found for number, found in enqueued.items() if number not in self._others_alone}
         total, count = _count(enqueued), _count(own)
-        if thread is None or recorded == count:
-            return OwnCollectives(own, total - count)
         if recorded >= total or not self._may_read():
             return OwnCollectives(enqueued, 0) if recorded > count else OwnCollectives(own, total - count)
         found = [one for one in read_entries() if one.sequence in enqueued.get(one.group_number, ())]
@@ -65,7 +68,7 @@ class EnqueuingThreads:
             return OwnCollectives(own, total - count)
         mine = [one for one in found if not _is_of_another(one, thread)]
         own = {number: [one.sequence for one in mine if one.group_number == number] for number in enqueued}
-        self._others_alone = (self._others_alone - set(enqueued)) | {number for number in own if not own[number]}
+        self.others_alone = (self.others_alone - set(enqueued)) | {number for number in own if not own[number]}
         own = {number: found for number, found in own.items() if found}
         if len(mine) == recorded:
             self._pause_windows = self._windows_left = 0

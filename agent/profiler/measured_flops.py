@@ -71,7 +71,8 @@ class MeasuredFlops:
     @property
     def _is_of_host(self) -> bool:
         scheduler = self._windows.scheduler
-        return scheduler is not None and scheduler.operators.replaces_windows
+        operators = None if scheduler is None else scheduler.operators
+        return operators is not None and operators.replaces_windows
 
     def _find_obstacle(self) -> str | None:
         """Return why there will be no window with shapes, None where nothing is known to prevent one."""
@@ -80,7 +81,7 @@ class MeasuredFlops:
         if self._windows.scheduler is None or self._windows.scheduler.flops is None:
             return NO_WINDOWS
         operators = self._windows.scheduler.operators
-        if operators.replaces_windows:
+        if operators is not None and operators.replaces_windows:
             return GRAPHS if operators.has_graphs() else SLOWED if operators.has_slowed else None
         effect = self._windows.find_effect()
         if effect is not None and not (effect.allows_windows or effect.is_open):

@@ -13,14 +13,15 @@ from rankscope.agent.profiler.flops_windows import FlopsWindows
 from rankscope.agent.profiler.window_kinds import ProcessGraphs
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.measure.records import StepRecord
-from rankscope.measure.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from rankscope.agent.profiler.window_effect import WindowEffect
 
-COST_ASSUMED_NS: Final = 150 * NS_PER_MS
-"""Cost assumed until one session has been measured: two steps of 3,000 operators at 25 us each, twice what was measured
-(`bench/results/host-operators.md`)."""
+STEPS: Final = 2
+OPERATOR_NS: Final = 25_000
+"""Twice what was measured (`bench/results/host-operators.md`)."""
+COST_ASSUMED_NS: Final = STEPS * 3_000 * OPERATOR_NS
+"""Least cost assumed until one session has been measured."""
 
 
 class OperatorGate:
@@ -44,7 +45,7 @@ class OperatorGate:
         self._device_effect = device_effect
         self.effect = own_effect
         self._graphs = graphs
-        self._expected_ns = COST_ASSUMED_NS
+        self._measured_ns: int | None = None
 
     @property
     def replaces_windows(self) -> bool:
@@ -73,8 +74,9 @@ class OperatorGate:
 
     @property
     def _is_paid_for(self) -> bool:
-        allowance = self._plan.allowance
-        return FULL_WINDOWS not in allowance.dropped and self._expected_ns <= allowance.budget_left_ns
+        allowance, estimated_ns = self._plan.allowance, STEPS * self._plan.events_a_step * OPERATOR_NS
+        expected_ns = max(COST_ASSUMED_NS, estimated_ns) if self._measured_ns is None else self._measured_ns
+        return FULL_WINDOWS not in allowance.dropped and expected_ns <= allowance.budget_left_ns
 
     def find_next(self, step: int, unknown: int) -> int:
         """Return the first step after this one at which a session may begin or be decided on; `unknown` if not yet."""
@@ -98,4 +100,4 @@ class OperatorGate:
 
     def learn(self, cost_ns: int) -> None:
         """Record the cost of a session, of all threads together."""
-        self._expected_ns = cost_ns
+        self._measured_ns = cost_ns

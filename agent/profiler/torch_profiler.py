@@ -104,6 +104,8 @@ class TorchProfiler:
             _configure(c_profiler, record_shapes=has_shapes, lists_activities=self._lists_activities)
             for has_shapes in (True, False)
         )
+        self.count_nodes: Callable[[], int] = getattr(autograd, "_get_sequence_nr", lambda: 0)
+        """Returns how many nodes of autograd's graphs this thread has made; 0 where torch does not tell."""
         self._thread: int | None = None
         self._activities_seen: set[Any] = set()
         self._is_host_only = False

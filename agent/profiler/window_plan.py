@@ -20,8 +20,11 @@ buffers of the training, which then need new memory: so a light window has at mo
 exception. When steps become LOOK_RATIO times as long, LOOK_WINDOWS light windows begin soon, at multiples of the length
 that was asked for: early in a run the first windows have spent the budget, and windows alone tell who is slow in
 backward. That costs some 10 ms, at most every LOOK_PAUSE_NS, and the windows after them come later for it.
+
+What the first full window of a run costs follows from the events that a step seems to have (`step_size.py`).
 """
 
+import math
 from typing import NamedTuple
 
 from rankscope.agent.governor import FULL_WINDOWS, HEAD_START_NS, LIGHT_WINDOWS, Allowance
@@ -44,6 +47,13 @@ LIGHT_LENGTH_STEPS_MAX = 4096
 FULL_COST_ASSUMED_NS = 60 * NS_PER_MS
 """Cost assumed for a full window until one has been measured: two steps of 3,000 operators at 10 us each. The head
 start of the default budget pays for one such window, not for two."""
+EVENT_NS = 6_000
+"""Cost of an event, of all threads together: 4.1 us to end, list, read and let go (`bench/results/windows.md`), 0.5 us
+to record; the rest for machines that are slower."""
+LONG_STEP_EVENTS = 10_000
+"""A step with more events is recorded alone."""
+EVENTS_MAX_TIMES = 2.0
+"""A step is not recorded if it seems to have so many times the events that may be read: the estimate may be as high."""
 LIGHT_COST_ASSUMED_NS = NS_PER_MS
 """The cost of a light window without its events: 1.1 ms of its begin and end. Each step adds 0.03 ms (DDP, 6 events) to
 0.26 ms (FSDP2, 45 events)."""
@@ -76,15 +86,21 @@ class WindowCosts:
     """
 
     def __init__(self) -> None:
-        self.full_ns = FULL_COST_ASSUMED_NS
+        self._full_ns = FULL_COST_ASSUMED_NS
         self._is_full_known = False
         self._light: _LightCost | None = None
         self._light_events_a_step = 0.0
+        self.collectives_a_step = 0.0
+        """How many a step has, as far as that is known: the least events that a light window has of it."""
 
     def learn_full(self, cost_ns: int) -> None:
         """Record the cost of a full window, of all threads together."""
-        self.full_ns = max(cost_ns, self.full_ns * 3 // 4) if self._is_full_known else cost_ns
+        self._full_ns = max(cost_ns, self._full_ns * 3 // 4) if self._is_full_known else cost_ns
         self._is_full_known = True
+
+    def expect_full_ns(self, events: float) -> int:
+        """Return the expected cost of a full window, which seems to have so many events."""
+        return self._full_ns if self._is_full_known else max(self._full_ns, round(events * EVENT_NS))
 
     def learn_light(self, cost_ns: int, steps: int, events_a_step: float | None) -> None:
         """Record the cost of a light window of `steps`, of all threads together, and its events per step."""
@@ -109,9 +125,8 @@ class WindowCosts:
     @property
     def light_steps_max(self) -> int:
         """The largest power of two of steps with at most LIGHT_EVENTS_MAX events."""
-        if not self._light_events_a_step:
-            return UNKNOWN_STEPS
-        return 1 << max(0, int(LIGHT_EVENTS_MAX / self._light_events_a_step).bit_length() - 1)
+        events = self._light_events_a_step or self.collectives_a_step
+        return 1 << max(0, int(LIGHT_EVENTS_MAX / events).bit_length() - 1) if events else UNKNOWN_STEPS
 
 
 class WindowPlan:
@@ -125,8 +140,12 @@ class WindowPlan:
         full_window_interval_ns: int,
         full_window_steps: int,
         overhead_ratio_max: float,
+        events_max: float = math.inf,
     ) -> None:
         self.warmup_steps = warmup_steps
+        self._events_max = events_max
+        self.events_a_step = 0.0
+        """The events that a full window would have of a step, estimated; 0: not known."""
         self._collective_window_ns = collective_window_ns
         self._full_window_interval_ns = full_window_interval_ns
         self.allowance = Allowance(overhead_ratio_max, int(overhead_ratio_max * HEAD_START_NS), 0)
@@ -142,8 +161,7 @@ class WindowPlan:
         self._owes_full = False  # whether a full window has begun that the allowance does not know of
         self.full_has_ended = False
         """Whether there are to be no more full windows, for another reason than their cost."""
-        self.full_window_steps = full_window_steps
-        """How many steps the next full window spans; 0 when even one step has too many events to be read."""
+        self._full_window_steps = full_window_steps
         self.light_interval_steps = UNKNOWN_STEPS
         self.light_window_steps = UNKNOWN_STEPS
         self.full_interval_steps = UNKNOWN_STEPS
@@ -181,6 +199,10 @@ class WindowPlan:
             self._look_steps = range(begin, begin + LOOK_WINDOWS * distance, distance)
             self._looked_ns, self._fastest_ns = now_ns, step_ns
 
+    def learn_collectives(self, count: int, step: int) -> None:
+        """Set how many collectives this rank has enqueued before this step, which a light window is about to record."""
+        self._costs.collectives_a_step = count / max(1, step)
+
     def set_times(self, collective_window_ns: int, full_window_interval_ns: int) -> None:
         """Set the wanted length of light windows and interval of full ones, which are bounded as those before."""
         self._collective_window_ns, self._full_window_interval_ns = collective_window_ns, full_window_interval_ns
@@ -199,7 +221,7 @@ class WindowPlan:
     def learn_too_large(self, *, full: bool) -> None:
         """Shorten the next window: one had more events than may be read, so its cost was wasted."""
         if full:
-            self.full_window_steps //= 2
+            self._full_window_steps = self.full_window_steps // 2
         else:
             self._collective_window_ns //= 2
 
@@ -222,12 +244,24 @@ class WindowPlan:
 
     def _set_full(self, step_ns: int) -> None:
         wanted = max(self._full_window_interval_ns / step_ns, 2 * self.full_window_steps)
-        affordable_ns = _affordable_interval_ns(self._costs.full_ns, _share_beside(LIGHT_WINDOWS, self.allowance))
+        affordable_ns = _affordable_interval_ns(self._full_ns, _share_beside(LIGHT_WINDOWS, self.allowance))
         self._full_is_too_rare = affordable_ns > INTERVAL_NS_MAX
         self.full_interval_steps = nearest_power(max(wanted, affordable_ns / step_ns), self.full_interval_steps)
         self.full_stretch_ratio = max(1.0, self.full_interval_steps / power_at_least(wanted))
 
     # -- decisions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def full_window_steps(self) -> int:
+        """How many steps the next full window spans; 0 when even one step has too many events to be read."""
+        events = self.events_a_step
+        if events > EVENTS_MAX_TIMES * self._events_max:
+            return 0
+        return min(self._full_window_steps, 1) if events > LONG_STEP_EVENTS else self._full_window_steps
+
+    @property
+    def _full_ns(self) -> int:
+        return self._costs.expect_full_ns(self.full_window_steps * self.events_a_step)
 
     @property
     def dropped(self) -> frozenset[str]:
@@ -243,6 +277,7 @@ class WindowPlan:
             return self.warmup_steps
         light = self._find_light_interval(since)
         begun = since - since % light
+        longest = self._costs.light_steps_max
         found = [
             find_next_chosen(since, full_interval_at(since, self.full_interval_steps)),
             _next_multiple(since, light),
@@ -250,6 +285,8 @@ class WindowPlan:
         ]
         if since < begun + self.light_window_steps:
             found.append(begun + self.light_window_steps)
+        if longest < self.light_window_steps:  # also of a window that began elsewhere
+            found.append(since + longest)
         if light == UNKNOWN_STEPS:
             found += [1 << since.bit_length(), _next_multiple(since, LIGHT_LENGTH_STEPS_MAX)]  # the next power of two
         return self.warmup_steps + min(found)
@@ -259,9 +296,15 @@ class WindowPlan:
         what the last ones did, if that has been measured.
         """
         is_known = times == 1 or self._costs.is_full_known
-        owed_ns = self._costs.full_ns if self._owes_full else 0
-        pays = is_known and times * self._costs.full_ns + owed_ns <= self.allowance.budget_left_ns
+        owed_ns = self._full_ns if self._owes_full else 0
+        pays = is_known and times * self._full_ns + owed_ns <= self.allowance.budget_left_ns
         return FULL_WINDOWS not in self.dropped and pays
+
+    def affords_one_step(self) -> bool:
+        """Return whether a full window of one step may begin now, unless its steps are of the usual size."""
+        estimated_ns = self.events_a_step * EVENT_NS
+        is_paid = estimated_ns <= max(FULL_COST_ASSUMED_NS, self.allowance.budget_left_ns)
+        return FULL_WINDOWS not in self.dropped and is_paid
 
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
@@ -275,11 +318,13 @@ class WindowPlan:
         since = step - self.warmup_steps
         return since >= 0 and self._is_light_step(since) and self._light_is_allowed(since)
 
-    def is_light(self, step: int) -> bool:
-        """Return whether a light window may continue over this step."""
+    def is_light(self, step: int, steps: int = 0) -> bool:
+        """Return whether a light window of so many `steps` may continue over this one."""
         since = step - self.warmup_steps
-        if LIGHT_WINDOWS in self.allowance.dropped or (
-            self._is_light_step(since) and not self._light_is_allowed(since)
+        if (
+            steps >= self._costs.light_steps_max
+            or LIGHT_WINDOWS in self.allowance.dropped
+            or (self._is_light_step(since) and not self._light_is_allowed(since))
         ):
             return False
         return since & (self._find_light_interval(since) - 1) < self.light_window_steps
@@ -311,7 +356,7 @@ class WindowPlan:
         early = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
         count = 1 + early + since // interval
         share = _share_beside(LIGHT_WINDOWS, self.allowance)
-        return count * self._costs.full_ns <= share * (self.allowance.elapsed_ns + HEAD_START_NS)
+        return count * self._full_ns <= share * (self.allowance.elapsed_ns + HEAD_START_NS)
 
 
 def full_interval_at(since: int, intended: int) -> int:

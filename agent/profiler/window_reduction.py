@@ -286,14 +286,19 @@ class WindowReduction:
     def _find_own(
         self, thread: int | None, enqueued: "Sequences", recorded: int
     ) -> "tuple[Sequences, int, Sequence[FlightEntry] | None]":
-        """Return what `EnqueuingThreads.find_own` does, which most jobs do not need."""
+        """Return the collectives of this thread as `EnqueuingThreads.find_own`, which most jobs do not need. All that
+        are not other threads' alone are its own where as many have ranges, or it is not known which thread it is.
+        """
+        alone = () if self._enqueuing is None else self._enqueuing.others_alone
+        own = {number: found for number, found in enqueued.items() if number not in alone}
+        count = sum(map(len, own.values()))
+        if thread is None or recorded == count:
+            return own, sum(map(len, enqueued.values())) - count, None
         if self._enqueuing is None:
-            if recorded == sum(map(len, enqueued.values())):
-                return enqueued, 0, None
             with LATE_IMPORTS:
                 from rankscope.agent.profiler.enqueuing_threads import EnqueuingThreads  # noqa: PLC0415 - see above
             self._enqueuing = EnqueuingThreads()
-        return self._enqueuing.find_own(thread, enqueued, recorded, self._read_entries)
+        return self._enqueuing.find_own(thread, enqueued, own, recorded, self._read_entries)
 
     def _place(self, window: "RawWindow", host: _HostCommunication) -> ReducedWindow:
         """Return the collectives that began within the window's steps. EMPTY_WINDOW when one has no known group, since

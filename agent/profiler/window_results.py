@@ -246,8 +246,9 @@ class WindowResults:
     ) -> None:
         self._add_cost(reduction_ns, full=window.full)
         cost_ns = reduction_ns + recording_ns + window.training_cost_ns
-        if window.host_only and self._windows.scheduler is not None:
-            self._windows.scheduler.operators.learn(cost_ns)
+        scheduler = self._windows.scheduler
+        if window.host_only and scheduler is not None and scheduler.operators is not None:
+            scheduler.operators.learn(cost_ns)
         if window.full:
             self.full_recording_ns += recording_ns
             if not window.has_shapes:  # which is rare, and says nothing of the next window's cost

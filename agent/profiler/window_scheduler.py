@@ -23,7 +23,7 @@ import msgspec
 from rankscope.agent.guard import WINDOWS, Guard, ScriptInterruptError, is_of_script
 from rankscope.agent.profiler.device_gate import DeviceGate, DeviceProfiler
 from rankscope.agent.profiler.flops_windows import COST_TIMES, COST_TIMES_ON_DEVICE, FlopsWindows
-from rankscope.agent.profiler.operator_gate import OperatorGate
+from rankscope.agent.profiler.step_size import StepSize
 from rankscope.agent.profiler.window_kinds import WindowGate, WindowKind
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_LAST, SETTLE_S_MAX
@@ -34,6 +34,7 @@ from rankscope.measure.units import NS_PER_S
 
 if TYPE_CHECKING:
     from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
+    from rankscope.agent.profiler.operator_gate import OperatorGate
 
 PART = WINDOWS
 USER_PROFILER_WAIT_S = 2.0
@@ -206,7 +207,8 @@ class WindowScheduler:
     What speaks against a window is asked of the `gates`, in order; `devices`, which is one of them, also says when a
     device's windows are due, and when CUPTI is detached, and `operators` when those of the host alone are. During a
     device's windows but the first the `sampler` notes where the training thread is. A full window has shapes when
-    `flops` are due (None: never), and the budget pays for it.
+    `flops` are due (None: never), and the budget pays for it. What the first one costs is estimated from the `size` of
+    the steps (None: as usual).
     """
 
     def __init__(
@@ -217,10 +219,11 @@ class WindowScheduler:
         host: WindowHost,
         *,
         devices: DeviceGate,
-        operators: OperatorGate,
+        operators: "OperatorGate | None",
         gates: Sequence[WindowGate] = (),
         flops: FlopsWindows | None = None,
         sampler: "LineSampler | None" = None,
+        size: StepSize | None = None,
         light: bool,
         full: bool,
         user_profiler_wait_s: float = USER_PROFILER_WAIT_S,
@@ -231,10 +234,12 @@ class WindowScheduler:
         self._host = host
         self._devices = devices
         self.operators = operators
+        """None where there is no device."""
         self._gates = (devices, *gates)
         self.flops = flops
         """None if no windows are to have shapes."""
         self._sampler = sampler
+        self._size = size
         self._light_wanted = light
         self._full_wanted = full
         self._user_profiler_wait_s = user_profiler_wait_s
@@ -277,7 +282,8 @@ class WindowScheduler:
         try:
             in_window = (window is not None and window.is_full) or self._user_profilers > 0
             self._devices.on_step(record.step, record.duration_ns, in_window=in_window)
-            self.operators.on_step(record, in_window=in_window)
+            if self.operators is not None:
+                self.operators.on_step(record, in_window=in_window)
         except BaseException as error:  # noqa: BLE001 - the record must not be lost
             self._guard.record(PART, error)
 
@@ -291,6 +297,8 @@ class WindowScheduler:
                 if self._window is not None and not self._host.is_capturing():
                     self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S)
                 return
+            if self._size is not None:
+                self._plan.events_a_step = self._size.estimate(step)
             is_due = self._is_due(step)
         except BaseException as error:  # noqa: BLE001 - as in _run, without reading the clock
             self._guard.record(PART, error)
@@ -309,8 +317,9 @@ class WindowScheduler:
         if not self._full_wanted or self._guard.is_off(PART):
             return planned
         try:
-            of_operators = self.operators.find_next(step, UNKNOWN_STEPS)
-            return min(planned, of_operators, step + self._devices.steps_until_due(UNKNOWN_STEPS))
+            if self.operators is not None:
+                planned = min(planned, self.operators.find_next(step, UNKNOWN_STEPS))
+            return min(planned, step + self._devices.steps_until_due(UNKNOWN_STEPS))
         except BaseException as error:  # noqa: BLE001 - steps are measured without windows, too
             self._guard.record(PART, error)
             return planned
@@ -366,7 +375,7 @@ class WindowScheduler:
         full window runs or steps around windows are being compared.
         """
         window = self._window
-        effects = [gate.effect for gate in (self._devices, self.operators) if gate.effect is not None]
+        effects = [gate.effect for gate in (self._devices, self.operators) if gate is not None and gate.effect]
         if (window is not None and window.is_full) or any(one.is_comparing for one in effects):
             return False
         for one in effects:
@@ -446,7 +455,7 @@ class WindowScheduler:
             or bool(self._user_profilers)
             or self._has_run_its_length(step)
             or (self._full_wanted and self._devices.steps_until_due(UNKNOWN_STEPS) == 1)
-            or self.operators.begins(step)
+            or self._begins_of_host(step)
         )
 
     def _advance(self, step: int) -> None:
@@ -490,7 +499,10 @@ class WindowScheduler:
             self._detach()
         if self._devices.begins_full(step):
             return WindowKind.FULL
-        return WindowKind.HOST if self.operators.begins(step) else None
+        return WindowKind.HOST if self._begins_of_host(step) else None
+
+    def _begins_of_host(self, step: int) -> bool:
+        return self.operators is not None and self.operators.begins(step)
 
     def _has_run_its_length(self, step: int) -> bool:
         """Return whether the running window, if any, has all its steps. The first one of a device has one step, others
@@ -500,7 +512,7 @@ class WindowScheduler:
         if window is None:
             return False
         if not window.is_full:
-            return not self._plan.is_light(step)
+            return not self._plan.is_light(step, len(window.steps))
         steps = max(1, self._plan.full_window_steps)
         return len(window.steps) >= (1 if window.kind is WindowKind.FIRST else steps + window.on_device)
 
@@ -532,6 +544,7 @@ class WindowScheduler:
             return
         begin_ns = thread_time_ns()
         enqueued, resident_bytes = self._host.read_enqueued(), self._host.find_resident_bytes()
+        self._plan.learn_collectives(sum(enqueued.values()), step)
         with self._beginning:
             if self._has_stopped or self.has_given_up:
                 return
@@ -690,7 +703,7 @@ class WindowScheduler:
             self._end_lines()
             if window.on_device:
                 self._devices.on_session_end()
-            if window.kind is WindowKind.HOST:
+            if window.kind is WindowKind.HOST and self.operators is not None:
                 self.operators.on_session_end()
 
     def _count_skip(self, reason: str) -> None:

@@ -74,7 +74,10 @@ class ProfilerWindows:
             full_window_interval_ns=s_to_ns(config.full_window_interval_s),
             full_window_steps=config.full_window_steps,
             overhead_ratio_max=config.overhead_ratio_max,
+            events_max=config.window_events_max,
         )
+        self.tensors = 0
+        """Tensors that an optimizer of the script updates in a step; 0: not known."""
         self.graphs_seen: bool | None = None
         """Whether a window had the launch of a CUDA graph; None before the first that had a device's work."""
         self.effect: WindowEffect | None = None
@@ -99,30 +102,33 @@ class ProfilerWindows:
         """Import and make what begins and ends windows, if torch has a profiler that they can use."""
         from rankscope.agent.profiler.device_gate import DeviceGate  # noqa: PLC0415 - see above
         from rankscope.agent.profiler.flops_windows import FlopsWindows  # noqa: PLC0415 - see above
-        from rankscope.agent.profiler.operator_gate import OperatorGate  # noqa: PLC0415 - see above
+        from rankscope.agent.profiler.step_size import StepSize  # noqa: PLC0415 - see above
         from rankscope.agent.profiler.window_scheduler import WindowScheduler  # noqa: PLC0415 - see above
 
         self._profiler = profiler = self._find_profiler()
         if profiler is None:
             return
-        comparison = None
-        if profiler.knows_devices:
-            from rankscope.agent.profiler.effect_settings import make_comparison, make_effect  # noqa: PLC0415 - as above
-
-            self.effect, comparison = make_effect(config), make_comparison(config)
-        self._samples_windows = profiler.knows_devices and config.full_windows
         has_flops = config.measure_flops and config.full_windows
         flops = FlopsWindows(s_to_ns(config.flops_interval_s), self.plan) if has_flops else None
+        operators = None
+        if profiler.knows_devices:
+            from rankscope.agent.profiler.effect_settings import make_comparison, make_effect  # noqa: PLC0415 - as above
+            from rankscope.agent.profiler.operator_gate import OperatorGate  # noqa: PLC0415 - as above
+
+            self.effect, own_effect = make_effect(config), make_comparison(config)
+            operators = OperatorGate(profiler, self.plan, flops, self, device_effect=self.effect, own_effect=own_effect)
+        self._samples_windows = profiler.knows_devices and config.full_windows
         self.scheduler = WindowScheduler(
             profiler,
             self.plan,
             guard,
             self,
             devices=DeviceGate(profiler, self.plan, self.effect, self, first_graph=self._captures.first_graph),
-            operators=OperatorGate(profiler, self.plan, flops, self, device_effect=self.effect, own_effect=comparison),
+            operators=operators,
             gates=(self,),
             flops=flops,
             sampler=self._make_line_sampler() if self._samples_windows else None,
+            size=StepSize(profiler.count_nodes, lambda: self.tensors),
             light=config.collective_windows,
             full=config.full_windows,
         )

@@ -9,7 +9,7 @@ pre-hook of the loss's node, which is the first to run, and so comes before that
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from rankscope.agent.steps.torch_functions import find_unheard
@@ -18,6 +18,9 @@ UNSUPPORTED: Final = "unsupported"
 COMPILED: Final = "compiled_autograd"
 TRACED: Final = "traced"
 NO_NODE: Final = "no_node"
+
+_READS: Final = ((tuple, tuple.__iter__), (list, list.__iter__), (dict, dict.values))
+"""How the members of what may have tensors are read: not by methods of the script."""
 
 
 class AutogradCallbacks:
@@ -91,14 +94,24 @@ def _find_argument(name: str, arguments: Sequence[Any], keywords: dict[str, Any]
     return arguments[place] if place < len(arguments) else keywords.get(name)
 
 
-def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-    """Return the autograd node of the first tensor that has one, given the arguments of the engine; None: none has."""
-    tensors = arguments[0] if arguments else keywords.get("tensors")
-    with find_unheard(sys.modules["torch"])():
-        for tensor in tensors if isinstance(tensors, Sequence) else (tensors,):
-            node = getattr(tensor, "grad_fn", None)
-            if node is not None:
-                return node if hasattr(node, "register_prehook") else None
+def find_first_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """Return the node with which a backward begins, given the arguments of the engine; None: not known."""
+    return find_node((_find_argument("tensors", arguments, keywords),))
+
+
+def find_node(values: Iterable[Any]) -> Any:
+    """Return the node of the first tensor in these values, or in the first that has several; None: none has one.
+
+    Nothing but a tensor is asked for it: other objects may answer anything, and torch.fx notes the question.
+    """
+    torch = sys.modules["torch"]
+    with find_unheard(torch)():
+        for value in values:
+            read = next((read for kind, read in _READS if issubclass(type(value), kind)), None)
+            for one in (value,) if read is None else read(value):
+                node = one.grad_fn if issubclass(type(one), torch.Tensor) else None
+                if node is not None:
+                    return node if hasattr(node, "register_prehook") else None
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.autograd_callbacks import AutogradCallbacks, find_node
+from rankscope.agent.steps.autograd_callbacks import AutogradCallbacks, find_first_node
 
 PART: Final = "backward_ends"
 ENDS_MAX: Final = 4096
@@ -73,7 +73,7 @@ class BackwardEnds:
         watched = WatchedBackward()
         try:
             self._callbacks.find()
-            node = find_node(arguments, keywords)
+            node = find_first_node(arguments, keywords)
             if self._callbacks.find_obstacle(node) is None:
                 watched.handle = node.register_prehook(partial(self.on_first_node, watched))
         except Exception as error:  # noqa: BLE001 - as above

@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.autograd_callbacks import AutogradCallbacks, find_node
+from rankscope.agent.steps.autograd_callbacks import AutogradCallbacks, find_first_node
 from rankscope.agent.steps.event_pool import EventPool
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.units import NS_PER_MS
@@ -123,7 +123,7 @@ class BackwardTails:
         tail = Tail()
         self._tails.append(tail)
         try:
-            node = find_node(arguments, keywords)
+            node = find_first_node(arguments, keywords)
             tail.obstacle = CAPTURE if self._captures.is_open() else self._callbacks.find_obstacle(node)
             if tail.obstacle is None:
                 tail.event = self._pool.get(self._stream)

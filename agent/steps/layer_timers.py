@@ -27,7 +27,7 @@ import functools
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
@@ -36,7 +36,7 @@ import msgspec
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.autograd_callbacks import may_be_compiled
+from rankscope.agent.steps.autograd_callbacks import find_node, may_be_compiled
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.event_pool import EventPool
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -44,7 +44,6 @@ from rankscope.agent.steps.patches import Patch, hide_from_compiler
 from rankscope.agent.steps.repeated_blocks import RepeatedBlocks, choose_blocks
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 from rankscope.agent.steps.timing_plan import TimingPlan
-from rankscope.agent.steps.torch_functions import find_unheard
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.records import LayerTimes
 from rankscope.measure.text import to_unicode
@@ -83,13 +82,6 @@ UNSEEN: Final = "no call of a block was seen (compiled with what is around it, o
 GONE: Final = "the model is gone"
 TOO_MANY: Final = f"more than {LAYERS_MAX} blocks"
 HOOKS_GUARDED: Final = "torch.compile would compile again when hooks come and go"
-
-_READS: Final[tuple[tuple[type, Callable[[Any], Iterable[Any]]], ...]] = (
-    (tuple, tuple.__iter__),
-    (list, list.__iter__),
-    (dict, dict.values),
-)
-"""How the members of what may have tensors are read: not by methods of the script."""
 
 
 class _Call(msgspec.Struct):
@@ -375,7 +367,7 @@ class LayerTimers:
                 if (obstacle := self._find_obstacle(step)) is not None:
                     step.skip = obstacle
                     return
-                self._watch_node(step, find_node(arguments, keywords), call, is_end=True)
+                self._watch_node(step, find_node((*arguments, *keywords.values())), call, is_end=True)
                 if step.reads_memory and self._cuda is not None:
                     call.held_bytes = self._read_memory(step)
                 call.begin = self._mark(step)
@@ -396,7 +388,7 @@ class LayerTimers:
                 call.end = self._mark(step)
                 if call.held_bytes is not None:
                     call.held_bytes = max(0, self._read_memory(step) - call.held_bytes)
-                self._watch_node(step, find_node((output,), {}), call, is_end=False)
+                self._watch_node(step, find_node((output,)), call, is_end=False)
                 step.calls.setdefault(place, []).append(call)
         except BaseException as error:  # noqa: BLE001 - as above
             self._give_up(step, error)
@@ -606,29 +598,6 @@ def make_layer_timers(
 def _remove_all(handles: list[Any]) -> None:
     while handles:
         handles.pop().remove()
-
-
-def find_node(arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-    """Return the node of the first tensor in these arguments, or in the first that has several; None: none has one.
-
-    Nothing but a tensor is asked for it: other objects may answer anything, and torch.fx notes the question.
-    """
-    torch = sys.modules["torch"]
-    with find_unheard(torch)():
-        for value in (*arguments, *keywords.values()):
-            for one in _list_members(value):
-                node = one.grad_fn if issubclass(type(one), torch.Tensor) else None
-                if node is not None:
-                    return node if hasattr(node, "register_prehook") else None
-    return None
-
-
-def _list_members(value: Any) -> Iterable[Any]:
-    """Return the members of a list, tuple or dict, by Python's own methods; of anything else itself."""
-    for kind, read in _READS:
-        if issubclass(type(value), kind):
-            return read(value)
-    return (value,)
 
 
 def find_copies() -> list[tuple[Any, str]]:

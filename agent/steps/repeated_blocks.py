@@ -49,7 +49,7 @@ def choose_blocks(containers: Sequence[Any]) -> RepeatedBlocks | None:
         if blocks:
             by_class[name_class(blocks[0])].append((container, blocks))
     held = [(container, blocks) for found in by_class.values() for container, blocks in found]
-    inner = {id(one) for _, blocks in held for block in blocks for one in _walk(block)}
+    inner = set(map(id, _walk(*(block for _, blocks in held for block in blocks))))
     outermost = {
         kind: [(container, blocks) for container, blocks in found if id(container) not in inner]
         for kind, found in by_class.items()
@@ -128,10 +128,10 @@ def _list_parameters(module: Any) -> list[Any]:
     return list({id(one): one for some in held for one in list(dict.values(some)) if one is not None}.values())
 
 
-def _walk(module: Any) -> list[Any]:
-    """Return a module and all modules in it, each once. `modules()` may be the script's own, which trains meanwhile."""
-    found = {id(module): module}
-    waiting = [module]
+def _walk(*modules: Any) -> list[Any]:
+    """Return modules and all those in them, each once. `modules()` may be the script's own, which trains meanwhile."""
+    found = {id(one): one for one in modules}
+    waiting = list(found.values())
     while waiting:
         inner = [one for one in list(dict.values(_children(waiting.pop()))) if one is not None and id(one) not in found]
         found |= {id(one): one for one in inner}

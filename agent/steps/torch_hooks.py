@@ -94,6 +94,8 @@ class TorchHooks:
         """Which thread was listened to before an evaluation, and `buffer.thread_is_confirmed`."""
         self.buffer = buffer or HookEventBuffer(timer, guard)
         self._early = EarlyEvents(self.buffer, timer, on_move=on_move)
+        self.tensors = 0
+        """Tensors that the first optimizer updates that has stepped; 0: not known."""
 
     @property
     def event_count(self) -> int:
@@ -214,10 +216,11 @@ class TorchHooks:
         buffer.calls_open, buffer.in_backward, buffer.stepped_in_backward = 0, False, False
         buffer.entries.extend((self._timer.leave_open, self._read_event_ns(), NO_ARGUMENTS))
 
-    def _claim(self) -> None:
-        """Let the calling thread be the one that trains. Raises what a signal handler raised meanwhile."""
+    def _claim(self, optimizer: Any = None) -> None:
+        """Let the calling thread be the one that trains: it steps this optimizer. Raises what a signal handler did."""
         try:
             self._early.claim()
+            self.tensors = count_tensors(optimizer) or self.tensors
         except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._guard.record(PART, error)
         self._guard.raise_held()
@@ -244,7 +247,7 @@ class TorchHooks:
             if buffer.in_backward:
                 return
             if (get_ident() != buffer.thread or early.first_thread is None) and not is_in_autograd():
-                claim()
+                claim(optimizer)
             if get_ident() == buffer.thread:
                 if buffer.before_optimizer is not None:
                     buffer.before_optimizer()
@@ -483,6 +486,14 @@ def find_step_codes(optimizer: Any) -> list[CodeType]:
     """Return the code of torch's wrapper around every optimizer's step; empty where torch has it elsewhere."""
     constants = getattr(getattr(optimizer, "profile_hook_step", None), "__code__", None)
     return [] if constants is None else [one for one in constants.co_consts if isinstance(one, CodeType)]
+
+
+def count_tensors(optimizer: Any) -> int:
+    """Return how many tensors an optimizer updates; 0 where it does not say so as torch's do."""
+    try:
+        return sum(len(group["params"]) for group in optimizer.param_groups)
+    except Exception:  # noqa: BLE001 - it may be of the script's own class
+        return 0
 
 
 def find_annotations(torch: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent import training_thread
 from rankscope.agent.config import read_config
+from rankscope.agent.governor import Allowance
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.window_scheduler import ANOTHER_THREAD
 from rankscope.agent.run_report import FAILED, NOT_FOUND, VALUES, RunReport, build_report
@@ -24,12 +25,16 @@ from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.user_calls import BATCH_SIZES, MODEL_FLOPS, PART, REPORT, UserCalls
 from rankscope.measure.records import StepRecord
+from rankscope.measure.units import NS_PER_S
 from tests.unit.agent.interruptions import interrupt_each_line
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 SETTINGS = {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"}
 BATCH = 4
 
+
+PAID = Allowance(windows_ratio=0.005, budget_left_ns=0, elapsed_ns=16 * NS_PER_S)
+"""When 0.5 % of the time pays for 80 ms."""
 
 ENTRY_LINES = 8
 """Of a call that ends something, before it is carried out again where it is interrupted."""
@@ -52,7 +57,7 @@ class Rank:
             on_step=self.flops.add,
         )
         self.calls = UserCalls(self.training, self.guard, self.flops, lambda: build_report("bert", 0, NOT_FOUND, 0))
-        self.model = nn.Linear(4, 1)
+        self.model: nn.Module = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.loader = DataLoader(TensorDataset(torch.ones(256 * BATCH, 4)), batch_size=BATCH)
         self.batches = iter(self.loader)
@@ -90,6 +95,7 @@ def test_blocks_found_anew_lose_old_hooks_and_the_cost_goes_on(monkeypatch: pyte
     gc.collect()  # models of earlier tests
     rank = Rank(RANKSCOPE_CONSTANT_WARMUP_STEPS="1")
     blocks, others = make_blocks(), make_blocks()
+    rank.training.windows.plan.allow(PAID)
     rank.training.start()
     rank.train(4)
     rank.training.read_layers()
@@ -108,6 +114,35 @@ def test_blocks_found_anew_lose_old_hooks_and_the_cost_goes_on(monkeypatch: pyte
     assert not any(hooks)
     assert rank.training.spent_ns >= spent_ns
     rank.training.stop()
+    assert rank.guard.errors == {}
+
+
+def test_blocks_are_looked_for_once_the_budget_has_paid_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    rank = Rank(RANKSCOPE_CONSTANT_WARMUP_STEPS="1")
+    monkeypatch.setattr(rank.training, "_find_layers", lambda: looks.append(1))
+    rank.training.start()
+    rank.train(4)
+    rank.drain()
+    for elapsed_ns, count in ((PAID.elapsed_ns - 1, 0), (PAID.elapsed_ns, 1), (2 * PAID.elapsed_ns, 1)):
+        rank.training.windows.plan.allow(PAID._replace(elapsed_ns=elapsed_ns))
+        rank.training.read_layers()
+        assert len(looks) == count
+    rank.training.stop()
+
+
+@pytest.mark.parametrize(("layers", "windows"), [(1, 1), (2_000, 0)], ids=["small", "large"])
+def test_first_full_window_is_of_a_step_that_the_budget_pays_for(layers: int, windows: int) -> None:
+    rank = Rank(RANKSCOPE_FULL_WINDOWS="1", RANKSCOPE_MEASURE_FLOPS="0")
+    rank.model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    rank.optimizer = torch.optim.SGD(rank.model.parameters(), lr=0.1)
+    rank.training.start()
+    rank.train(10)
+    plan = rank.training.windows.plan
+    # A layer is 2 nodes of 12 events and 2 tensors of 30; the loss is one node more.
+    assert plan.events_a_step == 84 * layers + 12
+    rank.training.stop()
+    assert len(rank.training.windows.finished) == windows
     assert rank.guard.errors == {}
 
 

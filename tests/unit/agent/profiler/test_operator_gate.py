@@ -67,9 +67,9 @@ def test_steps_that_become_longer_after_it_end_the_sessions() -> None:
     training = make_training().run(BEGIN + FULL_STEPS)
     training.step_ns = 2 * STEP_NS
     training.run(20 * STRETCH_STEPS_MIN)
-    assert training.windows.operators.has_slowed
+    assert training.operators.has_slowed
     assert training.run(2 * REFRESH).profiler.log == ["host", "stop"]
-    assert training.windows.operators.find_next(training.step, 10**9) == 10**9
+    assert training.operators.find_next(training.step, 10**9) == 10**9
 
 
 def test_no_session_while_the_budget_does_not_pay_for_it() -> None:
@@ -81,9 +81,9 @@ def test_no_session_while_the_budget_does_not_pay_for_it() -> None:
 
 def test_next_session_is_expected_to_cost_what_the_last_one_did() -> None:
     training = make_training()
-    training.windows.operators.learn(COST_ASSUMED_NS + 1)
+    training.operators.learn(COST_ASSUMED_NS + 1)
     assert training.run(2 * BEGIN).profiler.log == []
-    training.windows.operators.learn(COST_ASSUMED_NS)
+    training.operators.learn(COST_ASSUMED_NS)
     assert begins(training.run(2 * BEGIN)) == [193]
 
 
@@ -112,8 +112,8 @@ def test_no_session_where_torch_cannot_have_one() -> None:
 def test_no_session_without_a_device_or_without_measured_flops() -> None:
     training = make_training()
     training.profiler.sees_device = False
-    assert not training.windows.operators.replaces_windows
-    assert Training(light=False).windows.operators.find_next(0, 7) == 7
+    assert not training.operators.replaces_windows
+    assert Training(light=False).operators.find_next(0, 7) == 7
 
 
 def test_session_waits_until_the_users_profiler_is_off() -> None:
@@ -141,7 +141,7 @@ def test_session_ends_at_boundary_after_another_threads_profiler(*, has_ended: b
 
 def test_boundaries_of_sessions_and_reference_are_inspected() -> None:
     training = make_training(budget_ns=0)
-    gate = training.windows.operators
+    gate = training.operators
     assert gate.find_next(0, 10**9) == WARMUP_STEPS
     assert gate.find_next(WARMUP_STEPS, 10**9) == WARMUP_STEPS + STRETCH_STEPS_MIN
     training.run(BEGIN - 1)
@@ -159,6 +159,6 @@ def test_boundaries_of_sessions_and_reference_are_inspected() -> None:
 
 def test_windows_that_cannot_end_give_way_to_it_too() -> None:
     training = make_training(EffectState.KEPT)
-    assert not training.windows.operators.replaces_windows
+    assert not training.operators.replaces_windows
     training.plan.full_has_ended = True
-    assert training.windows.operators.replaces_windows
+    assert training.operators.replaces_windows

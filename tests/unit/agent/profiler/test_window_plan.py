@@ -1,6 +1,7 @@
 """WindowPlan: the steps at which windows begin, by time and cost. Arithmetic on step numbers."""
 
 import itertools
+import math
 
 import pytest
 
@@ -47,6 +48,57 @@ def full_steps(plan: WindowPlan, steps: range = STEPS) -> list[int]:
 
 def light_steps(plan: WindowPlan, steps: range = STEPS) -> list[int]:
     return [step - WARMUP_STEPS for step in steps if plan.begins_light(step)]
+
+
+def plan_of(events_a_step: int, budget_ms: int = 100, events_max: float = math.inf) -> WindowPlan:
+    """A run after its warm-up, whose steps seem to have so many events."""
+    plan = WindowPlan(
+        warmup_steps=WARMUP_STEPS, collective_window_ns=2 * NS_PER_S, full_window_interval_ns=20 * NS_PER_S,
+        full_window_steps=2, overhead_ratio_max=BUDGET, events_max=events_max,
+    )  # fmt: skip
+    plan.allow(Allowance(BUDGET, budget_ms * NS_PER_MS, 0))
+    plan.events_a_step = events_a_step
+    return plan
+
+
+# -- what a first window costs ----------------------------------------------------------------------------------------
+
+
+def test_first_full_window_of_a_large_step_waits_for_its_budget() -> None:
+    # 192,000 events of 6 us: 1.152 s, of a single step.
+    assert not plan_of(192_000, budget_ms=1_151).affords_full()
+    assert plan_of(192_000, budget_ms=1_152).affords_full()
+    assert not plan_of(192_000, budget_ms=1_151).affords_one_step()
+    assert not plan_of(192_000).begins_full(WARMUP_STEPS)
+
+
+def test_first_full_window_of_a_usual_step_begins_after_the_warm_up() -> None:
+    # One step of 12,900 events is 77 ms of the 100 that a run begins with, two of 7,800 are 94 ms.
+    for events, steps in ((12_900, 1), (7_800, 2)):
+        plan = plan_of(events)
+        assert (plan.begins_full(WARMUP_STEPS), plan.full_window_steps) == (True, steps)
+
+
+def test_step_with_far_more_events_than_may_be_read_has_no_window() -> None:
+    # Half as many may be read, or a few more.
+    assert FULL_WINDOWS in plan_of(192_000, budget_ms=9_999, events_max=95_999.0).dropped
+    assert plan_of(192_000, budget_ms=9_999, events_max=96_000.0).affords_full()
+
+
+def test_cost_of_a_full_window_is_the_measured_one_once_it_is_known() -> None:
+    plan = plan_of(192_000)
+    plan.learn_full(50 * NS_PER_MS)
+    assert plan.affords_full()
+
+
+def test_first_light_window_is_as_short_as_its_collectives_are_many() -> None:
+    # Of 300 collectives a step, 512 events are of one step; of 100 of four.
+    for collectives, steps in ((300, 1), (100, 4)):
+        plan = plan_with()
+        plan.learn_collectives(12 * collectives, 12)
+        lasts = [plan.is_light(12 + count, count) for count in range(1, 8)]
+        assert lasts == [count < steps for count in range(1, 8)]
+        assert plan.find_next(12) <= 12 + steps
 
 
 # -- which steps ------------------------------------------------------------------------------------------------------

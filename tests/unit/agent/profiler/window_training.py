@@ -152,7 +152,7 @@ class Training:
         )
         self.plan.learn_step(NS_PER_S, 0)
         flops = None if flops_interval_ns is None or not full else FlopsWindows(flops_interval_ns, self.plan)
-        operators = OperatorGate(
+        self.operators = OperatorGate(
             self.profiler, self.plan, flops, self, device_effect=effect, own_effect=self.operators_effect
         )
         self.windows = WindowScheduler(
@@ -161,7 +161,7 @@ class Training:
             self.guard,
             self,
             devices=DeviceGate(self.profiler, self.plan, effect, self, first_graph=self.first_graph),
-            operators=operators,
+            operators=self.operators,
             gates=[self],
             flops=flops,
             sampler=self.sampler,

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.steps.autograd_callbacks import find_node
 from rankscope.agent.steps.graph_captures import GraphCaptures
-from rankscope.agent.steps.layer_timers import HOOKS_GUARDED, UNSEEN, LayerTimers, _Hook, find_node
+from rankscope.agent.steps.layer_timers import HOOKS_GUARDED, UNSEEN, LayerTimers, _Hook
 from rankscope.agent.steps.module_containers import find_containers
 from rankscope.agent.steps.repeated_blocks import choose_blocks
 from rankscope.measure.records import LayerTimes
@@ -291,7 +292,7 @@ class Answering:
 
 def test_only_tensors_are_asked_for_their_node() -> None:
     other, tensor = Answering(), torch.ones(2, requires_grad=True) * 2
-    assert find_node((other, [other, tensor]), {}) is tensor.grad_fn
+    assert find_node((other, [other, tensor])) is tensor.grad_fn
     assert other.asked == []
 
 

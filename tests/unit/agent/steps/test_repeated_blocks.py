@@ -178,3 +178,21 @@ def test_blocks_may_have_scripted_parts_but_not_be_scripted() -> None:
     assert found.kind == "Scripted", "by the parameters of its scripted part"
     scripted = nn.ModuleList([torch.jit.script(Block()) for _ in range(4)])
     assert find(scripted) is None
+
+
+def test_containers_deep_within_each_other_are_gone_through_once() -> None:
+    reads = 0
+
+    class Counted(nn.Sequential):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal reads
+            reads += name == "__dict__"
+            return super().__getattribute__(name)
+
+    model = Counted(*(Block() for _ in range(4)))
+    for _ in range(50):
+        model = Counted(model, *(Counted(Block()) for _ in range(3)))
+    containers = [one for one in model.modules() if type(one) is Counted and len(one) == 4]
+    reads = 0
+    choose_blocks(containers)
+    assert reads <= 14 * len([one for one in model.modules() if type(one) is Counted])  # 38 of each, if not once
