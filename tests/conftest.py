@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # 23 s of a core with it and takes 13 s without.
 gc.disable()
 
+
+# jsonschema compiles grammars of addresses when it is imported, for a format that no schema of ours has: 1.4 s of each
+# process that collects tests. Without this module it does not know that format.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 MARKS_REST = "mark.rest"
 

@@ -18,14 +18,12 @@ from rankscope.collector.incidents.ledger import ComparedRun, Ledger
 from rankscope.collector.incidents.store import IncidentStore, Stored
 from rankscope.collector.storage.database import StoreDatabase
 from rankscope.collector.storage.file_watch import StoreLoss
-from rankscope.collector.storage.store_calls import FIRST_S_MAX, LAST_S_MAX, StoreCalls
+from rankscope.collector.storage.store_calls import FIRST_S_MAX, LAST_S_MAX, RETRY_S, StoreCalls
 from rankscope.collector.store_address import StoreAddress
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
 
-RETRY_S: Final = 60.0
-"""Time between two tries while the store cannot be used."""
 STORE: Final = "incident_store"
 """Label of failures of the store, and of unreadable rows, in the counts of errors."""
 REFUSED: Final = "incident_refused"

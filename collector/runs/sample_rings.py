@@ -129,6 +129,11 @@ class TimeRing(Sequence[TimeCount]):
         except OverflowError:
             self._numbers = array("q", numbers)
 
+    def __iter__(self) -> Iterator[TimeCount]:
+        numbers = self._numbers[len(self._numbers) - 2 * len(self) :].tolist()
+        steps, counted_ns = self._steps, self._counted_ns
+        return map(TimeCount, [steps + one for one in numbers[::2]], [counted_ns + one for one in numbers[1::2]])
+
     def __len__(self) -> int:
         return min(self._kept, len(self._numbers) // 2)
 
@@ -138,7 +143,7 @@ class TimeRing(Sequence[TimeCount]):
     def __getitem__(self, place: slice) -> Sequence[TimeCount]: ...
     def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, slice):
-            return tuple(self[one] for one in range(*place.indices(len(self))))
+            return tuple(self)[place]
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         first = len(self._numbers) - 2 * (len(self) - place % len(self))

@@ -85,8 +85,8 @@ class DeviceOwnTimes:
         found = np.full((len(slots), len(columns)), np.nan)
         if not group_sizes or not set(group_sizes.values()) <= {1, self._world_size}:
             return found
-        for place, row in self._own_ns.items(np.where(self.is_complete[slots], slots, -1)):
-            found[place] = row[columns]
+        for places, rows in self._own_ns.blocks(np.where(self.is_complete[slots], slots, -1)):
+            found[places] = rows[:, columns]
         return found
 
     def read_waits(self, slots: Ints) -> dict[int, npt.NDArray[Any]]:

@@ -1,11 +1,15 @@
 """Keep rows of a ring of steps of which few are known. Pure."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
+
+CELLS_MAX: Final = 65_536
+"""Cells read at once: half a megabyte."""
 
 
 class SparseRows:
@@ -51,14 +55,20 @@ class SparseRows:
             if slot in self._rows:
                 self._rows[other] = self._rows.pop(slot)
 
-    def items(self, slots: Ints) -> list[tuple[int, Floats]]:
-        """Return the known rows of these slots as 64-bit floats, each with the index of its slot in `slots`."""
-        there = enumerate(slots.tolist())
-        return [(place, self._rows[slot].astype(np.float64)) for place, slot in there if slot in self._rows]
+    def blocks(self, slots: Ints) -> Iterator[tuple[Ints, Floats]]:
+        """Return the known rows of these slots as 64-bit floats, shape (rows, width), with the indices of their slots
+        in `slots`. Many narrow rows are one block; of many ranks a block has few, and takes little memory.
+        """
+        known = [(place, slot) for place, slot in enumerate(slots.tolist()) if slot in self._rows]
+        rows_max = max(1, CELLS_MAX // self._width)
+        for begin in range(0, len(known), rows_max):
+            places, kept = zip(*known[begin : begin + rows_max], strict=True)
+            rows = np.concatenate([self._rows[slot] for slot in kept]).reshape(len(kept), self._width)
+            yield np.array(places), rows.astype(np.float64)
 
     def read(self, slots: Ints) -> Floats:
         """Return all rows of these slots, shape (slots, width), NaN where not known."""
         found = np.full((len(slots), self._width), np.nan)
-        for place, row in self.items(slots):
-            found[place] = row
+        for places, rows in self.blocks(slots):
+            found[places] = rows
         return found

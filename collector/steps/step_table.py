@@ -18,7 +18,7 @@ than what a pass judges (`find_ring_steps`): what is counted or looked at once, 
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -491,7 +491,7 @@ class StepTable:
         if is_by_device:
             own_ns = self._device.read(slots, columns, self._group_sizes)
         else:
-            own_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
+            own_ns = _subtract_waits(step_ns, self._wait_ns.blocks(slots), columns)
             at_most_ns: Floats | None = None
             cpu_ns = self._columns.records.get(BACKWARD_CPU)
             if cpu_ns is not None and is_on_cpus and self._is_on_hosts and len(ranks) == self._world_size:
@@ -633,13 +633,13 @@ class _Cells:
         return values[self._slots[rows], self._columns[columns]].astype(np.float64)
 
 
-def _subtract_waits(step_ns: Floats, waits: Sequence[tuple[int, Floats]], columns: Ints) -> Floats:
+def _subtract_waits(step_ns: Floats, waits: Iterable[tuple[Ints, Floats]], columns: Ints) -> Floats:
     """Return the steps without their waiting, NaN where that is not known, or clearly longer than the step."""
     own_ns = np.full_like(step_ns, np.nan)
-    for place, wait_ns in waits:
-        left_ns = step_ns[place] - wait_ns[columns]
-        is_possible = left_ns >= -OVERLAP_RATIO_MAX * step_ns[place]
-        own_ns[place] = np.where(is_possible, np.maximum(left_ns, 0.0), np.nan)
+    for places, wait_ns in waits:
+        left_ns = step_ns[places] - wait_ns[:, columns]
+        is_possible = left_ns >= -OVERLAP_RATIO_MAX * step_ns[places]
+        own_ns[places] = np.where(is_possible, np.maximum(left_ns, 0.0), np.nan)
     return own_ns
 
 

@@ -27,7 +27,7 @@ from rankscope.collector.storage.file_watch import StoreLoss
 from rankscope.collector.storage.rank_intervals import RankIntervals
 from rankscope.collector.storage.run_changes import Changes, RunChanges
 from rankscope.collector.storage.run_store import HistoryStore, KeptRun
-from rankscope.collector.storage.store_calls import STUCK_S
+from rankscope.collector.storage.store_calls import RETRY_S, STUCK_S
 from rankscope.collector.storage.store_errors import DamagedStoreError, RefusedRowError
 from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.clock import SystemClock
@@ -35,8 +35,6 @@ from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
 
-RETRY_S: Final = 5.0
-"""Time between two tries while writes fail: pending changes are bounded, and a try costs some milliseconds."""
 PRUNE_S: Final = 30.0
 """Time between two deletions of rows that are too old or too many."""
 EXPORT_LAG_S_MAX: Final = 10.0

@@ -19,6 +19,10 @@ FIRST_S_MAX: Final = 10.0
 """Longest wait for a server when a collector starts: it then goes on with the runs and incidents of the last one."""
 LAST_S_MAX: Final = 10.0
 """Longest wait for a server when a collector ends."""
+RETRY_S: Final = 5.0
+"""Time between two tries while a store cannot be used or written to: what waits for it is bounded, and a try costs some
+milliseconds.
+"""
 STUCK_S: Final = 30.0
 """A call that takes longer is a problem that is said; it is not given up, since it may still return."""
 

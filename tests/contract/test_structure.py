@@ -24,8 +24,10 @@ def parse(path: Path) -> ast.Module:
 
 
 def test_every_file_says_what_it_is_for() -> None:
-    files = [path for path in find_files(*PACKAGES, "bench", "tests") if parse(path).body]
-    assert [str(path.relative_to(ROOT)) for path in files if ast.get_docstring(parse(path)) is None] == []
+    # Most of the 2,000 files begin with it, and need not be parsed for that.
+    others = [path for path in find_files(*PACKAGES, "bench", "tests") if not path.read_text().startswith('"""')]
+    parsed = {str(path.relative_to(ROOT)): parse(path) for path in others}
+    assert [name for name, tree in parsed.items() if tree.body and ast.get_docstring(tree) is None] == []
 
 
 def test_one_file_knows_how_many_nanoseconds_a_second_has() -> None:

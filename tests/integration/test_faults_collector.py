@@ -114,9 +114,9 @@ def test_collector_stopped_for_a_while_catches_up_without_loss() -> None:
         page = served.read_metrics()
         run = served.read_run(RUN)
         assert run is not None
-        assert (
-            run.goodput.between_steps_ns < sized(1, 5) * NS_PER_S < sized(2, 30) * NS_PER_S < run.goodput.productive_ns
-        )
+        # Every 25th step is lost in the ranks' rings, and so the time between its neighbors is, however long all takes.
+        assert run.goodput.between_steps_ns < 0.1 * run.goodput.wall_ns
+        assert run.goodput.productive_ns > sized(2, 30) * NS_PER_S
         assert find_number(page, "rankscope_collector_absent_seconds_total") > sized(1, 20)
         incidents = json.loads(read_url(f"{served.url}/api/v1/incidents"))["incidents"]
         assert [one for one in incidents if one["kind"] in OF_ENDS] == []

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.incidents.journal import RETRY_S
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted
 from rankscope.collector.service import Service
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_reader import opening_run
 from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.store_calls import RETRY_S
 from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Hello

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.incidents.journal import RETRY_S
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.service import Service
+from rankscope.collector.storage.store_calls import RETRY_S
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Message, Report
 from tests.driven_clock import DrivenClock

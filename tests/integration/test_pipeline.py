@@ -50,7 +50,8 @@ def test_stage_that_becomes_twice_as_slow_is_named(served: Served) -> None:
     (found,) = find_accused(run)
     assert (found.kind, found.ranks) == (STRAGGLER, (2,)), found.sentence
     assert found.since_step is not None
-    assert abs(found.since_step - 100) <= 20  # what else runs on the machine may hold it up some steps before
+    first, last = found.since_range or (found.since_step, found.since_step)
+    assert first - 20 <= 100 <= last + 20  # what else runs on the machine may hold it up some steps before
     assert found.slowdown_ratio is not None
     assert 1.6 < found.slowdown_ratio < 2.4
 

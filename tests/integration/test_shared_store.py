@@ -326,6 +326,7 @@ def test_server_that_crashes_amid_writing_costs_no_step(postgres: PostgresServer
             kept = wait_for_accounts(again, "bert", {rank: account.made for rank, account in shown.items()})
             assert [rank for rank, one in kept.items() if one.published < shown[rank].published] == []
             wait_for_readiness(again, "ok\n")
+            assert crew.stop()  # after it they would wait two minutes for a collector
         for secret in (PASSWORD, PASSWORD.replace("%2F", "/")):
             assert secret not in log + served.read_stderr()
 

@@ -257,18 +257,21 @@ def test_rank_that_skips_a_collective_is_told_by_what_it_calls(served: Served) -
 
 def test_skipped_collective_explains_the_slower_run(served: Served) -> None:
     # From then on ranks 0 and 2 wait in their last all_reduce for the first one that rank 1 calls in its next step.
-    options = ("--equal", "2", "--steps-after", "3000")
-    with training(served, "shift", at=60, pause_s=0.02, options=options):
+    # Before it there are steps enough without what a busy machine does while a job begins, and longer than its noise.
+    options, at = ("--equal", "2", "--steps-after", "3000"), 160
+    with training(served, "shift", at=at, pause_s=0.03, options=options):
         served.wait_for_run("shift", lambda run: any(one.run_slowdown_ratio for one in find_shifts(run)))
-        run = served.wait_for_steps("shift", 400)
+        run = served.wait_for_steps("shift", at + 200)
     (shift,) = find_shifts(run)
     assert (shift.ranks, shift.group, shift.severity) == ((1,), "default_pg", "warning")
     first, last = shift.since_range or (0, 0)
-    assert first <= 61 <= last + 1
+    assert first <= at + 1 <= last + 1
     assert shift.run_slowdown_ratio is not None
     assert shift.run_slowdown_ratio > 1.2, shift.sentence
-    others = {one.kind for one in run.open_findings if one.kind in {"run_slowdown", "slow_link", "straggler"}}
-    assert not others, [one.sentence for one in run.open_findings]
+    # A busy machine may slow the run, or a rank, at another time.
+    others = [one for one in run.open_findings if one.kind in {"run_slowdown", "slow_link", "straggler"}]
+    since = [(one.kind, one.since_step) for one in others]
+    assert [step for _, step in since if step is not None and first - 16 <= step <= last + 16] == [], since
 
 
 def find_shifts(run: RunSnapshot) -> list[Finding]:

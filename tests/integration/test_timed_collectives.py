@@ -67,14 +67,15 @@ def test_without_timing_the_times_of_enqueuing_are_reported() -> None:
     assert (ended.exit_code, ended.left) == (0, ())
     (said,) = ended.heard_of_agent
     assert said.startswith("rankscope: NCCL's collectives are not timed (TORCH_NCCL_ENABLE_TIMING was 0). When ranks ")
-    made = {(step, number): host_ns for step, number, host_ns in json.loads(ended.stdout.splitlines()[-1])}
+    made = {(step, number): between_ns for step, number, between_ns in json.loads(ended.stdout.splitlines()[-1])}
 
     told = [report.enqueues for report in life.reports if report.enqueues is not None]
     names = ("step", "sequence", "enqueued_host_ns")
     rows = [row for one in told for row in zip(*(one.table.column(name).tolist() for name in names), strict=True)]
     assert rows
     for step, number, host_ns in rows:
-        assert host_ns - made[step, number] == pytest.approx(0, abs=2 * NS_PER_MS), "in its step, by the host clock"
+        before_ns, after_ns = made[step, number]
+        assert before_ns - NS_PER_MS < host_ns < after_ns + NS_PER_MS, "in its step, by the host clock"
     (numbers, ranges) = {(step, number) for step, number, _ in rows}, {span for one in told for span in one.steps}
     assert len(numbers) == len(rows), "each once"
     assert all(any(first <= step <= last for first, last in ranges) for step, _ in numbers)

@@ -118,11 +118,11 @@ def steps_without(scenario: Scenario, without: Sequence[Fault]) -> Floats:
     return step_ns
 
 
-def step_share_without(scenario: Scenario, without: Sequence[Fault]) -> float:
-    """Return the steps without these faults over those with all, since the first of them began."""
+def step_share_without(outcome: Outcome, without: Sequence[Fault]) -> float:
+    """Return the steps of a run without these faults over those that it had, since the first of them began."""
     begin = min(fault.begin for fault in without)
-    ideal_ns, real_ns = (steps_without(scenario, removed)[begin:] for removed in (without, ()))
-    return float(ideal_ns.sum() / real_ns.sum())
+    ideal_ns, real_ns = steps_without(outcome.scenario, without), outcome.step_ns.mean(axis=1)
+    return float(ideal_ns[begin:].sum() / real_ns[begin:].sum())
 
 
 def stated_step_share(finding: Finding) -> float:
@@ -137,8 +137,9 @@ def main() -> None:
             continue
         for ratio in (1.3, 2.0):
             scenario = layout.scenario(slow_rank("gpu_compute", ratio), seed=2, steps=150)
-            true = step_share_without(scenario, scenario.faults)
-            found = [one.finding for one in run(scenario).opened if one.finding.kind == STRAGGLER]
+            outcome = run(scenario)
+            true = step_share_without(outcome, scenario.faults)
+            found = [one.finding for one in outcome.opened if one.finding.kind == STRAGGLER]
             said = ", ".join(f"ranks {one.ranks}: {stated_step_share(one):.3f}" for one in found)
             print(f"{name:22} {ratio:4.1f}: true {true:.3f}, stated {said or 'nothing'}", flush=True)
 

@@ -5,7 +5,7 @@ on all members when the last has begun and the data is moved. That is all the ph
 straggler on the others follows from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -33,9 +33,7 @@ class Conditions:
 
 @dataclass
 class Call:
-    """One operation of a step; shape (ranks,), times on the true clock. While `exposed_ns` a rank did nothing else.
-    `over_ns` is when the last rank is through with it.
-    """
+    """One operation of a step; shape (ranks,), times on the true clock. While `exposed_ns` a rank did nothing else."""
 
     dimension: str
     op: str
@@ -44,7 +42,6 @@ class Call:
     start_ns: Ints
     end_ns: Ints
     exposed_ns: Ints
-    over_ns: int
 
     @cached_property
     def times_of(self) -> list[tuple[int, int, int]]:
@@ -120,9 +117,8 @@ class Engine:
         self._stream_ns = self._now_ns.copy()
         self._sent_ns: dict[int, Ints] = {}
         self._received_ns = self._now_ns.copy()
-        self._has_messages = any(isinstance(operation, Send) for operation in program)
-        self._waits_ns: list[list[tuple[int, int]]] = []
-        """Begin and end of every wait of each rank in this step, where there are messages."""
+        self._waits_ns: list[Ints] = []
+        """Where all ranks were before and after every wait of this step, one after the other."""
         self._groups = [self._members(operation) for operation in program]
         self._everybody = np.arange(topology.world_size)
 
@@ -138,7 +134,7 @@ class Engine:
         start_ns = self._now_ns.copy()
         empty = np.zeros(self._topology.world_size, dtype=np.int64)
         step = Step(start_ns, start_ns, {name: empty.copy() for name in PHASES}, {}, empty.copy())
-        self._waits_ns = [[] for _ in self._everybody]
+        self._waits_ns = [start_ns, start_ns]
         self._spend(step, "other", self._everybody, conditions.pause_ns.astype(np.int64))
         for operation, groups in zip(self._program, self._groups, strict=True):
             match operation:
@@ -156,7 +152,25 @@ class Engine:
                     self._wait_until(step, operation.phase, self._everybody, until_ns)
                     step.tail_ns += self._now_ns - before_ns
         step.end_ns = self._now_ns.copy()
+        if step.calls:
+            self._expose(step.calls)
         return step
+
+    def _expose(self, calls: Sequence[Call]) -> None:
+        """Set for how long of each call of a step its ranks only waited."""
+        at_ns = np.array(self._waits_ns)
+        times_ns = np.array([(call.start_ns, call.end_ns) for call in calls])
+        # One after the other on one line of time, on which one look finds the sum of all waits before a time.
+        first_ns = at_ns.min()
+        place_ns = self._everybody * (max(at_ns.max(), times_ns.max()) - first_ns + 1) - first_ns
+        line_ns = (at_ns + place_ns).T.reshape(-1, 2)
+        waits_ns = line_ns[:, 1] - line_ns[:, 0]
+        after_ns = waits_ns.cumsum()
+        before_ns = np.column_stack((after_ns - waits_ns, after_ns))
+        # Exact: between two of these times a rank waits all the time, or not at all.
+        waited_ns = np.interp(np.maximum(times_ns, first_ns) + place_ns, line_ns.ravel(), before_ns.ravel())
+        for call, (until_start, until_end) in zip(calls, waited_ns.astype(np.int64), strict=True):
+            call.exposed_ns = until_end - until_start
 
     def _spend(self, step: Step, phase: str, ranks: Ints, ns: Ints) -> None:
         self._now_ns[ranks] += ns
@@ -164,22 +178,10 @@ class Engine:
 
     def _wait_until(self, step: Step, phase: str, ranks: Ints, until_ns: Ints) -> None:
         """These ranks do nothing but wait, and what communicates meanwhile is exposed."""
+        self._waits_ns.append(self._now_ns.copy())
         from_ns = self._now_ns[ranks]
-        until_ns = np.maximum(until_ns, from_ns)
-        waits_from_ns = int(from_ns.min()) if len(from_ns) else 0
-        for call in step.calls:
-            if call.over_ns <= waits_from_ns:
-                continue  # most of a pipeline's many calls are over: checking all of them doubles the time
-            exposed = np.minimum(call.end_ns[ranks], until_ns) - np.maximum(call.start_ns[ranks], from_ns)
-            call.exposed_ns[ranks] += np.where(call.takes_part[ranks], np.maximum(exposed, 0), 0)
-        if self._has_messages:
-            for rank, *wait_ns in zip(ranks.tolist(), from_ns.tolist(), until_ns.tolist(), strict=True):
-                self._waits_ns[rank].append((wait_ns[0], wait_ns[1]))
-        self._spend(step, phase, ranks, until_ns - from_ns)
-
-    def _waited_ns(self, rank: int, begin_ns: int, end_ns: int) -> int:
-        """Return how long a rank has only waited between two times."""
-        return sum(max(0, min(until, end_ns) - max(start, begin_ns)) for start, until in self._waits_ns[rank])
+        self._spend(step, phase, ranks, np.maximum(until_ns, from_ns) - from_ns)
+        self._waits_ns.append(self._now_ns.copy())
 
     def _work(self, step: Step, work: Work, conditions: Conditions) -> None:
         ns = (work.ns * conditions.work[work.kind][work.ranks]).astype(np.int64)
@@ -216,12 +218,10 @@ class Engine:
             self._stream_ns[senders] = self._stream_ns[receivers] = end_ns
         else:  # the sender may have waited for others since
             self._received_ns[senders] = np.maximum(self._received_ns[senders], end_ns)
-            columns = (column.tolist() for column in (senders, sent_ns, end_ns))
-            step.calls[-2].exposed_ns[senders] = list(map(self._waited_ns, *columns))
         self._wait_until(step, handover.phase, receivers, end_ns)
 
     def _note(self, step: Step, what: tuple[str, str, int], ranks: Ints, begin_ns: Ints, end_ns: Ints) -> None:
         takes_part = np.zeros(self._topology.world_size, dtype=bool)
-        start, end, exposed = (np.zeros(self._topology.world_size, dtype=np.int64) for _ in range(3))
+        start, end, exposed = np.zeros((3, self._topology.world_size), dtype=np.int64)
         takes_part[ranks], start[ranks], end[ranks] = True, begin_ns, end_ns
-        step.calls.append(Call(*what, takes_part, start, end, exposed, int(end.max())))
+        step.calls.append(Call(*what, takes_part, start, end, exposed))

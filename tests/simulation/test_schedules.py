@@ -101,18 +101,20 @@ def test_nobody_is_accused_in_a_healthy_schedule(name: str) -> None:
 def test_slow_rank_of_a_schedule_is_named_with_its_cost(kind: str, dp: int) -> None:
     fault = slow_rank("gpu_compute", 1.3)
     scenario = Scenario(topology=Topology.mesh(pp=4, dp=dp), kind=kind, faults=(fault,), steps=150, seed=2)
-    (found,) = (one.finding for one in run(scenario).opened)
+    outcome = run(scenario)
+    (found,) = (one.finding for one in outcome.opened)
     assert (found.kind, found.ranks, found.cause, found.since_step) == ("straggler", (5,), "gpu_compute", 100)
-    assert stated_step_share(found) == pytest.approx(step_share_without(scenario, (fault,)), abs=TOLERANCE / 2)
+    assert stated_step_share(found) == pytest.approx(step_share_without(outcome, (fault,)), abs=TOLERANCE / 2)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_slow_stage_of_a_schedule_is_one_finding_with_its_cost(kind: str) -> None:
     fault = slow_rank("gpu_compute", 1.3, ranks=(4, 5, 6, 7))
     scenario = Scenario(topology=Topology.mesh(pp=4, dp=4), kind=kind, faults=(fault,), steps=150, seed=2)
-    (found,) = (one.finding for one in run(scenario).opened)
+    outcome = run(scenario)
+    (found,) = (one.finding for one in outcome.opened)
     assert (found.kind, found.ranks, found.since_step) == ("stage_slowdown", (4, 5, 6, 7), 100)
-    assert stated_step_share(found) == pytest.approx(step_share_without(scenario, (fault,)), abs=TOLERANCE)
+    assert stated_step_share(found) == pytest.approx(step_share_without(outcome, (fault,)), abs=TOLERANCE)
 
 
 def test_zero_bubble_stage_is_named_from_the_smallest_fault_on() -> None:

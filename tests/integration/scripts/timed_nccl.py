@@ -1,10 +1,9 @@
 """Trains with a process group that does not communicate, and a worker server that has durations of its collectives, as
 that of a rank with NCCL, until enough of them have been read. Prints each: its step, sequence and duration in ns; if
-torch is not to time them, the host clock's time of its enqueuing in place of the duration.
+torch is not to time them, the host clock's times before and after its enqueuing in place of the duration.
 """
 
 import json
-import operator
 import os
 import time
 from typing import Any
@@ -27,6 +26,8 @@ PAUSE_S = 0.01
 
 entries: list[dict[str, Any]] = []
 steps: list[int] = []
+enqueued_ns: list[tuple[int, int]] = []
+"""The host clock before and after the recorder's wall clock was read: a thread may lose its core in between."""
 
 
 class WorkerServer(FakeWorkerServer):
@@ -66,13 +67,15 @@ while step < STEPS_MIN or (is_read and count_read() < READ_MIN and time.monotoni
         if is_timed:
             changes |= {"duration_ms": 0.05 + 0.001 * (number % 7)}
         else:
-            changes |= {"retired": True, "host_ns": time.monotonic_ns()}
-        entries.append(nccl_entry(number, time.time_ns(), changes.pop("duration_ms", None), **changes))
+            changes |= {"retired": True}
+        before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        entries.append(nccl_entry(number, wall_ns, changes.pop("duration_ms", None), **changes))
+        enqueued_ns.append((before_ns, after_ns))
         steps.append(step)
         dist.all_reduce(parameter.grad)
     optimizer.step()
     step += 1
     time.sleep(PAUSE_S)
-told = zip(steps, entries, strict=True)
-value = (lambda one: round(one["duration_ms"] * 1e6)) if is_timed else operator.itemgetter("host_ns")
-print(json.dumps([(at, entry["collective_seq_id"], value(entry)) for at, entry in told]))
+values = [round(one["duration_ms"] * 1e6) for one in entries] if is_timed else enqueued_ns
+told = zip(steps, entries, values, strict=True)
+print(json.dumps([(at, entry["collective_seq_id"], value) for at, entry, value in told]))

@@ -10,9 +10,10 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import begin
-from rankscope.collector.incidents.journal import RETRY_S, Journal
+from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import ComparedRun
 from rankscope.collector.incidents.store import IncidentStore, read_store
+from rankscope.collector.storage.store_calls import RETRY_S
 from tests.unit.collector.detect.findings import RUN, slow
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from rankscope.collector.publish import snapshot_messages
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.snapshot_messages import (
-    BLOCK_RANKS,
     SnapshotDecoder,
     SnapshotEncoder,
     SnapshotMessage,
@@ -129,8 +129,8 @@ def test_built_run_is_refused() -> None:
         SnapshotEncoder().encode(built, lambda _run: ())
 
 
-def test_ranks_are_sent_in_blocks() -> None:
-    story = Story(BLOCK_RANKS + 2).join().train(1)
-    sent = send(SnapshotEncoder(), snapshot_of(story))
-    assert [len(msgspec.msgpack.decode(block)) for block in sent.blocks] == [BLOCK_RANKS, 2]
-    assert len(sent.decode(SnapshotDecoder()).runs[0].ranks) == BLOCK_RANKS + 2
+def test_ranks_are_sent_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_messages, "BLOCK_RANKS", 8)
+    sent = send(SnapshotEncoder(), snapshot_of(Story(18).join().train(1)))
+    assert [len(msgspec.msgpack.decode(block)) for block in sent.blocks] == [8, 8, 2]
+    assert [one.identity.rank for one in sent.decode(SnapshotDecoder()).runs[0].ranks] == list(range(18))

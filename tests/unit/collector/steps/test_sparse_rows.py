@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rankscope.collector.steps.sparse_rows import SparseRows
+from rankscope.collector.steps.sparse_rows import CELLS_MAX, SparseRows
 
 NAN = float("nan")
 
@@ -23,7 +23,7 @@ def test_cleared_slot_is_not_known_and_the_others_stay() -> None:
     rows.put(0, np.array([1.0]))
     rows.put(1, np.array([2.0]))
     rows.clear(slots(1, 7))
-    assert [(place, row.tolist()) for place, row in rows.items(slots(1, 0))] == [(1, [1.0])]
+    assert [(places.tolist(), found.tolist()) for places, found in rows.blocks(slots(1, 0))] == [([1], [[1.0]])]
 
 
 def test_moved_rows_are_known_under_their_new_slots_only() -> None:
@@ -31,7 +31,16 @@ def test_moved_rows_are_known_under_their_new_slots_only() -> None:
     rows.put(0, np.array([1.0]))
     rows.put(2, np.array([2.0]))
     rows.move(slots(0, 1, 2), slots(5, 6, 7))
-    assert [(place, row.tolist()) for place, row in rows.items(slots(0, 2, 5, 6, 7))] == [(2, [1.0]), (4, [2.0])]
+    ((places, found),) = rows.blocks(slots(0, 2, 5, 6, 7))
+    assert (places.tolist(), found.tolist()) == ([2, 4], [[1.0], [2.0]])
+
+
+def test_wide_rows_are_read_some_at_a_time() -> None:
+    rows = SparseRows(CELLS_MAX // 2, np.float32)
+    for slot in range(5):
+        rows.put(slot, np.full(CELLS_MAX // 2, float(slot)))
+    assert [places.tolist() for places, _ in rows.blocks(slots(*range(5)))] == [[0, 1], [2, 3], [4]]
+    assert rows.read(slots(4, 0, 2, 3))[:, 0].tolist() == [4.0, 0.0, 2.0, 3.0]
 
 
 def test_row_that_is_put_again_takes_the_place_of_the_former_one() -> None:

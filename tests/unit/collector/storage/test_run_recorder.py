@@ -26,6 +26,8 @@ from tests.unit.collector.runs.run_stories import S, Story
 
 DEADLINE_S = 300.0
 WALL_S = 1_800_000_000.0
+TICKS_TO_FILL = 12
+"""Of 50 steps each: several times the pages that a store without room has left."""
 
 
 class Loop:
@@ -167,6 +169,7 @@ def test_rank_is_written_on_change_or_with_old_totals(path: Path) -> None:
 
 def test_ranks_with_old_totals_are_written_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_changes, "REFRESH_S", 1.0)  # before a rank counts as silent
+    monkeypatch.setattr(run_changes, "REFRESHED_MAX", 8)
     ranks = run_changes.REFRESHED_MAX + 3
     story = Story(ranks).join().train(1)
     with looping(path, start=False) as loop:
@@ -319,7 +322,7 @@ def test_full_disk_is_logged_once_and_then_all_is_written(
     with looping(path) as loop:
         loop.wait_until_kept(loop.tick(story))
         fill_up(loop)
-        for _ in range(60):
+        for _ in range(TICKS_TO_FILL):
             loop.tick(story.train(50))
         full = loop.tick_until(story, lambda: len(loop.counted) >= 2)
         assert loop.recorder.problem is not None
@@ -332,7 +335,7 @@ def test_full_disk_is_logged_once_and_then_all_is_written(
     assert said[0].endswith("Until the store is writable again, runs and their history are kept in memory.")
     assert set(loop.counted) == {"history_store"}
     assert "the store is writable again; runs and their history are written to it" in caplog.messages
-    assert load(path) == [("story", 2, 20 + 60 * 50)]
+    assert load(path) == [("story", 2, 20 + TICKS_TO_FILL * 50)]
 
 
 @pytest.mark.parametrize("value", [2**63, None])
@@ -359,7 +362,7 @@ def test_end_does_not_wait_for_a_full_disk(path: Path) -> None:
     with looping(path) as loop:
         loop.wait_until_kept(loop.tick(story))
         fill_up(loop)
-        for _ in range(60):
+        for _ in range(TICKS_TO_FILL):
             loop.tick(story.train(50))
         loop.tick_until(story, lambda: loop.recorder.problem is not None)
     assert not loop.recorder._thread.is_alive()
