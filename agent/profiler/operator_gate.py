@@ -74,9 +74,12 @@ class OperatorGate:
 
     @property
     def _is_paid_for(self) -> bool:
-        allowance, estimated_ns = self._plan.allowance, STEPS * self._plan.events_a_step * OPERATOR_NS
-        expected_ns = max(COST_ASSUMED_NS, estimated_ns) if self._measured_ns is None else self._measured_ns
-        return FULL_WINDOWS not in allowance.dropped and expected_ns <= allowance.budget_left_ns
+        allowance, expected_ns = self._plan.allowance, self._measured_ns or COST_ASSUMED_NS
+        is_paid = expected_ns <= allowance.budget_left_ns
+        estimated_ns = round(STEPS * self._plan.events_a_step * OPERATOR_NS)
+        if self._measured_ns is None and estimated_ns > COST_ASSUMED_NS:
+            is_paid = self._plan.pays_first(estimated_ns)
+        return FULL_WINDOWS not in allowance.dropped and is_paid
 
     def find_next(self, step: int, unknown: int) -> int:
         """Return the first step after this one at which a session may begin or be decided on; `unknown` if not yet."""

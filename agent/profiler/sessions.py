@@ -185,8 +185,10 @@ class ProfilerSessions:
         self.windows.on_boundary(step)
         if self.traces is not None:
             recording = self.traces.recording
-            if recording.thread is None and not self.windows.ranges.may_begin:
-                recording.refuse(step, IN_RANGE)
+            if recording.thread is None and recording.find_next(step - 1) == step:
+                self.windows.close(must_end=True)  # what it has recorded may be in the way
+                if not self.windows.ranges.may_begin:
+                    recording.refuse(step, IN_RANGE)
             recording.on_boundary(step)
         self._ask_other_thread()
 

@@ -295,6 +295,7 @@ class TorchProfiler:
             self._autograd._prepare_profiler(configuration, activities)
             with self._ranges.beginning_session():
                 self._autograd._enable_profiler(configuration, activities, scopes)
+                self._ranges.records_functions = full
 
         call_without_signals(begin)  # the first session of a device starts threads
         self._activities_seen |= on_device

@@ -159,6 +159,7 @@ class WindowPlan:
         self._looked_ns: int | None = None  # the elapsed time of the last look
         self._fastest_ns: int | None = None  # the shortest step time since then
         self._owes_full = False  # whether a full window has begun that the allowance does not know of
+        self._fulls_begun = 0
         self.full_has_ended = False
         """Whether there are to be no more full windows, for another reason than their cost."""
         self._full_window_steps = full_window_steps
@@ -179,6 +180,7 @@ class WindowPlan:
     def on_full(self) -> None:
         """A full window begins: before the next allowance a second one begins only if there is enough for both."""
         self._owes_full = True
+        self._fulls_begun += 1
 
     def learn_step(self, step_ns: int, step: int) -> None:
         """Set the present step time, as of this step. Until it is known light windows begin at powers of two of steps,
@@ -218,10 +220,10 @@ class WindowPlan:
         self._costs.learn_light(cost_ns, steps, events_a_step)
         self._set_intervals()
 
-    def learn_too_large(self, *, full: bool) -> None:
-        """Shorten the next window: one had more events than may be read, so its cost was wasted."""
+    def learn_too_large(self, steps: int, *, full: bool) -> None:
+        """Shorten the next window: one of so many steps had more events than may be read, so its cost was wasted."""
         if full:
-            self._full_window_steps = self.full_window_steps // 2
+            self._full_window_steps = steps // 2
         else:
             self._collective_window_ns //= 2
 
@@ -295,23 +297,31 @@ class WindowPlan:
         """Return whether a full window may begin now, as far as its cost is concerned: one that costs so many times
         what the last ones did, if that has been measured.
         """
-        is_known = times == 1 or self._costs.is_full_known
         owed_ns = self._full_ns if self._owes_full else 0
-        pays = is_known and times * self._full_ns + owed_ns <= self.allowance.budget_left_ns
+        pays = times * self._full_ns + owed_ns <= self.allowance.budget_left_ns
+        if not self._costs.is_full_known:
+            pays = times == 1 and (pays or (not self._fulls_begun and self.pays_first(self._full_ns)))
         return FULL_WINDOWS not in self.dropped and pays
 
     def affords_one_step(self) -> bool:
         """Return whether a full window of one step may begin now, unless its steps are of the usual size."""
-        estimated_ns = self.events_a_step * EVENT_NS
-        is_paid = estimated_ns <= max(FULL_COST_ASSUMED_NS, self.allowance.budget_left_ns)
+        estimated_ns = round(self.events_a_step * EVENT_NS)
+        is_paid = estimated_ns <= FULL_COST_ASSUMED_NS or self.pays_first(estimated_ns)
         return FULL_WINDOWS not in self.dropped and is_paid
+
+    def pays_first(self, estimated_ns: int) -> bool:
+        """Return whether the windows' share of the time since the start pays for a first window of this estimated cost.
+        Not what is left of the budget: over five minutes that is never enough for the largest that may be read.
+        """
+        return estimated_ns <= self.allowance.windows_ratio * self.allowance.elapsed_ns
 
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
         since = step - self.warmup_steps
         if since < 0 or not is_chosen(since, full_interval_at(since, self.full_interval_steps)):
             return False
-        return self.affords_full() and (since == 0 or self._are_all_affordable(since))
+        is_first = not self._fulls_begun and not self._costs.is_full_known
+        return self.affords_full() and (is_first or self._are_all_affordable(since))
 
     def begins_light(self, step: int) -> bool:
         """Return whether a light window begins with this step, and the one before ends."""
@@ -354,7 +364,7 @@ class WindowPlan:
         """Return whether the full windows' share of the time so far pays for all of them up to this step."""
         interval = self.full_interval_steps
         early = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
-        count = 1 + early + since // interval
+        count = 1 + early + since // interval if self._costs.is_full_known else 1 + self._fulls_begun
         share = _share_beside(LIGHT_WINDOWS, self.allowance)
         return count * self._full_ns <= share * (self.allowance.elapsed_ns + HEAD_START_NS)
 

@@ -220,7 +220,7 @@ class WindowResults:
             return EMPTY_WINDOW
         finally:
             if reduction.windows_too_large > too_large_before and not window.has_shapes:
-                self._windows.plan.learn_too_large(full=window.full)
+                self._windows.plan.learn_too_large(len(window.steps), full=window.full)
             events = reduction.events_recorded - events_before
             if window.full and events and not window.has_shapes:
                 self.full_ns_an_event = window.training_cost_ns / events

@@ -44,6 +44,8 @@ class OpenRanges:
         self.collectives = OpenCollectives()
         """What of the sessions is still to be recorded when they might end."""
         self._session = NO_SESSION
+        self.records_functions = True
+        """Whether the session that is on records ranges of C++, as all do but those of a user's scope alone."""
         self._sessions_begun = 0
         self._deferred_exits: deque[Callable[[], Any]] = deque()
         self._begin_watching: Callable[[], None] = lambda: None
@@ -82,7 +84,9 @@ class OpenRanges:
     def on_session_end(self) -> None:
         """Handle the end of the session: run the deferred exits."""
         self._session = NO_SESSION
-        mark_frames(_recorded)
+        if self.records_functions:
+            mark_frames(_recorded)
+        self.records_functions = True
         self._end_watching()
         self.collectives.end()
         while self._deferred_exits:

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import Guard, is_of_script
 from rankscope.agent.steps.autograd_callbacks import accumulates_gradients, find_tracing, keeps_graph
 from rankscope.agent.steps.backward_clock import BackwardClock
 from rankscope.agent.steps.batch_size import BatchReader
@@ -492,8 +492,10 @@ def count_tensors(optimizer: Any) -> int:
     """Return how many tensors an optimizer updates; 0 where it does not say so as torch's do."""
     try:
         return sum(len(group["params"]) for group in optimizer.param_groups)
-    except Exception:  # noqa: BLE001 - it may be of the script's own class
-        return 0
+    except Exception as error:
+        if is_of_script(error):
+            raise
+        return 0  # it may be of the script's own class
 
 
 def find_annotations(torch: Any) -> list[Any]:

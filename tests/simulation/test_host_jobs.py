@@ -26,12 +26,17 @@ def draw_usual(ranks: int, seed: int = 1, noise: float = 0.05) -> Callable[[int]
 
 def slow(ranks: int, phase: str, ms: float, who: Callable[[int], int | None]) -> Callable[[int], Parts]:
     """Return the parts of a job in which `who` names the slow rank of a step, from BEGIN on."""
+    return slower(ranks, phase, lambda step: ms * (np.arange(ranks) == who(step)))
+
+
+def slower(ranks: int, phase: str, added_ms: Callable[[int], Floats]) -> Callable[[int], Parts]:
+    """Return the parts of a job in which a phase of each rank is longer by so much, from BEGIN on."""
     usual = draw_usual(ranks)
 
     def parts(step: int) -> Parts:
-        found, rank = usual(step), who(step) if step > BEGIN else None
-        if rank is not None:
-            found[phase][rank] += ms
+        found = usual(step)
+        if step > BEGIN:
+            found[phase] += added_ms(step)
         return found
 
     return parts
@@ -76,6 +81,28 @@ def test_ranks_whose_loaders_are_slow_in_turns_are_not_accused(ranks: int, who: 
     assert (found.kind, found.cause, accused(job)) == ("uneven_work", "data_loading", set())
     # 80 ms instead of 20.
     assert found.run_slowdown_ratio == pytest.approx(4.0, rel=0.05)
+
+
+def test_rank_that_is_slow_in_all_steps_is_named_beside_longer_stalls_of_others() -> None:
+    def added_ms(step: int) -> Floats:
+        of_others = 60.0 * (step % 45 < 15)
+        return np.array([20.0, of_others * (step // 45 % 2 == 0), of_others * (step // 45 % 2)])
+
+    job = HostJob(3, slower(3, "data", added_ms))
+    job.run(300)
+    assert (0,) in {one.ranks for one in job.end.run.open_findings if one.kind == "straggler"}
+
+
+def test_stalls_of_others_are_no_turns_beside_a_slow_loader() -> None:
+    stalls = np.random.default_rng(5)
+
+    def added_ms(_step: int) -> Floats:
+        return np.array([15.0, 0.0, 0.0]) + np.where(stalls.random(3) < 0.15, stalls.exponential(40.0, 3), 0.0)
+
+    job = HostJob(3, slower(3, "data", added_ms))
+    kinds = {(one.kind, one.ranks) for one in job.run(400)}
+    assert ("straggler", (0,)) in kinds
+    assert "uneven_work" not in {kind for kind, _ in kinds}
 
 
 def test_rank_that_stays_slow_after_a_turn_of_another_is_named() -> None:

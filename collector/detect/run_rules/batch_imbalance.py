@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import RUN_SLOWDOWN, Abstain, Finding
+from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.finding_memory import recall
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.run_rules.turns_finding import DATA_LOADING, describe_turns, find_turns_share
@@ -122,7 +122,7 @@ class BatchImbalance:
         core_wait_ns = find_core_wait(view, int(view.series.steps[turns.rows[0]]))
         candidate = describe_turns(view, turns, UNEVEN_WORK, core_wait_ns, known)
         cause = candidate.finding.cause
-        if turns.are_short and cause != DATA_LOADING:
+        if turns.are_short and (cause != DATA_LOADING or len(turns.ranks) == 1 or _is_of_one(explained)):
             return []
         if known is None and any(one.kind == RUN_SLOWDOWN and one.cause == cause for one in explained):
             return []
@@ -142,6 +142,11 @@ class BatchImbalance:
             return True  # else `find` had found them again
         gaps = find_gaps(view)
         return gaps is not None and (not gaps.is_random or gaps.step_ratio < CLOSE_SHARE * self._cost_ratio_min)
+
+
+def _is_of_one(explained: Sequence[Finding]) -> bool:
+    """Return whether a rank is known to wait for its loader in all steps: stalls of others are no turns beside it."""
+    return any(one.kind == STRAGGLER and one.cause == DATA_LOADING for one in explained)
 
 
 def _is_of_turns(finding: Finding) -> bool:

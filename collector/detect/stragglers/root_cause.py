@@ -612,9 +612,22 @@ def _held_up_in_forward(
     if evidence.get("forward_excess_ns", 0.0) < least_ns or evidence.get(COMPUTE_EXCESS, 0.0) >= least_ns:
         return None
     waits = _window_medians(slow, samples.synchronizations, "waits_ns")
-    if waits is not None and _spin(slow, least_ns, evidence, series) and cpu_ns - (waits[0] - waits[1]) >= least_ns:
+    is_device_known = IDLE_EXCESS in evidence and not _is_device_longer(slow, least_ns, samples)
+    if (
+        waits is not None
+        and is_device_known
+        and _spin(slow, least_ns, evidence, series)
+        and cpu_ns - (waits[0] - waits[1]) >= least_ns
+    ):
         return HOST_CPU, f"its training thread computing longer{_where(evidence, excess_ns)}"
     return _waiting(slow, excess_ns, evidence, samples) if cpu_ns <= -least_ns else None
+
+
+def _is_device_longer(slow: SlowRank, least_ns: float, samples: Samples) -> bool:
+    """Return whether its device communicates or copies longer than its peers', so that launches may wait for it."""
+    fields = ("exposed_communication_ns", "copy_ns")
+    pairs = [_window_medians(slow, samples.breakdowns, field) for field in fields]
+    return any(pair is None or pair[0] - pair[1] >= least_ns for pair in pairs)
 
 
 def _spin(slow: SlowRank, least_ns: float, evidence: Mapping[str, float], series: StepSeries) -> bool:

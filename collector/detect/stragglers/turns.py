@@ -9,8 +9,8 @@ one. While its turn lasts each looks as a straggler does, and is none: replacing
     in turns  more than half of the ranks that do the same work are takers, or the present turn began where that of
               another ended; and it is no longer than LONGER_RATIO times the longest one of another, or than
               `steps_min`, and than PATIENCE_STEPS
-    alike     a taker's turns but its last one hold at most LONGER_RATIO times as much excess as the median of the other
-              takers': of the steps that are kept some ranks have one turn more than others
+    alike     a taker is usual in the turns of others, and its turns but the last one hold at most LONGER_RATIO times as
+              much excess as the median of the other takers': of the steps that are kept some have one turn more
 
 A rank whose slowness goes on for longer than the others' turns, which have ended, has become a straggler, and is named;
 so is one that has more of it than others, whose stalls only interrupt it.
@@ -143,6 +143,9 @@ def _find_turns(
         if sums[member] - last_ns[member]
         <= LONGER_RATIO * np.median(np.delete(sums, member)[np.delete(takers, member)])
     ]
+    own_ns = view.series.own_ns[np.ix_(periods.rows[rows], columns)]
+    above_ns = own_ns - np.nanmin(own_ns, axis=1, keepdims=True)
+    alike = [member for member in alike if _is_slow_in_its_turns_alone(above_ns[:, member], worst == member)]
     if not alike:
         return None
     patience = max(2 * steps_min, min(round(LONGER_RATIO * lengths.max()), PATIENCE_STEPS))
@@ -176,6 +179,14 @@ def _find_uninterrupted(worst: Ints, steps_min: int) -> Bools:
     is_a_turn = np.maximum(lengths[:-2], lengths[2:]) >= steps_min
     is_amid[1:-1] = (lengths[1:-1] <= INTERRUPTED_STEPS) & (owners[:-2] == owners[2:]) & is_a_turn
     return np.repeat(~is_amid, lengths)
+
+
+def _is_slow_in_its_turns_alone(above_ns: Floats, is_its_turn: Bools) -> bool:
+    """Return whether a rank is usual in the turns of others: one that is not is slow all the time, and longer stalls of
+    others interrupt it. `above_ns`, shape (n,): its own time above the lowest in each step of a turn.
+    """
+    in_others = above_ns[~is_its_turn & ~np.isnan(above_ns)]
+    return not len(in_others) or float(np.median(in_others)) < TAKER_SHARE * float(np.median(above_ns[is_its_turn]))
 
 
 def _is_handed_on(weight: Floats, rows: Ints, worst: Ints, begins: Ints, lengths: Ints) -> bool:

@@ -198,7 +198,7 @@ def test_report_has_the_state_of_each_droppable_part() -> None:
 
 def test_full_windows_that_the_plan_gave_up_count_as_dropped() -> None:
     agent = Agent()
-    agent.plan.learn_too_large(full=True)
+    agent.plan.learn_too_large(1, full=True)
     assert agent.cost.govern(NS_PER_S).dropped[FULL_WINDOWS]
 
 

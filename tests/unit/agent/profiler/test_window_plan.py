@@ -68,8 +68,29 @@ def test_first_full_window_of_a_large_step_waits_for_its_budget() -> None:
     # 192,000 events of 6 us: 1.152 s, of a single step.
     assert not plan_of(192_000, budget_ms=1_151).affords_full()
     assert plan_of(192_000, budget_ms=1_152).affords_full()
-    assert not plan_of(192_000, budget_ms=1_151).affords_one_step()
+    assert not plan_of(192_000).affords_one_step()
     assert not plan_of(192_000).begins_full(WARMUP_STEPS)
+
+
+def test_first_full_window_is_paid_from_the_time_since_the_start() -> None:
+    # Over five minutes the budget is never more than 1.6 s; 230.4 s at 0.5 % are 1.152 s.
+    for events, after_ms in ((192_000, 230_400), (10_000, 24_000), (400_000, 480_000)):
+        plan = plan_of(events, budget_ms=-50)
+        plan.allow(Allowance(BUDGET, -50 * NS_PER_MS, after_ms * NS_PER_MS - NS_PER_MS))
+        assert full_steps(plan) == []
+        assert not plan.affords_one_step() or events == 10_000
+        plan.allow(Allowance(BUDGET, -50 * NS_PER_MS, after_ms * NS_PER_MS))
+        assert plan.affords_one_step()
+        assert len(full_steps(plan)) > 1  # it begins with the next of the chosen steps
+        plan.on_full()
+        assert full_steps(plan) == []
+
+
+def test_window_of_two_steps_that_was_too_large_is_followed_by_one_of_one() -> None:
+    plan = plan_of(100)
+    plan.events_a_step = 12_000  # by the last steps; the window had been one of two
+    plan.learn_too_large(2, full=True)
+    assert plan.full_window_steps == 1
 
 
 def test_first_full_window_of_a_usual_step_begins_after_the_warm_up() -> None:
@@ -122,7 +143,11 @@ def test_windows_are_bounded_without_a_step_time() -> None:
 
 def test_until_the_cost_of_one_is_known_there_is_one_full_window() -> None:
     # The head start is 0.25 % of 20 s for full windows: 50 ms. Two at the 60 ms that are assumed are 120 ms.
-    assert full_steps(plan_with()) == [0]
+    plan = plan_with()
+    assert plan.begins_full(WARMUP_STEPS)
+    plan.on_full()
+    plan.allow(plan.allowance)
+    assert full_steps(plan) == []
 
 
 def test_light_windows_last_a_power_of_two_of_steps() -> None:
@@ -342,7 +367,7 @@ def test_too_large_full_windows_shrink_and_then_stop() -> None:
     plan = plan_at(step_ms=100, full_window_steps=4)
     lengths = []
     for _ in range(3):
-        plan.learn_too_large(full=True)
+        plan.learn_too_large(plan.full_window_steps, full=True)
         lengths.append(plan.full_window_steps)
     assert lengths == [2, 1, 0]
     assert plan.dropped == {FULL_WINDOWS}
@@ -351,8 +376,8 @@ def test_too_large_full_windows_shrink_and_then_stop() -> None:
 
 def test_too_large_light_window_makes_the_next_shorter() -> None:
     plan = plan_at(step_ms=10)
-    plan.learn_too_large(full=False)
-    plan.learn_too_large(full=False)
+    plan.learn_too_large(64, full=False)
+    plan.learn_too_large(64, full=False)
     plan.learn_step(10 * NS_PER_MS, 0)
     assert plan.light_window_steps == 128, "0.5 s are 50 steps; 64 and 128 are both in the room of 3.125 times that"
 

@@ -71,7 +71,7 @@ class Rank:
         plan: Any = self.windows.plan
         plan.learn_full = self.full_costs_ns.append
         plan.learn_light = lambda *cost: self.light_costs.append(cost)
-        plan.learn_too_large = lambda *, full: self.too_large.append(full)
+        plan.learn_too_large = lambda _steps, *, full: self.too_large.append(full)
         self.results = WindowResults(
             self.windows, self.guard, clock or SystemClock(), lambda: source or NoRecorder(), events_max=EVENTS_MAX
         )

@@ -290,11 +290,11 @@ def test_callback_that_comes_late_does_nothing(training: PeerTraining) -> None:
 
 
 def test_tail_that_cannot_be_watched_leaves_the_backward_alone(training: PeerTraining) -> None:
-    class Refusing:
+    class Refusing(torch.Tensor):
         """A loss whose node cannot be asked for."""
 
         @property
-        def grad_fn(self) -> None:
+        def grad_fn(self) -> Any:  # type: ignore[override]
             raise RuntimeError("no graph")
 
     tails = training.tails

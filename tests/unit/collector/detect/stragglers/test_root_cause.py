@@ -733,6 +733,29 @@ def test_host_that_is_longer_in_forward_and_waits_less_for_its_gpu_computes(
     assert cause.name == name
 
 
+@pytest.mark.parametrize("longer", ["exposed_communication_ns", "copy_ns"])
+def test_host_whose_gpu_is_longer_at_something_may_wait_for_it_in_its_launches(longer: str) -> None:
+    mine, theirs = window(80.0, 100, idle_ms=20.0), window(80.0, 100, idle_ms=20.0)
+    cause = cause_of(
+        devices=gpus(gpu(), gpu()),
+        cpu_ms=alike(150.0, 150.0),
+        phases_ms={"forward": alike(60.0)},
+        breakdowns=windows(msgspec.structs.replace(mine, **{longer: 25 * MS}), theirs),
+        synchronizations=all_wait(waits(35.0, 0.0), waits(60.0, 0.0)),
+    )
+    assert cause.name == "unattributed"
+    assert find_without_breakdowns().name == "unattributed"
+
+
+def find_without_breakdowns() -> Cause:
+    return cause_of(
+        devices=gpus(gpu(), gpu()),
+        cpu_ms=alike(150.0, 150.0),
+        phases_ms={"forward": alike(60.0)},
+        synchronizations=all_wait(waits(35.0, 0.0), waits(60.0, 0.0)),
+    )
+
+
 @pytest.mark.parametrize(("operators", "name"), [(100, "gpu_compute"), (140, "more_work")])
 def test_gpu_that_computes_longer_is_no_wait_of_the_host(operators: int, name: str) -> None:
     # All hosts work 30 ms after a wait, and all GPUs are idle 30 ms a step. The peers wait 2 ms, so that idle time of
