@@ -127,6 +127,22 @@ def test_no_session_begins_in_a_range_of_cpp_that_the_last_one_recorded(run: Cal
     assert seen == [False, True, True]
 
 
+def test_session_of_a_users_scope_alone_has_recorded_no_range_of_cpp() -> None:
+    ranges, seen = OpenRanges(), []
+
+    def inside() -> None:
+        ranges.on_session_end()
+        seen.append(ranges.may_begin)
+        ranges.on_session_begin()
+        ranges.on_session_end()  # which of the range that was open before it has nothing either
+        seen.append(ranges.may_begin)
+
+    ranges.on_session_begin()
+    ranges.records_functions = False
+    run_function(inside)
+    assert seen == [True, True]
+
+
 @pytest.mark.parametrize("run", [run_compiled, run_function])
 def test_sessions_follow_each_other_in_a_range_that_none_has_recorded(run: Callable[..., None]) -> None:
     ranges, seen = OpenRanges(), []
