@@ -189,7 +189,7 @@ def test_rank_without_workers_waits_for_none(samples: WorkerSamples) -> None:
 def test_answer_of_another_form_or_too_long_is_left_out(samples: WorkerSamples, page: WorkerPage) -> None:
     samples.order(10 * NS_PER_MS, 1_000)
     answer(page, b"no worker", b"", bytes(PLACE_BYTES))
-    assert [len(one) for one in page.read()] == [9, 1, 1]
+    assert sorted(len(one) for one in page.read()) == [1, 1, 9]  # in any places
     assert (samples.is_awaited(0), samples.collect()) == (False, ())
 
 
